@@ -1,0 +1,42 @@
+# Two commands do everything: `make start` (set-up and a first tour), `make test` (all tests).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: start test setup lint build reference clean-environment
+
+start: setup
+	$(BIN)/python -m grader.tour
+
+test: setup lint
+	$(BIN)/python -m pytest tests -n 2 -q
+
+setup: $(READY)
+
+$(READY): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed; run: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@echo "Installing the course's packages into $(VENV) (once, a few minutes) ..."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--no-build-isolation --editable .
+	@touch $@
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	cd solutions && ../$(BIN)/lint-imports --config ../pyproject.toml
+	$(BIN)/python -m grader build --check
+
+build: setup
+	$(BIN)/python -m grader build
+
+reference: setup
+	$(BIN)/python -m pytest labs --reference
+
+clean-environment:
+	rm -rf $(VENV)

@@ -1,0 +1,5 @@
+"""The course's tooling: checks and their cards, builder, board, grading."""
+
+from grader.expect import expect
+
+__all__ = ["expect"]

@@ -1,0 +1,83 @@
+"""The maintainer's commands: `python -m grader build | mistakes`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from grader import build as builder
+from grader import mistakes as bank
+from grader.catalog import CatalogError, find_lab, labs
+from grader.collect import CheckError
+from grader.mistakes import MistakeError
+from grader.stubs import StubError
+
+app = typer.Typer(
+    help="Build and prove the course.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+console = Console()
+
+
+@app.command()
+def build(
+    check: Annotated[
+        bool, typer.Option("--check", help="Say what is stale, write nothing.")
+    ] = False,
+    lab: Annotated[list[str] | None, typer.Argument(help="Labs; all when none is named.")] = None,
+) -> None:
+    """Make stubs, notebooks, checks.json and mistakes.json from solutions/."""
+    chosen = [find_lab(name) for name in lab] if lab else labs()
+    if check:
+        found = builder.stale(chosen)
+        for name in found:
+            console.print(f"stale: {name}")
+        console.print(
+            "everything generated is up to date" if not found else "run `python -m grader build`"
+        )
+        raise typer.Exit(1 if found else 0)
+    with console.status("building") as status:
+        for name in builder.build(chosen, status.update):
+            console.print(f"written: {name}")
+
+
+@app.command()
+def mistakes(
+    lab: str, only: Annotated[str, typer.Option(help="One mistake by name.")] = ""
+) -> None:
+    """Plant every known mistake of a lab and show which checks catch and name it."""
+    chosen = find_lab(lab)
+    with console.status("planting"):
+        planted = [mistake for mistake in bank.bank(chosen) if only in ("", mistake.name)]
+        found = list(bank.findings(chosen, planted))
+    entries = bank.table(found)
+    shown = Table("mistake", "task", "caught by", "named by")
+    missed = 0
+    for finding in found:
+        named = bank.named_by(finding, entries)
+        missed += not named
+        checks = [check.rpartition("::")[2] for check in finding.observations]
+        shown.add_row(
+            finding.mistake.name,
+            str(finding.mistake.task),
+            ", ".join(checks) or "[red]nothing[/]",
+            ", ".join(name.rpartition("::")[2] for name in named) or "[red]nothing[/]",
+        )
+    console.print(shown)
+    console.print(f"{len(found) - missed} of {len(found)} caught and named")
+    raise typer.Exit(1 if missed else 0)
+
+
+def main() -> None:
+    """Run a command; the course's own errors become one line."""
+    try:
+        app()
+    except (CatalogError, CheckError, MistakeError, StubError) as error:
+        console.print(f"[red]{error}[/]")
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Build notebooks: jupytext makes the instructor's from its script, nbgrader the student's."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import jupytext
+import nbformat
+from nbgrader.preprocessors import (
+    ClearHiddenTests,
+    ClearMarkScheme,
+    ClearOutput,
+    ClearSolutions,
+    LockCells,
+)
+
+from grader.catalog import Lab
+from grader.paths import NOTEBOOK_SOURCES, NOTEBOOKS
+
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+
+
+def source_notebook(lab: Lab) -> nbformat.NotebookNode:
+    """The instructor's notebook, from its jupytext script, with cell ids that never change."""
+    notebook = jupytext.read(NOTEBOOK_SOURCES / f"{lab.key}.py")
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"{lab.key}-{number:03d}"
+        grading = cell.metadata.get("nbgrader")
+        if grading:
+            grading["cell_type"] = cell.cell_type
+    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL})
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    nbformat.validate(notebook)
+    return notebook
+
+
+def student_notebook(source: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The release version: nbgrader's own preprocessors, in nbgrader's own order."""
+    notebook, resources = copy.deepcopy(source), {}
+    for step in (LockCells, ClearSolutions, ClearOutput, ClearHiddenTests, ClearMarkScheme):
+        notebook, resources = step().preprocess(notebook, resources)
+    return notebook
+
+
+def notebook_files(lab: Lab) -> dict[str, str]:
+    """Path relative to the course's folder -> text, of both versions."""
+    if not (NOTEBOOK_SOURCES / f"{lab.key}.py").is_file():
+        return {}
+    source = source_notebook(lab)
+    root = NOTEBOOKS.parent
+    return {
+        str((folder / lab.key / f"{lab.key}.ipynb").relative_to(root)): _text(notebook)
+        for folder, notebook in (
+            (NOTEBOOK_SOURCES, source),
+            (NOTEBOOKS, student_notebook(source)),
+        )
+    }
+
+
+def _text(notebook: nbformat.NotebookNode) -> str:
+    return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"

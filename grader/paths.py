@@ -1,0 +1,21 @@
+"""Where things are in the course's folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LABS = ROOT / "labs"
+SOLUTIONS = ROOT / "solutions"
+REFERENCE = SOLUTIONS / "nanovllm"
+HIDDEN = SOLUTIONS / "hidden"
+MISTAKES = SOLUTIONS / "mistakes"
+NOTEBOOK_SOURCES = SOLUTIONS / "notebooks"
+NOTEBOOKS = ROOT / "notebooks"
+MODELS = ROOT / "models"
+
+
+def student_package() -> Path:
+    """The folder that holds the student's subpackages; NANOVLLM_MINE names another one."""
+    return Path(os.environ.get("NANOVLLM_MINE") or ROOT / "nanovllm").resolve()

@@ -1,0 +1,53 @@
+"""Hidden scenarios: functions of the student's package that return observations, no verdicts."""
+
+from __future__ import annotations
+
+import importlib.util
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grader.catalog import Lab
+from grader.compare import Difference, difference
+from grader.paths import HIDDEN
+
+Body = Callable[[Any, np.random.Generator], Any]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One hidden scenario of a task."""
+
+    name: str
+    task: int
+    body: Body
+
+    def observe(self, nanovllm: Any, seed: int) -> Any:
+        """Run on the package `nanovllm` with random inputs drawn from `seed`."""
+        return self.body(nanovllm, np.random.default_rng([seed, zlib.crc32(self.name.encode())]))
+
+
+def scenario(task: int) -> Callable[[Body], Scenario]:
+    """Mark a function `(nanovllm, rng) -> observations` as a hidden scenario of a task."""
+    return lambda body: Scenario(body.__name__, task, body)
+
+
+def load(lab: Lab, folder: Path = HIDDEN) -> list[Scenario]:
+    """The scenarios of a lab, in the order of their files and lines."""
+    found: list[Scenario] = []
+    for path in sorted((folder / lab.key).glob("*.py")):
+        spec = importlib.util.spec_from_file_location(f"hidden_{lab.key}_{path.stem}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found += [value for value in vars(module).values() if isinstance(value, Scenario)]
+    return found
+
+
+def judge(observed: Any, reference: Any) -> Difference | None:
+    """None when the observations agree with the reference's, else where they differ."""
+    return difference(observed, reference)

@@ -1,0 +1,60 @@
+"""The first tour, `make start`: the engine answers, lab 01 starts and is graded, the board."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from rich.console import Console
+
+from grader.catalog import find_lab
+from grader.paths import ROOT
+
+PROMPTS = (
+    "Tell me a story about a cat.",
+    "What is the capital of France?",
+    "What is 12 plus 7?",
+    "Mia's code is 7342. Ben's code is 1805. What is Mia's code?",
+)
+console = Console()
+
+
+def step(title: str, *command: str, accepted: tuple[int, ...] = (0,)) -> None:
+    """Run one command of the tour and show it as the reader would type it."""
+    console.rule(f"[bold]{title}")
+    shown = " ".join(f'"{word}"' if " " in word or "?" in word else word for word in command)
+    console.print(f"$ {shown}", style="dim", markup=False, highlight=False)
+    program = {"nanovllm": "nanovllm.cli", "lab": "grader.cli", "pytest": "pytest"}[command[0]]
+    done = subprocess.run([sys.executable, "-m", program, *command[1:]], cwd=ROOT, check=False)
+    if done.returncode not in accepted:
+        raise SystemExit(
+            f"`{shown}` ended with exit code {done.returncode}; `lab doctor` may help."
+        )
+
+
+def main() -> None:
+    """The four stops of the tour."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    engine = ["nanovllm", "generate", *PROMPTS, "--chat", "--max-tokens", "96"]
+    step("The reference engine answers four prompts at once", *engine, "--code", "reference")
+    # 1 is what pytest says of failing checks, which is how a lab begins.
+    step(
+        "Lab 01, started and graded",
+        "pytest",
+        str(find_lab(1).folder.relative_to(ROOT)),
+        accepted=(0, 1),
+    )
+    step("Your board", "lab")
+    console.rule("[bold]Now it is your turn")
+    console.print(
+        "1. source .venv/bin/activate\n"
+        "2. read labs/lab01/README.md, open nanovllm/tokenization/ in your editor\n"
+        "3. lab watch 01     checks again each time you save; h gives a hint",
+        markup=False,
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    main()

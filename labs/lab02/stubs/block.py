@@ -1,0 +1,72 @@
+"""One layer of the model: attention, then the MLP, each added to the residual stream."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from nanovllm.model.attention import Attend
+from nanovllm.model.config import ModelConfig
+from nanovllm.model.norms import RMSNorm
+from nanovllm.model.positions import Rotation
+from nanovllm.model.registry import FAMILIES
+
+
+class SelfAttention(nn.Module):
+    """Project to q, k, v; turn q and k; attend; project back."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        hidden, dim = config.hidden_size, config.head_dim
+        self.q_proj = nn.Linear(hidden, config.num_heads * dim, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(hidden, config.num_kv_heads * dim, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(hidden, config.num_kv_heads * dim, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(config.num_heads * dim, hidden, bias=config.output_bias)
+        # QK-norm: Qwen3 normalises each head of q and k over D; the others leave them.
+        self.q_norm = RMSNorm(dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(dim, config.norm_eps) if config.qk_norm else nn.Identity()
+
+    def forward(
+        self, x: Float[Tensor, "T E"], rotation: Rotation, attend: Attend
+    ) -> Float[Tensor, "T E"]:
+        """q, k, v per head; q and k normed, then turned by `rotation.apply`; v as it is.
+
+        The heads' results, side by side in [T, H*D], go through `o_proj`.
+
+        >>> import torch
+        >>> from nanovllm.model.positions import NoRotation
+        >>> config = ModelConfig("llama", 8, 4, 1, 2, 1, 6, 6, 16)
+        >>> shapes = lambda layer, q, k, v: print(layer, q.shape, k.shape) or q
+        >>> SelfAttention(config, layer=3)(torch.zeros(5, 4), NoRotation(), shapes).shape
+        3 torch.Size([5, 2, 6]) torch.Size([5, 1, 6])
+        torch.Size([5, 4])
+        """
+        raise NotImplementedError("lab02 task 4: SelfAttention.forward")
+
+
+class DecoderBlock(nn.Module):
+    """Pre-norm: a norm feeds each sublayer, and its result is added to what came in."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        family = FAMILIES[config.family]
+        self.input_layernorm = family.norm(config.hidden_size, config.norm_eps)
+        self.self_attn = SelfAttention(config, layer)
+        self.post_attention_layernorm = family.norm(config.hidden_size, config.norm_eps)
+        self.mlp = family.mlp(config)
+
+    def forward(
+        self, x: Float[Tensor, "T E"], rotation: Rotation, attend: Attend
+    ) -> Float[Tensor, "T E"]:
+        """x + attention(norm(x)), then the same with the second norm and the MLP.
+
+        >>> import torch
+        >>> from nanovllm.model.positions import NoRotation
+        >>> block = DecoderBlock(ModelConfig("llama", 8, 4, 1, 2, 2, 2, 6, 16), layer=0)
+        >>> x = torch.zeros(3, 4)
+        >>> bool((block(x, NoRotation(), lambda layer, q, k, v: q) == x).all())
+        True
+        """
+        raise NotImplementedError("lab02 task 4: DecoderBlock.forward")

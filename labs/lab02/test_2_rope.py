@@ -1,0 +1,153 @@
+"""Task 2: rotary position embeddings."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from grader import expect
+from nanovllm.model.config import RopeScaling
+from nanovllm.model.rope import (
+    apply_rope,
+    inverse_frequencies,
+    llama3_frequencies,
+    rotation_angles,
+)
+
+
+def _turned(x, angles):
+    """Half-split rotation by complex numbers: pair i is x[i] + 1j * x[i + D/2]."""
+    half = x.shape[-1] // 2
+    pairs = x[..., :half].numpy().astype(complex) + 1j * x[..., half:].numpy()
+    pairs = pairs * np.exp(1j * angles.numpy().astype(float))[:, None, :]
+    return torch.from_numpy(np.concatenate([pairs.real, pairs.imag], -1)).float()
+
+
+@pytest.mark.check(
+    task=2,
+    points=3,
+    title="One frequency for each pair",
+    hints=(
+        "There are D/2 pairs, so D/2 frequencies; the first is always 1.",
+        "Pair i has exponent -2i/D, for i = 0 .. D/2 - 1.",
+        "theta ** -(torch.arange(0, head_dim, 2).float() / head_dim)",
+    ),
+)
+def test_frequencies():
+    for head_dim, theta in ((8, 10_000.0), (6, 100.0), (20, 500_000.0)):
+        expected = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
+        expect(
+            inverse_frequencies(head_dim, theta),
+            torch.tensor(expected),
+            call=f"inverse_frequencies(head_dim={head_dim}, theta={theta:g})",
+            cause="the exponent of pair i is -2i/D, and theta is the one given.",
+            atol=1e-9,
+        )
+
+
+@pytest.mark.check(
+    task=2,
+    points=3,
+    title="Angles of the positions that are given",
+    hints=(
+        "In decoding T is 1 and the position may be 57.",
+        "The angle is position * frequency, in radians: an outer product [T, D/2].",
+        "angles = torch.outer(positions.float(), frequencies); return angles.cos(), angles.sin()",
+    ),
+)
+def test_given_positions(generator):
+    frequencies = torch.rand(4, generator=generator) * 0.9 + 0.1
+    for positions in ([57], [0, 1, 2], [9, 300, 3, 3, 0]):
+        cos, sin = rotation_angles(torch.tensor(positions), frequencies)
+        angles = np.outer(positions, frequencies.double().numpy())
+        expect(
+            {"cos": cos, "sin": sin},
+            {"cos": torch.tensor(np.cos(angles)), "sin": torch.tensor(np.sin(angles))},
+            call=f"rotation_angles(torch.tensor({positions}), frequencies)",
+            given={"frequencies": frequencies},
+            cause="use the positions given, as they are: not 0..T-1, and not counted from 1.",
+            rtol=1e-4,
+            atol=1e-4,
+        )
+
+
+@pytest.mark.check(
+    task=2,
+    points=4,
+    title="Half-split pairs are turned",
+    hints=(
+        "Which two entries form pair 0: (0, 1) or (0, D/2)?",
+        "a, b = x.chunk(2, dim=-1): the first half and the second half of each head.",
+        "torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)",
+    ),
+)
+def test_half_split(generator):
+    x = torch.randn(5, 2, 8, generator=generator)
+    angles = torch.rand(5, 4, generator=generator) * 3
+    expect(
+        apply_rope(x, angles.cos(), angles.sin()),
+        _turned(x, angles),
+        call="apply_rope(x, cos, sin)",
+        given={"x": x},
+        cause="the pairs are (i, i + D/2), and (a, b) becomes (a cos - b sin, b cos + a sin).",
+    )
+
+
+@pytest.mark.check(
+    task=2,
+    points=2,
+    title="Every head of a token turns by the token's angle",
+    hints=(
+        "cos has shape [T, D/2]; a half of x has shape [T, H, D/2].",
+        "Put a dimension of size 1 where the heads are.",
+        "cos = cos[:, None, :].to(x.dtype)",
+    ),
+)
+def test_same_for_every_head(generator):
+    x = torch.randn(3, 3, 4, generator=generator)  # T = H: a wrong broadcast raises nothing
+    angles = torch.tensor([[0.0, 0.0], [0.7, 0.1], [2.0, 0.4]])
+    expect(
+        apply_rope(x, angles.cos(), angles.sin()),
+        _turned(x, angles),
+        call="apply_rope(x, cos, sin), as many tokens as heads",
+        given={"x": x, "angles": angles},
+        cause="the angle belongs to the token (first dimension), not to the head.",
+    )
+    low = apply_rope(x.bfloat16(), angles.cos(), angles.sin())
+    expect(
+        str(low.dtype),
+        "torch.bfloat16",
+        call="apply_rope(x.bfloat16(), cos, sin).dtype",
+        cause="cast cos and sin to x's dtype, or the result is promoted to theirs.",
+    )
+
+
+@pytest.mark.check(
+    task=2,
+    points=3,
+    title="Llama 3 slows only the slow pairs",
+    hints=(
+        "How many turns does each pair make in original_max_position tokens?",
+        "keep = (turns - low) / (high - low), clamped to 0..1, is how much of the old frequency "
+        "stays.",
+        "(1 - keep) * frequencies / scaling.factor + keep * frequencies",
+    ),
+)
+def test_llama3_scaling(rng):
+    frequencies = 10_000.0 ** -np.linspace(0, 1, 16, endpoint=False)
+    scaling = RopeScaling("llama3", 8.0, 512, low_freq_factor=1.5, high_freq_factor=6.0)
+    expected = []
+    for frequency in frequencies:
+        turns = 512 * frequency / (2 * math.pi)
+        keep = min(max((turns - 1.5) / 4.5, 0.0), 1.0)
+        expected.append((1 - keep) * frequency / 8 + keep * frequency)
+    expect(
+        llama3_frequencies(torch.tensor(frequencies, dtype=torch.float32), scaling),
+        torch.tensor(expected, dtype=torch.float32),
+        call="llama3_frequencies(frequencies, scaling)",
+        given={"scaling": scaling},
+        cause="fast pairs (many turns) keep their frequency, slow ones are divided by factor.",
+        rtol=1e-4,
+        atol=1e-9,
+    )

@@ -1,0 +1,69 @@
+"""From what a caller asks to the sequences that answer it (given)."""
+
+import secrets
+from collections.abc import Sequence as Seq
+
+import torch
+
+from nanovllm.generation.errors import check_request
+from nanovllm.generation.keys import sample_seed
+from nanovllm.generation.params import SamplingParams
+from nanovllm.generation.sequence import Sequence
+from nanovllm.model.transformer import Transformer
+from nanovllm.tokenization.detokenizer import StreamingDetokenizer
+from nanovllm.tokenization.tokenizer import Tokenizer
+
+
+def make_sequences(
+    model: Transformer,
+    prompt_token_ids: Seq[int],
+    params: SamplingParams,
+    *,
+    tokenizer: Tokenizer | None,
+    max_model_len: int | None,
+    seed: int | None,
+    request_id: int = 0,
+) -> list[Sequence]:
+    """The n sequences of a request, each with a seed of its own; refuses what cannot be served.
+
+    The seed is params.seed, else `seed`, else fresh randomness. Raises RequestError.
+    """
+    limit = max_model_len or model.config.max_position
+    check_request(
+        prompt_token_ids,
+        params,
+        vocab_size=model.config.vocab_size,
+        max_model_len=limit,
+        has_tokenizer=tokenizer is not None,
+    )
+    first = next((s for s in (params.seed, seed) if s is not None), None)
+    first = secrets.randbits(63) if first is None else first
+    return [
+        Sequence(
+            prompt_token_ids,
+            params,
+            max_model_len=limit,
+            seed=sample_seed(first, index),
+            eos_token_ids=model.config.eos_token_ids,
+            detokenizer=tokenizer and StreamingDetokenizer(tokenizer, params.skip_special_tokens),
+            request_id=request_id,
+            index=index,
+        )
+        for index in range(params.n)
+    ]
+
+
+def room_for(sequence: Sequence) -> int:
+    """The most tokens this sequence can ever put into a cache.
+
+    The token drawn last is never fed back, so one place fewer than the tokens it may have.
+    """
+    longest = sequence.max_model_len
+    if sequence.params.max_tokens is not None:
+        longest = min(longest, len(sequence.prompt_token_ids) + sequence.params.max_tokens)
+    return longest - 1
+
+
+def weight_of(model: Transformer) -> torch.Tensor:
+    """Any weight of the model: tells the dtype and the device that its caches must have."""
+    return next(model.parameters())

@@ -1,0 +1,44 @@
+"""Stop strings in a stream of text that arrives in pieces."""
+
+from collections.abc import Sequence
+
+
+def held_back(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end of `text` may still become a stop string.
+
+    The length of the longest suffix of text that is a proper prefix of one of the stops.
+
+    >>> held_back("the EN", ["END", "\\n\\n"])
+    2
+    """
+    raise NotImplementedError("lab03 task 1: held_back")
+
+
+class StopStrings:
+    """Passes text on until a stop string appears; never shows the beginning of one.
+
+    >>> stops = StopStrings(["END"])
+    >>> stops.push("the E"), stops.push("N"), stops.push("D and more"), stops.matched
+    ('the ', '', '', 'END')
+    """
+
+    def __init__(self, stops: Sequence[str], include_stop_str: bool = False) -> None:
+        self.stops = tuple(stops)
+        self.include_stop_str = include_stop_str
+        self.pending = ""  # text received but not passed on
+        self.matched: str | None = None
+
+    def push(self, piece: str, armed: bool = True) -> str:
+        """Take a piece of text and return what may be shown now.
+
+        When a stop string is complete, `matched` names it, the text before it is returned (with
+        it, if include_stop_str) and what follows is dropped. The match that ends first wins, of
+        two that end together the longer: so it does not matter how the text is cut into pieces.
+        Not armed (under min_tokens), a complete stop string passes.
+        """
+        raise NotImplementedError("lab03 task 1: StopStrings.push")
+
+    def flush(self) -> str:
+        """Return what was held back: no more text will come."""
+        shown, self.pending = self.pending, ""
+        return shown

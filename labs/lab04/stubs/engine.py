@@ -1,0 +1,280 @@
+"""The engine: a loop that never stops for one request, and never mixes two up."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from itertools import count
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nanovllm.batching.config import EngineConfig
+from nanovllm.batching.errors import (
+    ConfigError,
+    DuplicateRequestError,
+    NonFiniteLogitsError,
+    require,
+)
+from nanovllm.batching.events import (
+    Aborted,
+    Admitted,
+    ChunkRun,
+    EngineEvent,
+    Failed,
+    Preempted,
+    Queued,
+    Stepped,
+)
+from nanovllm.batching.plan import Plan
+from nanovllm.batching.request import Priority, Request, Status
+from nanovllm.batching.scheduler import Scheduler
+from nanovllm.batching.slot_store import SlotStore
+from nanovllm.batching.store import KVStore
+from nanovllm.generation.events import Prefilled, Sampled
+from nanovllm.generation.params import SamplingParams
+from nanovllm.generation.request import make_sequences, room_for, weight_of
+from nanovllm.generation.sampling import Sampler, sample
+from nanovllm.model.transformer import Transformer
+from nanovllm.tokenization.tokenizer import Tokenizer
+
+Outcome = Sampled | Exception | None  # of a chunk: a token, an error, or nothing to draw yet
+
+
+class Engine:
+    """Many requests, one model: they join, share steps, and leave, each as if it were alone.
+
+    store: where K and V live; slots for config.max_num_seqs requests if None. The engine is
+    driven by `step` from one thread; `add_request` and `abort` may be called from anywhere, and
+    at any moment: they leave a note that the next step reads.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        config: EngineConfig | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        store: KVStore | None = None,
+        sampler: Sampler = sample,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.model = model
+        self.config = config or EngineConfig()
+        self.tokenizer = tokenizer
+        self.max_model_len = self.config.max_model_len or model.config.max_position
+        if self.max_model_len > model.config.max_position:
+            raise ConfigError(
+                f"max_model_len is {self.max_model_len}, but this model was made for "
+                f"{model.config.max_position} tokens at most."
+            )
+        self.sampler = sampler
+        self.clock = clock
+        weight = weight_of(model)
+        self.device = weight.device
+        self.store = store or SlotStore(
+            model.config, self.config.max_num_seqs, self.max_model_len, weight.dtype, weight.device
+        )
+        self.scheduler = Scheduler(
+            self.store,
+            self.config.make_policy(),
+            self.config.make_budget(),
+            max_num_seqs=self.config.max_num_seqs,
+            max_chunk=self.config.max_chunk,
+            clock=clock,
+        )
+        self._requests: dict[int, list[Request]] = {}  # by request id, those that have not ended
+        self._arrived: deque[Request] = deque()  # not seen by a step yet
+        self._given_up: deque[int] = deque()  # request ids to abort
+        self._ids, self._numbers = count(), count()
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a further step has anything to do or to report."""
+        return bool(self._requests)
+
+    def add_request(
+        self,
+        prompt_token_ids: Seq[int],
+        params: SamplingParams | None = None,
+        *,
+        priority: Priority = Priority.NORMAL,
+        seed: int | None = None,
+        request_id: int | None = None,
+    ) -> int:
+        """Take a request on, or refuse it at once; its id, by which events and `abort` name it.
+
+        Each of its n samples becomes a Request of its own. Nothing is computed here.
+
+        Raises:
+            RequestError: it can never be answered (lab 03's reasons, or RequestTooLargeError).
+            DuplicateRequestError: the id is in use.
+        """
+        if request_id in self._requests:
+            raise DuplicateRequestError(f"Request id {request_id} is in use; choose another.")
+        raise NotImplementedError("lab04 task 6: Engine.add_request")
+
+    def _make_requests(
+        self,
+        prompt_token_ids: Seq[int],
+        params: SamplingParams | None,
+        priority: Priority,
+        seed: int | None,
+        request_id: int,
+    ) -> list[Request]:
+        """A Request for each of the n samples, arrived now. Raises RequestError."""
+        sequences = make_sequences(
+            self.model,
+            prompt_token_ids,
+            params or SamplingParams(),
+            tokenizer=self.tokenizer,
+            max_model_len=self.max_model_len,
+            seed=seed,
+            request_id=request_id,
+        )
+        now = self.clock()
+        return [
+            Request(next(self._numbers), sequence, now, room_for(sequence), priority)
+            for sequence in sequences
+        ]
+
+    def _next_id(self) -> int:
+        return next(i for i in self._ids if i not in self._requests)
+
+    def abort(self, request_id: int) -> bool:
+        """Give a request up, wherever it is; False if there is none of that id (any more).
+
+        The next step begins with it: its room is free before anything is planned.
+        """
+        if request_id not in self._requests:
+            return False
+        self._given_up.append(request_id)
+        return True
+
+    def run(self) -> Iterator[EngineEvent]:
+        """Step until nothing is left to do, and yield the events as they happen."""
+        while self.has_unfinished:
+            yield from self.step()
+
+    @torch.inference_mode()
+    def step(self) -> list[EngineEvent]:
+        """One round: collect, schedule, prepare, execute, sample, update, and report.
+
+        With nobody to run it reports what there is to report, and does not call the model.
+        """
+        raise NotImplementedError("lab04 task 6: Engine.step")
+
+    def _collect(self) -> list[EngineEvent]:
+        """Read the notes: hand arrivals to the scheduler (Queued), then end what was given up.
+
+        An id that is not there (any more) is no error: the request may have ended meanwhile.
+        """
+        raise NotImplementedError("lab04 task 6: Engine._collect")
+
+    def _outcomes(self, plan: Plan) -> list[Outcome]:
+        """What came of each chunk of the plan, in order.
+
+        When something raises, every chunk is tried again alone, so that the error meets only the
+        request that causes it. That may be done: writing K and V twice to the same places is the
+        same as once, and nothing has been counted or drawn.
+        """
+        raise NotImplementedError("lab04 task 6: Engine._outcomes")
+
+    def _prepare(self, plan: Plan) -> tuple[Int[Tensor, "T"], Int[Tensor, "T"], Int[Tensor, "N"]]:
+        """The plan as the model wants it: token ids, positions, and which rows need logits.
+
+        Tokens of all chunks one after another, each at its position in its own request; logits
+        for the last token of every chunk that completes.
+        """
+        raise NotImplementedError("lab04 task 6: Engine._prepare")
+
+    def _execute(self, plan: Plan) -> Float[Tensor, "N V"]:
+        """Run the model over the plan; logits of the chunks that complete, in order."""
+        raise NotImplementedError("lab04 task 6: Engine._execute")
+
+    def _draw(self, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Outcome]:
+        """A token for every chunk that completes, None for one that does not.
+
+        A row with NaN gets a NonFiniteLogitsError and is not shown to the sampler.
+        """
+        raise NotImplementedError("lab04 task 6: Engine._draw")
+
+    def _update(self, plan: Plan, outcomes: Seq[Outcome]) -> list[EngineEvent]:
+        """Count what was computed, append the tokens, end what has ended; the events of it all.
+
+        A chunk whose outcome is an error is not counted; its request fails. So does a request
+        whose own `append` raises (its tokenizer, say).
+        """
+        raise NotImplementedError("lab04 task 6: Engine._update")
+
+    def _append(self, request: Request, sampled: Sampled) -> list[EngineEvent]:
+        """Give a request its next token; Prefilled goes before the first token of sample 0."""
+        sequence, now = request.sequence, self.clock()
+        events: list[EngineEvent] = []
+        if not sequence.output_token_ids and sequence.index == 0:
+            events.append(Prefilled(sequence.request_id, len(sequence.prompt_token_ids), now))
+        try:
+            events += sequence.append(sampled, now)
+        except NotImplementedError:
+            raise
+        except Exception as error:
+            return [*events, self._fail(request, error)]
+        if sequence.finished:
+            self._end(request, Status.FINISHED)
+        return events
+
+    def _fail(self, request: Request, error: Exception) -> Failed:
+        """End a request by its own error."""
+        self._end(request, Status.FAILED)
+        sequence = request.sequence
+        return Failed(sequence.request_id, sequence.index, error, self.clock())
+
+    def _end(self, request: Request, status: Status) -> None:
+        """Let go of a request; when the last sample of its id has ended, of the id as well."""
+        self.scheduler.end(request, status)
+        samples = self._requests[request.sequence.request_id]
+        samples.remove(request)
+        if not samples:
+            del self._requests[request.sequence.request_id]
+
+    def _arrivals_and_departures(self, plan: Plan) -> list[EngineEvent]:
+        now = self.clock()
+        moves = [(Preempted, r) for r in plan.preempted] + [(Admitted, r) for r in plan.admitted]
+        return [kind(r.sequence.request_id, r.sequence.index, now) for kind, r in moves]
+
+    def _stepped(self, plan: Plan, running: int, started: float) -> Stepped:
+        """Tell the budget about the step, and report it."""
+        now = self.clock()
+        self.scheduler.observe(now - started)
+        return Stepped(
+            chunks=tuple(
+                ChunkRun(c.request.sequence.request_id, c.request.sequence.index, c.start, c.length)
+                for c in plan.chunks
+            ),
+            running=running,
+            waiting=len(self.scheduler.waiting),
+            budget=plan.budget,
+            free_tokens=self.store.free_tokens,
+            started=started,
+            time=now,
+        )
+
+    def check(self) -> None:
+        """Raise InvariantError unless all books agree: scheduler, store, requests, tokens."""
+        self.scheduler.check()
+        known = [request for samples in self._requests.values() for request in samples]
+        held = [*self._arrived, *self.scheduler.waiting, *self.scheduler.running]
+        require(
+            len(known) == len(held) and set(known) == set(held),
+            f"{len(known)} requests have not ended, but {len(held)} wait or run",
+        )
+        for request in known:
+            require(not request.ended, f"{request} has ended and is still here")
+            require(request.num_tokens - 1 <= request.limit, f"{request} is longer than its limit")
+
+
+def _nan_error(request: Request) -> NonFiniteLogitsError:
+    return NonFiniteLogitsError(
+        f"The model gave NaN for request {request.sequence.request_id}; no token can be drawn."
+    )

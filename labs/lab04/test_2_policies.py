@@ -1,0 +1,283 @@
+"""Task 2: who goes first, and who must give way."""
+
+import pytest
+
+from grader import expect
+from nanovllm.batching.policies import (
+    FirstComeFirstServed,
+    PriorityWithAging,
+    RoundRobin,
+    ShortestJobFirst,
+    SizeQueues,
+    WaitingQueue,
+)
+from nanovllm.batching.request import Priority, Request, Status
+from nanovllm.batching.simulated import SimulatedSequence
+
+
+def new_request(number, prompt=4, output=8, arrival=0.0, priority=Priority.NORMAL):
+    sequence = SimulatedSequence(number, prompt, output)
+    return Request(number, sequence, arrival, prompt + output - 1, priority)
+
+
+def in_order(policy, requests, now):
+    return [r.number for r in sorted(requests, key=lambda r: policy.rank(r, now))]
+
+
+@pytest.mark.check(
+    task=2,
+    points=2,
+    title="Ties are broken by arrival, then by number",
+    hints=(
+        "Two requests of the same key must not be in any order that happens to be.",
+        "A rank is a tuple: Python compares its parts one after another.",
+        "return (self.key(request, now), request.arrival, request.number)",
+    ),
+)
+def test_ties(rng):
+    policy = ShortestJobFirst()
+    shapes = [(5, 3.0), (5, 1.0), (2, 4.0), (5, 1.0), (2, 0.5), (7, 0.0)]
+    requests = [new_request(i, prompt, 1, arrival) for i, (prompt, arrival) in enumerate(shapes)]
+    for _ in range(3):
+        shuffled = [requests[i] for i in rng.permutation(len(requests))]
+        ranks = [list(policy.rank(request, now=9.0)) for request in requests]
+        expect(
+            ranks,
+            [[5, 3.0, 0], [5, 1.0, 1], [2, 4.0, 2], [5, 1.0, 3], [2, 0.5, 4], [7, 0.0, 5]],
+            call="rank of six requests under shortest job first: (work, arrival, number)",
+            given={"(work, arrival)": shapes},
+            cause="equal keys go by arrival, equal arrivals by number",
+        )
+        expect(in_order(policy, shuffled, 9.0), [4, 2, 1, 3, 0, 5], call="the order by rank")
+
+
+@pytest.mark.check(
+    task=2,
+    points=1,
+    title="Shortest job: the work that is left",
+    hints=(
+        "Not what was asked for, but what is still to be computed.",
+        "Request has a property for it.",
+        "return request.work_left",
+    ),
+)
+def test_shortest_job():
+    request = new_request(0, prompt=30, output=11)
+    seen = []
+    for computed in (0, 25, 38):
+        request.num_computed_tokens = computed
+        seen.append(ShortestJobFirst().key(request, now=5.0))
+    expect(
+        seen,
+        [40, 15, 2],
+        call="ShortestJobFirst().key with 0, 25, 38 of at most 40 tokens computed",
+        cause="the work left is the limit minus what is computed",
+    )
+
+
+@pytest.mark.check(
+    task=2,
+    points=3,
+    title="Round robin: a turn is so many generated tokens",
+    hints=(
+        "What counts as progress for the caller: tokens computed, or tokens generated?",
+        "A turn begins at each admission; in the queue, who queued up first goes first.",
+        "key: request.entered; turn_is_over: request.turn_tokens >= self.quantum",
+    ),
+)
+def test_round_robin():
+    policy, request = RoundRobin(quantum=3), new_request(0, prompt=9, output=20, arrival=1.0)
+    seen = []
+    for turn_start in (0, 3):  # the second turn begins with 3 tokens, all to be computed again
+        request.turn_start = turn_start
+        request.num_computed_tokens = 0
+        for _ in range(4):
+            seen.append(policy.turn_is_over(request))
+            request.num_computed_tokens = request.num_tokens
+            request.sequence.append()
+        del request.sequence.output_token_ids[3:]
+    expect(
+        seen,
+        [False, False, False, True] * 2,
+        call="turn_is_over with 0, 1, 2, 3 tokens generated in a turn of quantum 3, twice",
+        cause="a turn counts the tokens generated since it began, not those of earlier turns and "
+        "not the prompt's",
+    )
+    keys = [policy.key(request, now=50.0)]
+    for status, now in ((Status.SCHEDULED, 7.0), (Status.RUNNING, 8.0), (Status.PREEMPTED, 9.5)):
+        request.move_to(status, now)
+        keys.append(policy.key(request, now=50.0))
+    expect(
+        keys,
+        [1.0, 7.0, 8.0, 9.5],
+        call="key: in the queue since 1.0; admitted 7.0; running 8.0; preempted 9.5",
+        cause="who was preempted queues up anew, behind those who have waited longer",
+    )
+
+
+@pytest.mark.check(
+    task=2,
+    points=3,
+    title="Priority: class, aging, size",
+    hints=(
+        "Three terms. The waiting is in seconds, the points are for minutes.",
+        "Class and aging together stop at the base of the highest class; the size comes off after.",
+        "min(base + 5 * waited / 60, Priority.HIGH.value) - 0.1 * work_left",
+    ),
+)
+def test_priority_score():
+    policy = PriorityWithAging()
+    seen = []
+    for priority in Priority:
+        request = new_request(0, prompt=60, output=21, arrival=30.0, priority=priority)
+        seen.append([policy.score(request, 30.0 + 60 * minutes) for minutes in (0, 1, 6, 12, 300)])
+    expect(
+        seen,
+        [
+            [92.0, 92.0, 92.0, 92.0, 92.0],
+            [42.0, 47.0, 72.0, 92.0, 92.0],
+            [2.0, 7.0, 32.0, 62.0, 92.0],
+        ],
+        call="score of a high, normal, low request of 80 tokens after 0, 1, 6, 12, 300 minutes",
+        cause="base 100, 50, 10; + 5 a minute, up to 100 in all; - 0.1 a token",
+    )
+    request = new_request(0, prompt=60, output=21)
+    for status, now in ((Status.SCHEDULED, 60.0), (Status.RUNNING, 61.0), (Status.PREEMPTED, 600)):
+        request.move_to(status, now)
+    request.num_computed_tokens = 30
+    expect(
+        policy.score(request, 720.0),
+        50 + 5 * 3 - 0.1 * 50,
+        call="score with 30 of 80 tokens computed, 1 minute waiting, 9 running, 2 preempted",
+        cause="only minutes in the queue count, before and after a preemption; size is work left",
+    )
+
+
+@pytest.mark.check(
+    task=2,
+    points=1,
+    title="A high score goes first",
+    hints=(
+        "Keys are sorted upwards: the smallest goes first.",
+        "The most urgent request needs the smallest key.",
+        "return -self.score(request, now)",
+    ),
+)
+def test_priority_order():
+    policy = PriorityWithAging()
+    requests = [
+        new_request(0, priority=Priority.LOW, arrival=0.0),
+        new_request(1, priority=Priority.NORMAL, arrival=1.0),
+        new_request(2, priority=Priority.HIGH, arrival=2.0),
+        new_request(3, prompt=400, priority=Priority.NORMAL, arrival=0.0),
+    ]
+    expect(
+        sorted(range(4), key=lambda i: policy.key(requests[i], 3.0)),
+        [2, 1, 3, 0],
+        call="the order of a low, a normal, a high, and a long normal request by key",
+        cause="the highest score must have the smallest key",
+    )
+    expect(
+        sorted(range(4), key=lambda i: policy.key(requests[i], 3600.0)),
+        [0, 1, 2, 3],
+        call="the same after an hour: all classes have reached 100, only size differs",
+    )
+
+
+@pytest.mark.check(
+    task=2,
+    points=2,
+    title="Three queues by size, and the way up",
+    hints=(
+        "Which queue does a request of exactly `small` tokens belong to?",
+        "Size is the limit, which does not change; each full `patience` waited is one queue, and "
+        "queue 0 is the top.",
+        "max(0, (limit > small) + (limit > medium) - int(waited // patience))",
+    ),
+)
+def test_size_queues():
+    policy = SizeQueues(small=20, medium=60, patience=10.0)
+    sizes = (1, 20, 21, 60, 61, 500)
+    requests = [new_request(i, prompt=size, output=1) for i, size in enumerate(sizes)]
+    for request in requests:
+        request.num_computed_tokens = min(10, request.limit)  # size is not what is left
+    expect(
+        [[policy.key(r, now) for r in requests] for now in (0.0, 9.9, 10.0, 19.0, 20.0, 95.0)],
+        [
+            [0, 0, 1, 1, 2, 2],
+            [0, 0, 1, 1, 2, 2],
+            [0, 0, 0, 0, 1, 1],
+            [0, 0, 0, 0, 1, 1],
+            [0, 0, 0, 0, 0, 0],
+            [0, 0, 0, 0, 0, 0],
+        ],
+        call="key of requests of 1, 20, 21, 60, 61, 500 tokens after 0, 9.9, 10, 19, 20, 95 s",
+        given={"small": 20, "medium": 60, "patience": 10.0},
+        cause="up to small is queue 0, up to medium 1; nobody rises above queue 0",
+    )
+
+
+@pytest.mark.check(
+    task=2,
+    points=1,
+    title="The victim is the one that would come last",
+    hints=(
+        "Who is preempted should be who the policy wants least.",
+        "The greatest rank among those that run.",
+        "max(running, key=lambda request: self.rank(request, now))",
+    ),
+)
+def test_victim():
+    sizes, arrivals = (50, 9, 30, 50), (2.0, 4.0, 1.0, 2.0)
+    requests = [
+        new_request(i, prompt=size, arrival=arrival)
+        for i, (size, arrival) in enumerate(zip(sizes, arrivals, strict=True))
+    ]
+    expect(
+        [p.victim(requests, 9.0).number for p in (FirstComeFirstServed(), ShortestJobFirst())],
+        [1, 3],
+        call="victim under first come first served, and under shortest job first",
+        given={"prompts": sizes, "arrivals": arrivals},
+        cause="whoever has the last rank: the latest, or the longest (of two the later one)",
+    )
+
+
+@pytest.mark.check(
+    task=2,
+    points=1,
+    title="Who leaves the queue leaves nothing behind",
+    hints=(
+        "An aborted request stands anywhere in the queue, not at its head.",
+        "_rank_of says under which rank it was filed; bisect_left finds the place of "
+        "(rank,) in _entries.",
+        "at = bisect_left(self._entries, (self._rank_of.pop(request),)); del self._entries[at]",
+    ),
+)
+def test_queue_remove(rng):
+    for policy in (FirstComeFirstServed(), ShortestJobFirst(), PriorityWithAging()):
+        queue = WaitingQueue(policy)
+        requests = [
+            new_request(i, int(rng.integers(1, 9)), 5, float(rng.integers(0, 4)),
+                        list(Priority)[i % 3])
+            for i in range(30)
+        ]  # fmt: skip
+        for request in requests:
+            queue.push(request, now=5.0)
+        left = list(requests)
+        for step, i in enumerate(rng.permutation(30)):
+            queue.remove(requests[i])
+            left.remove(requests[i])
+            wanted = in_order(policy, left, 5.0)
+            expect(
+                [r.number for r in queue],
+                wanted,
+                call=f"the queue after {step + 1} of 30 requests left it ({policy.name})",
+                given={"left it last": requests[i].number},
+                cause="exactly the one that leaves is taken out",
+            )
+            expect(
+                [requests[i] in queue, len(queue._rank_of)],
+                [False, len(left)],
+                call="whether it is still in the queue, and how many ranks are kept",
+                cause="an entry that stays behind is a leak",
+            )

@@ -1,0 +1,528 @@
+"""Task 6: the engine's step."""
+
+import pytest
+import torch
+
+from grader import expect
+from grader.paths import ROOT
+from nanovllm.batching.config import EngineConfig
+from nanovllm.batching.engine import Engine
+from nanovllm.batching.errors import DuplicateRequestError, RequestTooLargeError
+from nanovllm.batching.events import Aborted, Failed, Stepped
+from nanovllm.batching.plan import Chunk, Plan
+from nanovllm.batching.policies import RoundRobin
+from nanovllm.batching.replay import Replay
+from nanovllm.batching.request import Request
+from nanovllm.batching.slot_store import SlotStore
+from nanovllm.generation.errors import EmptyPromptError, PromptTooLongError, TokenIdError
+from nanovllm.generation.events import Finished, TokenGenerated
+from nanovllm.generation.latency import ManualClock
+from nanovllm.generation.loop import generate
+from nanovllm.generation.params import SamplingParams
+from nanovllm.generation.sampling import argmax_sampler, sample
+from nanovllm.generation.sequence import Sequence
+from nanovllm.model.attention import RecomputeAttend
+from nanovllm.model.config import ModelConfig
+from nanovllm.model.loader import dummy_model, load_model
+from nanovllm.tokenization.tokenizer import Tokenizer
+
+CONFIG = ModelConfig("qwen3", 50, 32, 2, 4, 2, 8, 48, 40, qk_norm=True, eos_token_ids=(2,))
+
+
+def greedy(count, **more):
+    return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, **more)
+
+
+def prompts_of(rng, count, longest=12):
+    lengths = rng.permutation([1, longest, *rng.integers(2, longest, size=count - 2)])
+    return [rng.integers(3, 47, size=int(n)).tolist() for n in lengths]
+
+
+def alone(model, prompt, params, seed=0):
+    """The tokens that lab 03's loop gives this request."""
+    events = generate(model, prompt, params, seed=seed)
+    return [list(e.completion.token_ids) for e in events if isinstance(e, Finished)]
+
+
+def drive(engine, before=None, most=200, failures=False):
+    """Step to the end and check the books after every step; all events."""
+    events, steps = [], 0
+    while steps < most:
+        if before is not None:
+            before(steps)
+        if not engine.has_unfinished:
+            break
+        new = engine.step()
+        engine.check()
+        for event in new:
+            if isinstance(event, Failed) and not failures:
+                raise event.error
+        events += new
+        steps += 1
+    stuck = [*engine.scheduler.waiting, *engine.scheduler.running] if steps >= most else []
+    expect(
+        [[r.sequence.request_id, r.num_output_tokens, r.num_computed_tokens] for r in stuck],
+        [],
+        call=f"requests that have not ended after {steps} steps: id, tokens generated, computed",
+    )
+    return events
+
+
+def tokens_of(events, request_id):
+    return [e.token_id for e in events
+            if isinstance(e, TokenGenerated) and e.request_id == request_id]  # fmt: skip
+
+
+@pytest.mark.check(
+    task=6,
+    points=2,
+    title="A plan becomes token ids, positions, and rows that need logits",
+    hints=(
+        "One flat list of tokens for all chunks; where each stands in its own request.",
+        "request.token_ids(start, end) knows prompt and output; only a chunk that completes needs "
+        "logits, of its last token.",
+        "positions += range(chunk.start, chunk.end); if chunk.completes: last.append(len(ids) - 1)",
+    ),
+)
+def test_prepare():
+    engine = Engine(dummy_model(CONFIG))
+    shapes = (([11, 12, 13, 14], []), ([21, 22], [23, 24, 25]), ([31, 32, 33], [34]), ([41], []))
+    requests = []
+    for number, (prompt, output) in enumerate(shapes):
+        sequence = Sequence(prompt, greedy(9), max_model_len=40, seed=0)
+        sequence.output_token_ids += output
+        requests.append(Request(number, sequence, 0.0, 12))
+    chunks = [(0, 1, 2, 4), (1, 4, 1, 5), (2, 1, 3, 4), (3, 0, 1, 1)]
+    plan = Plan(tuple(Chunk(requests[i], *rest) for i, *rest in chunks))
+    expect(
+        list(engine._prepare(plan)),
+        [
+            torch.tensor([12, 13, 25, 32, 33, 34, 41]),
+            torch.tensor([1, 2, 4, 1, 2, 3, 0]),
+            torch.tensor([2, 5, 6]),
+        ],
+        call="_prepare of: tokens 1..2 of 4; token 4 of 5; tokens 1..3 of 4, past the prompt's "
+        "end; the only token of a prompt of 1",
+        cause="tokens of the output follow those of the prompt; an unfinished chunk gets no logits",
+    )
+
+
+@pytest.mark.check(
+    task=6,
+    points=3,
+    title="Every row gets the logits it gets alone",
+    hints=(
+        "Which request differs first: one that is read in chunks, or one beside it?",
+        "Bind the plan once, run the model over its tokens, take the last row of each chunk that "
+        "completes.",
+        "hidden = self.model(token_ids, positions, self.store.bind(plan)); "
+        "self.model.logits(hidden[last])",
+    ),
+)
+def test_logits(rng, seed):
+    model = dummy_model(CONFIG, seed=seed % 1000)
+    prompts = prompts_of(rng, 4)
+    seen = {i: [] for i in range(4)}
+
+    def recording(logits, rows):
+        for row, values in zip(rows, logits, strict=True):
+            seen[prompts.index(list(row.prompt_token_ids))].append(values.clone())
+        return argmax_sampler(logits, rows)
+
+    config = EngineConfig(max_num_seqs=3, max_num_batched_tokens=5)
+    engine = Engine(model, config, sampler=recording)
+    for prompt in prompts:
+        engine.add_request(prompt, greedy(5))
+    events = drive(engine)
+    for i, prompt in enumerate(prompts):
+        expect(
+            len(seen[i]),
+            5,
+            call=f"rows of logits that the sampler saw of request {i}, which has 5 tokens",
+            cause="one row for each token, none for an unfinished chunk",
+        )
+        ids = torch.tensor(prompt + tokens_of(events, i))
+        hidden = model(ids, torch.arange(len(ids)), RecomputeAttend(CONFIG))
+        expect(
+            torch.stack(seen[i]),
+            model.logits(hidden[len(prompt) - 1 : -1]),
+            call=f"the logits of request {i} among four, three at a time, five tokens a step",
+            given={"prompt lengths": [len(p) for p in prompts]},
+            atol=5e-4,
+            cause="a neighbour's tokens or another position got into this row",
+        )
+
+
+class Moody(SlotStore):
+    """A slot store that refuses room now and then, so that requests are preempted."""
+
+    rng = None
+
+    def reserve(self, request, num_tokens):
+        moody = len(self.slot_of) > 1 and self.rng.random() < 0.25
+        return not moody and super().reserve(request, num_tokens)
+
+
+SETTINGS = {
+    "all at once": EngineConfig(),
+    "two seats, three tokens a step": EngineConfig(max_num_seqs=2, max_num_batched_tokens=3),
+    "chunks of two": EngineConfig(max_num_seqs=4, max_chunk=2),
+    "one at a time, shortest first": EngineConfig(max_num_seqs=1, policy="sjf"),
+    "turns of two tokens": EngineConfig(
+        max_num_seqs=2, max_num_batched_tokens=7, policy=RoundRobin(2)
+    ),
+    "a store that refuses": EngineConfig(max_num_seqs=4, max_num_batched_tokens=9),
+}
+
+
+@pytest.mark.check(
+    task=6,
+    points=4,
+    title="The same tokens for any order, budget, chunk size, policy, and preemption",
+    hints=(
+        "The first setting of the card that fails says where to look.",
+        "A token goes to the request of its chunk, not to that of the same row number; only "
+        "chunks that complete draw one.",
+        "walk plan.chunks; take the next sampled token only for a chunk that completes",
+    ),
+)
+def test_metamorphic(rng, seed):
+    model = dummy_model(CONFIG, seed=seed % 1000)
+    prompts = prompts_of(rng, 6)
+    params = [
+        greedy(int(rng.integers(1, 8)))
+        if i % 2
+        else SamplingParams(temperature=1.0, top_k=20, max_tokens=int(rng.integers(2, 8)))
+        for i in range(6)
+    ]
+    wanted = [alone(model, prompt, params[i], seed=i)[0] for i, prompt in enumerate(prompts)]
+    for name, config in SETTINGS.items():
+        store = None
+        if name == "a store that refuses":
+            store = Moody(CONFIG, config.max_num_seqs, CONFIG.max_position)
+            store.rng = rng
+        engine = Engine(model, config, store=store)
+        order = [int(i) for i in rng.permutation(6)]
+        if name == "chunks of two":  # a long prompt, and one that completes beside it
+            by_length = sorted(range(6), key=lambda i: len(prompts[i]))
+            order = [*by_length[1:5], by_length[0], by_length[5]]
+
+        def arrive(step, engine=engine, order=order):
+            while order and (step >= 2 * (5 - len(order)) or not engine.has_unfinished):
+                i = order.pop()
+                engine.add_request(prompts[i], params[i], seed=i, request_id=i)
+
+        arrive(0)
+        events = drive(engine, before=arrive)
+        expect(
+            [tokens_of(events, i) for i in range(6)],
+            wanted,
+            call=f"the tokens of six requests ({name}), against each alone",
+            given={"run": Replay(events).text(0, 60)},
+            cause="a request's tokens depend on nothing but the request",
+        )
+
+
+@pytest.mark.check(
+    task=6,
+    points=2,
+    title="The events of a step, in order; an idle step does nothing",
+    hints=(
+        "What happened first: the queue, the batch, the tokens, the end of the step?",
+        "Without chunks a step returns what it has to report and does not call the model.",
+        "collect, arrivals and departures, update, then _stepped",
+    ),
+)
+def test_events():
+    calls = []
+
+    def counting(logits, rows):
+        calls.append(len(rows))
+        return argmax_sampler(logits, rows)
+
+    clock = ManualClock(5.0)
+    config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=4)
+    engine = Engine(dummy_model(CONFIG), config, sampler=counting, clock=clock)
+    expect(
+        [engine.step(), calls],
+        [[], []],
+        call="step() of an engine without requests, and calls of the sampler",
+        cause="nobody to run is no error and no work",
+    )
+    seen = []
+    first = engine.add_request([7, 8, 9], greedy(2))
+    second = engine.add_request([5, 6], greedy(1))
+    expect([first, second], [0, 1], call="the ids of two requests")
+    for _ in range(3):
+        clock.advance(1.0)
+        seen.append([_short(event) for event in engine.step()])
+    expect(
+        seen,
+        [
+            ["Queued 0", "Queued 1", "Admitted 0", "Admitted 1", "Prefilled 0", "TokenGenerated 0",
+             "Stepped [(0, 0, 3), (1, 0, 1)] of 4"],
+            ["TokenGenerated 0", "Finished 0", "Prefilled 1", "TokenGenerated 1", "Finished 1",
+             "Stepped [(0, 3, 1), (1, 1, 1)] of 4"],
+            [],
+        ],
+        call="the events of three steps: prompts of 3 and 2 that generate 2 and 1, budget 4",
+        cause="each request's events come in its own order, and the step's own event comes last",
+    )  # fmt: skip
+    expect(calls, [1, 2], call="rows that the sampler was given in each step that ran")
+
+
+def _short(event):
+    if isinstance(event, Stepped):
+        chunks = [(c.request_id, c.start, c.length) for c in event.chunks]
+        return f"Stepped {chunks} of {event.budget}"
+    return f"{type(event).__name__} {event.request_id}"
+
+
+@pytest.mark.check(
+    task=6,
+    points=3,
+    title="Abort at any moment",
+    hints=(
+        "Where may the request be when its caller gives it up? What if it has just ended?",
+        "Read the notes at the beginning of a step, before anything is planned; an unknown id is "
+        "no error.",
+        "for request in list(self._requests.get(id, ())): self._end(request, Status.FINISHED)",
+    ),
+)
+def test_abort(rng, seed):
+    model = dummy_model(CONFIG, seed=seed % 1000)
+    prompts = prompts_of(rng, 6)
+    wanted = [alone(model, prompt, greedy(9))[0] for prompt in prompts]
+    config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=30, policy=RoundRobin(2))
+
+    def aborting(logits, rows):  # in the middle of a step
+        if any(row.prompt_token_ids == tuple(prompts[2]) for row in rows):
+            engine.abort(2)
+        return argmax_sampler(logits, rows)
+
+    engine = Engine(model, config, sampler=aborting)
+    for prompt in prompts:
+        engine.add_request(prompt, greedy(9))
+    answers = [engine.abort(5), engine.abort(77)]
+    events = []
+
+    def give_up(step):
+        if step == 1:
+            answers.extend([engine.abort(0), engine.abort(0)])  # running
+        if step == 4:
+            answers.append(engine.abort(1))  # preempted by now
+
+    events = drive(engine, before=give_up)
+    answers.append(engine.abort(3))  # finished
+    after = engine.step()
+    aborted = [e for e in events if isinstance(e, Aborted)]
+    picture = Replay(events).text(0, 60)
+    expect(
+        [[e.request_id, len(e.token_ids)] for e in aborted],
+        [[5, 0], [0, 1], [2, 1], [1, 3]],
+        call="the Aborted events: request, tokens it had; aborted waiting, running (twice), in the "
+        "middle of a step, preempted",
+        given={"run": picture},
+        cause="an abort ends a request once, wherever it is, and keeps what it had said",
+    )
+    expect(
+        [answers, len(after), len(engine.scheduler.waiting), engine.store.free_tokens],
+        [[True, False, True, True, True, False], 0, 0, engine.store.total_tokens],
+        call="what abort returned, events of a step after the end, waiting, free places",
+        cause="an abort of what is not there (any more) is False and no error",
+    )
+    expect(
+        [tokens_of(events, i) for i in (3, 4)],
+        [wanted[i] for i in (3, 4)],
+        call="the tokens of the two requests that were not aborted",
+        given={"run": picture},
+        cause="nobody else is harmed",
+    )
+
+
+@pytest.mark.check(
+    task=6,
+    points=3,
+    title="One failing request does not stop the loop",
+    hints=(
+        "Whose fault is it when the model or the sampler raises in the middle of a batch?",
+        "Try the plan; when it raises, try every chunk alone: the error then meets its owner.",
+        "except Exception as error: if len(plan.chunks) == 1: return [error]; else the outcomes of "
+        "Plan((chunk,)) for each chunk",
+    ),
+)
+def test_failures(rng, seed):
+    model = dummy_model(CONFIG, seed=seed % 1000)
+    plain = model.forward
+    prompts = prompts_of(rng, 4)
+    wanted = [alone(model, prompt, greedy(6, logit_bias={48: -100.0}))[0] for prompt in prompts]
+
+    def touchy_model(token_ids, positions, attend):
+        if (token_ids == 48).any():
+            raise MemoryError("the model does not like 48")
+        return plain(token_ids, positions, attend)
+
+    def touchy_sampler(logits, rows):
+        if any(row.params.min_tokens == 3 and len(row.output_token_ids) == 2 for row in rows):
+            raise ArithmeticError("the sampler does not like this row")
+        return sample(logits, rows)
+
+    model.forward = touchy_model
+    engine = Engine(model, EngineConfig(max_num_seqs=5), sampler=touchy_sampler)
+    for prompt in prompts:
+        engine.add_request(prompt, greedy(6, logit_bias={48: -100.0}))
+    engine.add_request([5, 48, 6], greedy(6))
+    engine.add_request([7, 8], greedy(6, min_tokens=3, logit_bias={48: -100.0}))
+    events = drive(engine, failures=True)
+    failed = [[e.request_id, type(e.error).__name__] for e in events if isinstance(e, Failed)]
+    expect(
+        failed,
+        [[4, "MemoryError"], [5, "ArithmeticError"]],
+        call="the Failed events: the model raises for request 4, the sampler for request 5",
+        cause="an error belongs to the request that causes it alone, others are tried again",
+    )
+    expect(
+        [tokens_of(events, i) for i in range(4)],
+        wanted,
+        call="the tokens of the four other requests",
+        given={"run": Replay(events).text(0, 60)},
+        cause="they go on as if nothing had happened",
+    )
+    expect(
+        [len(tokens_of(events, 5)), engine.store.free_tokens],
+        [2, engine.store.total_tokens],
+        call="tokens of request 5 before it failed, and free places at the end",
+    )
+
+
+@pytest.mark.check(
+    task=6,
+    points=1,
+    title="A row of NaN fails its request alone",
+    hints=(
+        "NaN raises nothing: it has to be looked for.",
+        "Rows with NaN get an error and are not shown to the sampler.",
+        "broken = logits.isnan().any(dim=-1)",
+    ),
+)
+def test_nan_row(rng, seed):
+    model = dummy_model(CONFIG, seed=seed % 1000)
+    prompts = prompts_of(rng, 3)
+    params = greedy(6, logit_bias={49: -100.0})
+    wanted = [alone(model, prompt, params)[0] for prompt in prompts]
+    model.embed_tokens.weight.data[49] = torch.nan
+    engine = Engine(model, EngineConfig(max_num_seqs=2))
+    engine.add_request([5, 49, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], params, request_id=99)
+    for prompt in prompts:
+        engine.add_request(prompt, params)
+    events = drive(engine, failures=True)
+    expect(
+        [[e.request_id, type(e.error).__name__] for e in events if isinstance(e, Failed)],
+        [[99, "NonFiniteLogitsError"]],
+        call="the Failed events when one of four requests gets NaN from the model",
+        cause="that request fails, and says why",
+    )
+    expect(
+        [tokens_of(events, i) for i in (99, 0, 1, 2)],
+        [[], *wanted],
+        call="the tokens of the request with NaN, and of the three others",
+        cause="no token is drawn from NaN, and its slot does no harm to the next owner",
+    )
+
+
+@pytest.mark.check(
+    task=6,
+    points=1,
+    title="Bad requests are refused when they are added, and leave nothing",
+    hints=(
+        "Refuse before anything is registered.",
+        "_make_requests refuses lab 03's reasons, the scheduler what can never fit.",
+        "for request in requests: self.scheduler.refuse_unfit(request), then register",
+    ),
+)
+def test_refusals():
+    store = SlotStore(CONFIG, num_slots=2, capacity=10)
+    engine = Engine(dummy_model(CONFIG), store=store)
+    engine.add_request([5], greedy(2), request_id=3)
+    for error, prompt, params, request_id in (
+        (EmptyPromptError, [], greedy(2), None),
+        (PromptTooLongError, [5] * 40, greedy(2), None),
+        (TokenIdError, [5, 50], greedy(2), None),
+        (RequestTooLargeError, [5] * 8, greedy(4), None),
+        (DuplicateRequestError, [5], greedy(2), 3),
+    ):
+        expect.raises(
+            error,
+            lambda p=prompt, q=params, r=request_id: engine.add_request(p, q, request_id=r),
+            call=f"add_request(a prompt of {len(prompt)}, max_tokens={params.max_tokens})",
+            cause="a request that can never be answered is refused at once",
+        )
+    events = drive(engine)
+    expect(
+        [sorted({e.request_id for e in events if not isinstance(e, Stepped)}), len(events)],
+        [[3], 8],
+        call="the requests that appear in the events afterwards, and how many events there are",
+        cause="a refused request leaves nothing behind",
+    )
+
+
+@pytest.mark.check(
+    task=6,
+    points=1,
+    title="Requests of all kinds on the bundled model; nothing grows",
+    hints=(
+        "Passes when everything before passes: stop strings, penalties, samples, seeds.",
+        "Run one request alone with lab 03's generate: which token differs first?",
+        "_append hands a token to request.sequence, which knows all the rules; _end forgets.",
+    ),
+)
+def test_bundled_model():
+    folder = ROOT / "models" / "target"
+    model, tokenizer = load_model(folder), Tokenizer.from_pretrained(folder)
+    texts = ["Once upon a time", "The", "Mia's code is 7342.", "Tom went to", "2 + 3 =", "In"]
+    prompts = [tokenizer.encode(text) for text in texts]
+    engine = Engine(
+        model, EngineConfig(max_num_seqs=3, max_num_batched_tokens=8), tokenizer=tokenizer
+    )
+    sizes = []
+    for _ in range(2):
+        for i, prompt in enumerate(prompts):
+            engine.add_request(prompt, REQUESTS[i], seed=i, request_id=i)
+        events = drive(engine)
+        sizes.append(_sizes(engine))
+    together = [
+        sorted((e.completion for e in events if isinstance(e, Finished) and e.request_id == i),
+               key=lambda completion: completion.index)
+        for i in range(6)
+    ]  # fmt: skip
+    for i, params in enumerate(REQUESTS):
+        events = generate(model, prompts[i], params, tokenizer=tokenizer, seed=i)
+        single = [event.completion for event in events if isinstance(event, Finished)]
+        expect(
+            [[c.token_ids, c.text, c.finish_reason] for c in together[i]],
+            [[c.token_ids, c.text, c.finish_reason] for c in single],
+            call=f"the completions of request {i} of 6: {texts[i]!r}",
+            cause="a request's answer must not depend on its batch mates",
+        )
+    expect(
+        sizes[1],
+        sizes[0],
+        call="entries in all books of the engine after six requests, and after twelve",
+        cause="nothing may remember requests that have ended",
+    )
+
+
+def _sizes(engine):
+    owners = (engine, engine.scheduler, engine.scheduler.waiting, engine.store)
+    return sum(len(x) for o in owners for x in vars(o).values() if hasattr(x, "popleft")
+               or isinstance(x, dict | list | set))  # fmt: skip
+
+
+REQUESTS = [
+    SamplingParams(temperature=0, max_tokens=12),
+    SamplingParams(temperature=1.0, top_k=20, seed=3, max_tokens=15, n=2),
+    SamplingParams(temperature=0.8, top_p=0.9, max_tokens=9, logprobs=2),
+    SamplingParams(temperature=0, max_tokens=20, stop=[" a", "the"]),
+    SamplingParams(temperature=1.2, min_p=0.05, max_tokens=6, repetition_penalty=1.3),
+    SamplingParams(temperature=0, max_tokens=18, logit_bias={2: 100.0}, min_tokens=4),
+]

@@ -1,0 +1,194 @@
+"""Task 7: the simulator."""
+
+import pytest
+
+from grader import expect
+from nanovllm.batching.budget import FixedBudget
+from nanovllm.batching.plan import Chunk, Plan
+from nanovllm.batching.policies import make_policy
+from nanovllm.batching.request import Priority
+from nanovllm.batching.scheduler import Scheduler
+from nanovllm.batching.simulated import CountingStore
+from nanovllm.batching.simulator import (
+    StepCost,
+    jain_fairness,
+    report,
+    simulate,
+    simulate_static,
+)
+from nanovllm.batching.traces import Arrival, bursty, heavy_tailed
+from nanovllm.generation.latency import ManualClock
+
+COST = StepCost(base=1.0, per_token=0.25, per_place=0.0)
+TRACE = [Arrival(0.0, 4, 3), Arrival(0.5, 2, 1), Arrival(0.6, 8, 2), Arrival(20.0, 1, 2)]
+
+
+def scheduler_of(room=1000, budget=6, seats=4, policy="fcfs"):
+    return Scheduler(
+        CountingStore(room),
+        make_policy(policy),
+        FixedBudget(budget),
+        max_num_seqs=seats,
+        clock=ManualClock(),
+    )
+
+
+def times(run):
+    return [line.token_times for line in run.timelines]
+
+
+@pytest.mark.check(
+    task=7,
+    points=1,
+    title="What a step costs",
+    hints=(
+        "Tokens computed and places read are two counts.",
+        "A chunk reads its request's places up to its own end, once.",
+        "self.seconds(plan.num_tokens, sum(chunk.end for chunk in plan.chunks))",
+    ),
+)
+def test_cost():
+    plan = Plan((Chunk(None, 90, 1, 91), Chunk(None, 16, 8, 40), Chunk(None, 0, 3, 3)))
+    expect(
+        [StepCost(2.0, 0.5, 0.125).of_plan(plan), StepCost(2.0, 0.5, 0.125).of_plan(Plan())],
+        [2.0 + 0.5 * 12 + 0.125 * (91 + 24 + 3), 2.0],
+        call="of_plan of chunks 90..90, 16..23, 0..2, and of no chunks; base 2, 0.5, 0.125",
+        cause="base + tokens + places, where a chunk's places are those up to its end",
+    )
+
+
+@pytest.mark.check(
+    task=7,
+    points=1,
+    title="Jain's index",
+    hints=(
+        "The square of the sum, over n times the sum of the squares.",
+        "All zeros are all equal; nobody is an error.",
+        "sum(values) ** 2 / (len(values) * sum(v * v for v in values))",
+    ),
+)
+def test_jain():
+    expect(
+        [jain_fairness(v) for v in ([3.0], [1.0, 3.0], [1.0, 2.0, 5.0, 0.0], [0.0, 0.0])],
+        [1.0, 0.8, 64 / 120, 1.0],
+        call="jain_fairness of [3], [1, 3], [1, 2, 5, 0], [0, 0]",
+        cause="1 where all are equal, 1/n where one has everything",
+    )
+    expect.raises(ValueError, lambda: jain_fairness([]), call="jain_fairness([])")
+
+
+@pytest.mark.check(
+    task=7,
+    points=3,
+    title="A trace through the scheduler, to the second",
+    hints=(
+        "In which order: arrivals, plan, clock, counts, tokens?",
+        "The clock jumps only when there is no work; tokens come at the end of the step.",
+        "while coming and coming[0].arrival <= clock.now: scheduler.add(...), then schedule, "
+        "clock.advance(cost.of_plan(plan)), commit, update, observe, _events",
+    ),
+)
+def test_simulate():
+    run = simulate(TRACE, scheduler_of(), COST)
+    # steps: 0.0 [4]; 2.0 [1, 2, 3]; 4.5 [1, 5]; 7.0 [1]; idle until 20.0 [1]; 21.25 [1]
+    expect(
+        times(run),
+        [[2.0, 4.5, 7.0], [4.5], [7.0, 8.25], [21.25, 22.5]],
+        call="the token times of four requests; a step takes 1 + 0.25 a token, budget 6",
+        given={"(time, prompt, output)": [(a.time, a.prompt, a.output) for a in TRACE]},
+        cause="a request waits for the step that runs when it comes; with nobody there the clock "
+        "jumps to the next arrival",
+    )
+    expect(
+        [run.tokens_computed, [run.arrivals[i] for i in range(4)]],
+        [4 + 6 + 6 + 1 + 1 + 1, [0.0, 0.5, 0.6, 20.0]],
+        call="tokens computed, and the arrivals",
+    )
+    stuck = scheduler_of(seats=1)
+    stuck.store.can_admit = lambda request: False
+    expect.raises(
+        RuntimeError,
+        lambda: simulate(TRACE[:1], stuck, COST),
+        call="simulate with a store that never admits anybody",
+        cause="a simulation that gets nowhere must say so, not hang",
+    )
+
+
+@pytest.mark.check(
+    task=7,
+    points=2,
+    title="The same trace in static batches",
+    hints=(
+        "Who comes while a batch runs waits for its end.",
+        "Step 0: N * W tokens and places. Step s: N tokens, N * (W + s) places, for all N rows.",
+        "cost.seconds(rows * width if step == 0 else rows, rows * (width + step))",
+    ),
+)
+def test_static():
+    run = simulate_static(TRACE, 2, StepCost(base=1.0, per_token=0.25, per_place=0.125))
+    # batch [0] at 0: W 4; steps 1 + 1 + 0.5, 1 + 0.25 + 0.625, 1 + 0.25 + 0.75
+    # batch [1, 2] at 6.375: W 8, 16 tokens, 16 places: 7.0; then 2 tokens, 18 places: 3.75
+    expect(
+        times(run),
+        [[2.5, 4.375, 6.375], [13.375], [13.375, 17.125], [21.375, 22.875]],
+        call="the token times of four requests in static batches of two",
+        given={"(time, prompt, output)": [(a.time, a.prompt, a.output) for a in TRACE]},
+        cause="a batch is the requests that have arrived; all its rows run until the last is done",
+    )
+    expect(
+        run.tokens_computed,
+        4 + 2 + 16 + 2 + 1 + 1,
+        call="tokens computed, pads and ended rows included",
+    )
+
+
+@pytest.mark.check(
+    task=7,
+    points=1,
+    title="Continuous against static, policy against policy",
+    hints=(
+        "Passes when simulate and simulate_static do.",
+        "Compare the tokens computed first: they need no clock.",
+        "Play the first three steps of the trace on paper.",
+    ),
+)
+def test_comparison():
+    cost = StepCost()
+    trace = heavy_tailed(seed=3, count=60, rate=25.0, longest=300)
+    static = report(simulate_static(trace, 8, cost))
+    continuous = report(simulate(trace, scheduler_of(4096, 128, 8), cost))
+    wanted = sum(a.prompt + a.output - 1 for a in trace)
+    expect(
+        [continuous.tokens_computed, continuous.preemptions],
+        [wanted, 0],
+        call="tokens computed by continuous batching on a heavy-tailed trace, and preemptions",
+        cause="nothing is padded and nothing runs on after its end",
+    )
+    expect.that(
+        static.tokens_computed > 2 * wanted and static.ttft_p50 > 4 * continuous.ttft_p50,
+        "static batches compute more than twice as much and answer four times later",
+        observed=[static.tokens_computed, static.ttft_p50, continuous.ttft_p50],
+    )
+    busy = bursty(seed=1, count=48, rate=40.0, burst=16)
+    found = {
+        name: report(simulate(busy, scheduler_of(1500, 128, 6, name), cost))
+        for name in ("fcfs", "sjf", "round-robin", "priority")
+    }
+    expect.that(
+        found["sjf"].latency_p50 < found["fcfs"].latency_p50
+        and found["round-robin"].preemptions > 0 == found["fcfs"].preemptions,
+        "shortest job first has the lower median, and only round robin hands turns on",
+        observed=[found[n].latency_p50 for n in ("sjf", "fcfs")]
+        + [found["round-robin"].preemptions],
+    )
+    first = [
+        run.timelines[i].ttft
+        for run in [simulate(busy, scheduler_of(1500, 128, 6, "priority"), cost)]
+        for i, arrival in enumerate(busy)
+        if arrival.priority is Priority.HIGH
+    ]
+    expect.that(
+        max(first) < found["priority"].longest_wait,
+        "the longest wait under priorities is not that of an urgent request",
+        observed=max(first),
+    )

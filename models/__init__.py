@@ -1,0 +1,1 @@
+"""The two bundled checkpoints, and the program that makes them."""

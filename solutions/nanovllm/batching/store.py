@@ -1,0 +1,72 @@
+"""What the engine asks of whatever holds K and V; lab 04 answers with slots, lab 05 with pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from nanovllm.batching.plan import Plan
+from nanovllm.batching.request import Request
+
+if TYPE_CHECKING:  # the scheduler and the simulator need no torch
+    from nanovllm.model.attention import Attend
+
+
+class KVStore(Protocol):
+    """Room for the K and V of many requests: admit, reserve, bind, commit, release."""
+
+    total_tokens: int  # places for one token each, free or not
+
+    @property
+    def free_tokens(self) -> int:
+        """Places that hold no token and are promised to nobody."""
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether a request of so many tokens could be held if it were the only one."""
+
+    def can_admit(self, request: Request) -> bool:
+        """Whether the request can come in now."""
+
+    def admit(self, request: Request) -> int:
+        """Take the request in; how many of its first tokens are here already (slots: none)."""
+
+    def reserve(self, request: Request, num_tokens: int) -> bool:
+        """Make sure of room for so many tokens behind its computed ones, or change nothing.
+
+        Asking twice for the same room takes it once.
+        """
+
+    def bind(self, plan: Plan) -> Attend:
+        """The attend of a step: its tokens are those of the plan's chunks, in order [T]."""
+
+    def commit(self, plan: Plan) -> None:
+        """Every layer has written the plan's tokens: they count as stored from now on."""
+
+    def suspend(self, request: Request) -> None:
+        """The request leaves, but will be admitted again (preemption)."""
+
+    def forget(self, request: Request) -> None:
+        """A suspended request will not be admitted again."""
+
+    def release(self, request: Request) -> None:
+        """The request leaves for good."""
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Raise InvariantError unless the books are right and exactly these are held."""
+
+
+class SchedulingStore(Protocol):
+    """The part of a KVStore that the scheduler uses: no K, no V, no torch."""
+
+    total_tokens: int
+
+    @property
+    def free_tokens(self) -> int: ...
+    def fits(self, num_tokens: int) -> bool: ...
+    def can_admit(self, request: Request) -> bool: ...
+    def admit(self, request: Request) -> int: ...
+    def reserve(self, request: Request, num_tokens: int) -> bool: ...
+    def suspend(self, request: Request) -> None: ...
+    def forget(self, request: Request) -> None: ...
+    def release(self, request: Request) -> None: ...
+    def check(self, requests: Iterable[Request]) -> None: ...

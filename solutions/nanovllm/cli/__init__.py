@@ -1,0 +1,55 @@
+"""The command `nanovllm`: generate and chat in the terminal, on your own engine."""
+
+import contextlib
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+import nanovllm
+from nanovllm.cli.chat import chat
+from nanovllm.cli.errors import fail
+from nanovllm.cli.generate import generate
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+app.command()(generate)
+app.command()(chat)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nanovllm {nanovllm.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _nanovllm(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Text from a language model, computed by the engine that you build lab by lab."""
+
+
+def main() -> None:
+    """Run the command line; errors are one sentence on stderr and an exit code, no traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(errors="backslashreplace")
+    with contextlib.suppress(AttributeError):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    try:
+        code = app(standalone_mode=False, prog_name="nanovllm")
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has left, for example `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:
+        code = fail(error)
+    sys.exit(code if isinstance(code, int) else 0)

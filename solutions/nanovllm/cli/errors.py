@@ -1,0 +1,93 @@
+"""Turn what went wrong into one sentence with the way out."""
+
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+
+import typer
+
+import nanovllm
+
+USER, CODE = 2, 1  # exit codes: what was asked cannot be done; code that ran is wrong
+_NOT_WRITTEN = re.compile(r"^lab(\d\d) task (\d+): (.+)$")
+_TRACEBACK = "NANOVLLM_TRACEBACK"
+_REFUSALS = {
+    "nanovllm.llm.options": ("OptionError",),
+    "nanovllm.model.errors": ("ModelFolderError",),
+    "nanovllm.tokenization.errors": ("TokenizerError", "ChatTemplateError"),
+    "nanovllm.generation.errors": ("RequestError",),
+    "nanovllm.generation.params": ("ParamsError",),
+}
+
+
+class Refused(typer.TyperException):
+    """What was asked cannot be done; the message is one sentence that says the way out."""
+
+    exit_code = USER
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """Return the sentence and the exit code for `error`."""
+    if isinstance(error, Refused) or _is_refusal(error):
+        return str(error), USER
+    if isinstance(error, typer.TyperException):
+        sentence = " ".join(error.format_message().split()).rstrip(".")
+        return f"{sentence}; `{_command(error)} --help` lists what there is.", error.exit_code
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("nanovllm."):
+        return f"{error.msg} Or add --code reference.", USER
+    where, is_students = _where(error)
+    not_written = _NOT_WRITTEN.match(str(error))
+    if isinstance(error, NotImplementedError) and not_written:
+        lab, task, symbol = not_written.groups()
+        return (
+            f"lab{lab} task {task} is not written yet: {symbol} ({where}). Write it, or run "
+            "this with --code reference.",
+            USER,
+        )
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    owner = "your code raised" if is_students else "an error in the course's code:"
+    way_out = " --code reference tells whether it is yours;" if is_students else ""
+    return f"{owner} {what} ({where}).{way_out} {_TRACEBACK}=1 shows the traceback.", CODE
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether a lab or LLM refuses what was asked; imports no lab, as that may be what failed."""
+    return any(
+        isinstance(error, getattr(sys.modules[module], name, ()))
+        for module, names in _REFUSALS.items()
+        if module in sys.modules
+        for name in names
+    )
+
+
+def _command(error: Exception) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context else "nanovllm"
+
+
+def fail(error: Exception) -> int:
+    """Print `error` for the user to stderr and return the exit code."""
+    from nanovllm.cli.screen import complain
+
+    sentence, code = explain(error)
+    if os.environ.get(_TRACEBACK):
+        traceback.print_exception(error)
+    complain(sentence)
+    return code
+
+
+def _where(error: BaseException) -> tuple[str, bool]:
+    """Return file:line of the innermost frame in the student's code, else of the innermost."""
+    mine = nanovllm._MINE
+    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append((error.filename, error.lineno))
+    package = Path(nanovllm.__file__).resolve()
+    for name, line in reversed(frames):
+        path = Path(name).resolve()
+        if path.is_relative_to(mine) and path != package:
+            return f"{mine.name}/{path.relative_to(mine)}:{line}", True
+    name, line = frames[-1] if frames else ("?", 0)
+    return f"{Path(name).name}:{line}", False

@@ -1,0 +1,1 @@
+"""Prefill and decode: from a model that scores tokens to a request that is answered."""

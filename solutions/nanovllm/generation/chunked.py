@@ -1,0 +1,95 @@
+"""Chunked prefill: read a prompt in pieces, so that a long one need not hold up the rest."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nanovllm.model.cache import ContiguousCache, forward_cached
+from nanovllm.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A run of a sequence's tokens that is computed in one step."""
+
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """One past the last token."""
+        return self.start + self.length
+
+
+@dataclass(frozen=True)
+class PrefillCost:
+    """What reading a prompt costs; only the peak depends on the chunk size."""
+
+    steps: int
+    tokens_computed: int
+    score_elements: int  # query-key pairs of one head, those a causal mask hides included
+    peak_score_elements: int  # of the largest step: the memory that attention scores need
+
+
+def plan_chunks(num_tokens: int, chunk_size: int, computed: int = 0) -> list[Chunk]:
+    """Cut what is left of a sequence into chunks: computed tokens chase the total.
+
+    Raises:
+        ValueError: chunk_size is under 1, which would never get anywhere.
+
+    >>> [(chunk.start, chunk.length) for chunk in plan_chunks(10, 4, computed=1)]
+    [(1, 4), (5, 4), (9, 1)]
+    """
+    ### BEGIN SOLUTION
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}.")
+    return [
+        Chunk(start, min(chunk_size, num_tokens - start))
+        for start in range(computed, num_tokens, chunk_size)
+    ]
+    ### END SOLUTION
+
+
+def prefill_cost(num_tokens: int, chunk_size: int) -> PrefillCost:
+    """Count the work of a prefill in chunks: a chunk of T tokens that ends at S scores T * S pairs.
+
+    >>> prefill_cost(8, 4)
+    PrefillCost(steps=2, tokens_computed=8, score_elements=48, peak_score_elements=32)
+    """
+    ### BEGIN SOLUTION
+    chunks = plan_chunks(num_tokens, chunk_size)
+    scores = [chunk.length * chunk.end for chunk in chunks]
+    tokens = sum(chunk.length for chunk in chunks)
+    return PrefillCost(len(chunks), tokens, sum(scores), max(scores, default=0))
+    ### END SOLUTION
+
+
+@torch.inference_mode()
+def chunked_prefill(
+    model: Transformer,
+    cache: ContiguousCache,
+    token_ids: Int[Tensor, "S"],
+    chunk_size: int,
+    on_chunk: Callable[[Chunk], None] | None = None,
+) -> Float[Tensor, "1 V"]:
+    """Bring the cache up to all of `token_ids`, `chunk_size` at a time; the last token's logits.
+
+    Starts at cache.length: tokens stored before are not computed again. Only the last chunk
+    asks for logits. Any chunk size gives the same result. `on_chunk` is called after each.
+
+    Raises:
+        ValueError: the cache already holds all the tokens, so there is nothing to predict from.
+    """
+    ### BEGIN SOLUTION
+    chunks = plan_chunks(len(token_ids), chunk_size, computed=cache.length)
+    if not chunks:
+        raise ValueError(f"All {len(token_ids)} tokens are in the cache; leave out at least one.")
+    for chunk in chunks:
+        hidden = forward_cached(model, cache, token_ids[chunk.start : chunk.end])
+        if on_chunk is not None:
+            on_chunk(chunk)
+    return model.logits(hidden[-1:])
+    ### END SOLUTION

@@ -1,0 +1,59 @@
+"""What `LLM` may be asked for, read from what a person wrote."""
+
+import json
+from pathlib import Path
+
+import torch
+
+import nanovllm
+
+BUNDLED = Path(nanovllm.__file__).resolve().parent.parent / "models" / "target"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class OptionError(ValueError):
+    """An option of LLM that cannot be honoured."""
+
+
+def read_dtype(dtype: str | torch.dtype, folder: Path) -> torch.dtype:
+    """Return the type to compute in; `auto` is the one the checkpoint was saved in.
+
+    >>> read_dtype("bfloat16", Path("."))
+    torch.bfloat16
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name == "auto":
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        name = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if name not in _DTYPES:
+        raise OptionError(f"dtype {name!r} is not known; use {', '.join(_DTYPES)} or auto.")
+    return _DTYPES[name]
+
+
+def read_device(device: str | torch.device | None) -> torch.device:
+    """Return where to compute; by default a CUDA GPU where there is one, else the CPU."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+        torch.empty(1, device=found)  # a name may be right and the device missing
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise OptionError(
+            f"device {str(device)!r} is not here; leave it out, or use cpu"
+            + (" or cuda." if torch.cuda.is_available() else ".")
+        ) from None
+    if found.type == "meta":
+        raise OptionError("device 'meta' computes nothing; use cpu.")
+    return found
+
+
+def read_max_model_len(asked: int | None, of_model: int) -> int:
+    """Return the longest context in tokens, prompt and answer together."""
+    if asked is None:
+        return of_model
+    if not 2 <= asked <= of_model:
+        raise OptionError(
+            f"max_model_len is {asked}, but must be from 2 (a prompt and an answer) to {of_model}, "
+            "the longest context this model was made for."
+        )
+    return asked

@@ -1,0 +1,348 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Lab 04: Continuous batching
+#
+# The handout is `labs/lab04/README.md`; your code is in `nanovllm/batching/`. This notebook draws who
+# runs when: first with prices instead of a model, then on your own engine. A cell that needs a task
+# you have not written says so: write the task, restart the kernel, run again.
+#
+# **Before you run a cell that asks a question, write your guess down.**
+
+# %%
+import matplotlib.pyplot as plt
+import torch
+
+from grader.notebook import needs
+from grader.paths import MODELS
+from nanovllm.batching.budget import AdaptiveBudget, FixedBudget
+from nanovllm.batching.config import EngineConfig
+from nanovllm.batching.events import Stepped
+from nanovllm.batching.offline import generate_continuous
+from nanovllm.batching.policies import POLICIES, Policy, PriorityWithAging, RoundRobin, make_policy
+from nanovllm.batching.replay import LEGEND, Replay
+from nanovllm.batching.request import Priority, Request, Status
+from nanovllm.batching.scheduler import Scheduler
+from nanovllm.batching.simulated import CountingStore, SimulatedSequence
+from nanovllm.batching.simulator import (
+    StepCost,
+    jain_fairness,
+    report,
+    simulate,
+    simulate_static,
+)
+from nanovllm.batching.traces import Arrival, bursty, heavy_tailed, steady
+from nanovllm.generation.latency import ManualClock
+from nanovllm.generation.params import SamplingParams
+from nanovllm.model.loader import load_model
+from nanovllm.tokenization.tokenizer import Tokenizer
+
+torch.set_num_threads(1)
+plt.rcParams.update(
+    {"figure.dpi": 110, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
+)
+plt.rcParams.update({"grid.alpha": 0.3, "font.size": 9})
+
+# %% [markdown]
+# ## 1. A life
+#
+# **Predict.** A request is admitted, preempted, and admitted again. In how many of the six states has
+# it been, and which numbers of the last line below are larger than zero?
+
+# %%
+with needs("04", 1):
+    request = Request(0, SimulatedSequence(0, 5, 9), arrival=0.0, limit=13)
+    for status, now in (
+        (Status.SCHEDULED, 2.0),
+        (Status.RUNNING, 2.5),
+        (Status.PREEMPTED, 4.0),
+        (Status.SCHEDULED, 9.0),
+    ):
+        request.move_to(status, now)
+        print(f"{now:>4}  {status.value}")
+    print({status.value: request.time_in(status, 10.0) for status in Status})
+
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-1", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=1
+from grader.notebook import check_task
+
+check_task("04", 1)
+
+# %% [markdown]
+# ## 2. Who comes first, as time goes by
+#
+# **Predict.** A low, a normal and a high request of 80 tokens wait. After how many minutes does the
+# low one stand level with the high one?
+
+# %%
+with needs("04", 1, 2):
+    minutes = [m / 4 for m in range(100)]
+    figure, axis = plt.subplots(figsize=(6.5, 3.2))
+    for priority, color in zip(Priority, ("tab:red", "tab:orange", "tab:blue"), strict=True):
+        waiting = Request(0, SimulatedSequence(0, 60, 21), 0.0, 80, priority)
+        scores = [PriorityWithAging().score(waiting, 60 * m) for m in minutes]
+        axis.plot(minutes, scores, color=color, label=priority.name.lower())
+    axis.set(
+        xlabel="minutes waited", ylabel="score", title="Aging: up to the highest class, not above"
+    )
+    axis.legend()
+    plt.show()
+
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-2", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=2
+from grader.notebook import check_task
+
+check_task("04", 2)
+
+# %% [markdown]
+# ## 3. A budget that follows the machine
+#
+# The machine below computes 10 tokens in a millisecond; after 40 steps it becomes less than half as fast.
+# **Predict** where the limit settles before and after. What would it do without the gap between
+# 30 and 50 ms?
+
+# %%
+with needs("04", 3):
+    figure, axis = plt.subplots(figsize=(6.5, 3.2))
+    for name, fast, color in (("30 to 50 ms", 0.030, "tab:blue"), ("no gap", 0.050, "tab:red")):
+        budget = AdaptiveBudget(limit=1500, lowest=16, highest=2048, fast=fast)
+        limits = []
+        for step in range(80):
+            budget.observe(budget.limit / (10_000 if step < 40 else 4_700), free_share=0.5)
+            limits.append(budget.limit)
+        axis.step(range(80), limits, where="post", color=color, label=name, lw=1.2)
+    axis.axvline(40, color="black", lw=0.8, ls=":")
+    axis.set(xlabel="step", ylabel="limit, in tokens", title="The controller", ylim=(0, None))
+    axis.legend()
+    plt.show()
+
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-3", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=3
+from grader.notebook import check_task
+
+check_task("04", 3)
+
+# %% [markdown]
+# ## 4. Static against continuous
+#
+# Twelve requests, four at a time, the same prices. Each bar is a request from its first to its last
+# token; what is left of it is waiting. **Predict** which requests gain most.
+
+# %%
+COST = StepCost(base=0.004, per_token=0.0002, per_place=0.000001)
+
+
+def scheduler_of(
+    policy: str | Policy = "fcfs", room: int = 4096, budget: int = 128, seats: int = 8
+) -> Scheduler:
+    """A scheduler over a store that only counts, at time 0."""
+    policy = make_policy(policy) if isinstance(policy, str) else policy
+    return Scheduler(
+        CountingStore(room), policy, FixedBudget(budget), max_num_seqs=seats, clock=ManualClock()
+    )
+
+
+with needs("04", 1, 2, 3, 4, 7):
+    sizes = [(20, 40), (90, 6), (12, 12), (40, 8), (10, 30), (120, 5), (16, 9), (30, 50), (8, 8),
+             (60, 12), (24, 20), (14, 6)]  # fmt: skip
+    few = [Arrival(0.02 * i, *size) for i, size in enumerate(sizes)]
+    runs = {
+        "static": simulate_static(few, 4, COST),
+        "continuous": simulate(few, scheduler_of(seats=4, budget=64), COST),
+    }
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.2), sharex=True, sharey=True)
+    for axis, (name, run) in zip(axes, runs.items(), strict=True):
+        for i, line in enumerate(run.timelines):
+            first, last = line.token_times[0], line.token_times[-1]
+            axis.barh(i, first - line.arrival, left=line.arrival, color="lightgray")
+            axis.barh(i, max(last - first, 0.004), left=first, color="tab:blue")
+        axis.set(xlabel="seconds", title=f"{name}: {run.tokens_computed:,} tokens computed")
+    axes[0].invert_yaxis()
+    axes[0].set_ylabel("request")
+    figure.suptitle("gray: until the first token, blue: from the first to the last", fontsize=8)
+    figure.tight_layout()
+    plt.show()
+
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-4", "locked": true, "points": 24, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=4
+from grader.notebook import check_task
+
+check_task("04", 4)
+
+# %% [markdown]
+# ## 5. The budget and the time between tokens
+#
+# Eight requests are writing when a prompt of 1,000 tokens arrives. **Predict** how long the others
+# wait for their next token with a budget of 32, 128 and 2,048.
+
+# %%
+with needs("04", 1, 2, 3, 4, 7):
+    trace = [Arrival(0.0, 8, 120) for _ in range(8)] + [Arrival(0.1, 1000, 20)]
+    figure, axis = plt.subplots(figsize=(7, 3.4))
+    for budget, color in ((32, "tab:blue"), (128, "tab:orange"), (2048, "tab:red")):
+        run = simulate(trace, scheduler_of(budget=budget, seats=16), COST)
+        line = run.timelines[0]
+        gaps = [1000 * gap for gap in line.inter_token_latencies]
+        name = f"budget {budget}: first token of the long one after {run.timelines[8].ttft:.2f} s"
+        axis.plot(line.token_times[1:], gaps, ".-", ms=3, lw=0.8, color=color, label=name)
+    axis.set(xlabel="seconds", ylabel="ms between tokens of request 0", yscale="log")
+    axis.set_title("One step for the whole prompt stops everybody; small chunks slow it down")
+    axis.legend(fontsize=7)
+    plt.show()
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "lab04-question-1", "locked": false, "points": 5, "schema_version": 3, "solution": true, "task": false, "cell_type": "markdown"}
+# **Question 1 (graded by hand).** Choose a budget for a chat service from the picture above, and say
+# which of TTFT and inter-token latency you traded for which. What does a smaller budget cost beyond
+# the long request's own TTFT?
+#
+# ### BEGIN MARK SCHEME
+# - 2 points: names the trade: a larger budget shortens the long prompt's TTFT and stretches the gaps
+#   of all running requests.
+# - 2 points: a smaller budget means more steps, each with its base cost (weights read again), so
+#   throughput falls.
+# - 1 point: gives a budget with a reason from the picture's numbers.
+# ### END MARK SCHEME
+
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-5", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=5
+from grader.notebook import check_task
+
+check_task("04", 5)
+
+# %% [markdown]
+# ## 6. Policies under load
+#
+# Three traces, five policies, and static batches. **Predict** which policy has the lowest median
+# latency, which the longest wait, and which computes tokens twice.
+
+# %%
+TRACES = {
+    "steady": steady(seed=1, count=60, rate=28.0),
+    "bursty": bursty(seed=1, count=60, rate=28.0),
+    "heavy tail": heavy_tailed(seed=3, count=60, rate=28.0, longest=400),
+}
+with needs("04", 1, 2, 3, 4, 7):
+    reports = {}
+    for trace_name, trace in TRACES.items():
+        reports[trace_name, "static"] = report(simulate_static(trace, 6, COST))
+        for kind in POLICIES:
+            run = simulate(trace, scheduler_of(kind.name, room=2048, seats=6), COST)
+            reports[trace_name, kind.name] = report(run)
+    names = ["static", *(kind.name for kind in POLICIES)]
+    columns = ("tok/s", "TTFT p50", "TTFT p99", "latency p50", "p99", "Jain", "computed")
+    print(f"{'':<24}" + "".join(f"{column:>13}" for column in columns))
+    for (trace_name, name), r in reports.items():
+        times = (r.ttft_p50, r.ttft_p99, r.latency_p50, r.latency_p99)
+        cells = [f"{r.throughput:.0f}", *(f"{t:.2f}" for t in times)]
+        cells += [f"{r.fairness:.2f}", f"{r.tokens_computed:,}"]
+        print(f"{trace_name + ', ' + name:<24}" + "".join(f"{cell:>13}" for cell in cells))
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4))
+    for axis, (trace_name, _) in zip(axes, TRACES.items(), strict=True):
+        for name, color in zip(names, plt.cm.tab10.colors, strict=False):
+            r = reports[trace_name, name]
+            marker = "x" if name == "static" else "o"
+            axis.scatter(
+                r.latency_p50, r.longest_wait, s=50, marker=marker, color=color, label=name
+            )
+        axis.set(title=trace_name, xlabel="median latency, s", xlim=(0, None), ylim=(0, None))
+    axes[0].set_ylabel("longest wait for a first token, s")
+    axes[0].legend(fontsize=7)
+    figure.suptitle("down and to the left is better", fontsize=8)
+    figure.tight_layout()
+    plt.show()
+
+# %% [markdown]
+# Fairness in one number: Jain's index of what each request gets. **Predict** it for ten requests of
+# which one gets everything.
+
+# %%
+with needs("04", 7):
+    for shares in ([1.0] * 10, [2.0] * 5 + [0.0] * 5, [1.0] + [0.0] * 9):
+        print(f"{jain_fairness(shares):.2f}  {shares}")
+
+# %% [markdown]
+# ### The quantum of round robin
+#
+# In an operating system a turn costs a context switch. **Predict** what a turn costs here, and what a
+# quantum of 2 tokens does to the throughput.
+
+# %%
+with needs("04", 1, 2, 3, 4, 7):
+    quanta = (1, 2, 4, 8, 16, 32, 64)
+    found = [
+        report(simulate(TRACES["bursty"], scheduler_of(RoundRobin(q), seats=6), COST))
+        for q in quanta
+    ]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3))
+    left.plot(quanta, [r.tokens_computed for r in found], "o-", color="tab:red")
+    left.set(xlabel="quantum, in tokens", ylabel="tokens computed", xscale="log", ylim=(0, None))
+    right.plot(quanta, [r.longest_wait for r in found], "o-", label="longest wait")
+    right.plot(quanta, [r.latency_p50 for r in found], "s-", label="median latency")
+    right.set(xlabel="quantum, in tokens", ylabel="seconds", xscale="log", ylim=(0, None))
+    right.legend()
+    for axis in (left, right):
+        axis.set_xticks(quanta, [str(q) for q in quanta])
+        axis.minorticks_off()
+    figure.tight_layout()
+    plt.show()
+
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-7", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=7
+from grader.notebook import check_task
+
+check_task("04", 7)
+
+# %% [markdown]
+# ## 7. Your engine
+#
+# Sixteen requests on the bundled model, four seats, 24 tokens a step. Below: the run as text, then how
+# full each step was. **Predict** how much of the budget the last steps use.
+
+# %%
+with needs("04", 1, 2, 3, 4, 5, 6):
+    model = load_model(MODELS / "target")
+    tokenizer = Tokenizer.from_pretrained(MODELS / "target")
+    texts = ["Once upon a time", "Tom has a red ball. " * 3, "Mia's code is 7342.", "The dog"] * 4
+    params = [
+        SamplingParams(temperature=0, max_tokens=4 + 5 * i % 23, ignore_eos=True) for i in range(16)
+    ]
+    events = []
+    config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=24)
+    result = generate_continuous(
+        model, [tokenizer.encode(text) for text in texts], params, config, on_event=events.append
+    )
+    print(Replay(events).text(0, 90))
+    print(LEGEND)
+    steps = [event for event in events if isinstance(event, Stepped)]
+    decodes = [sum(c.length for c in step.chunks if c.length == 1) for step in steps]
+    prompts = [sum(c.length for c in step.chunks if c.length > 1) for step in steps]
+    figure, axis = plt.subplots(figsize=(9, 2.8))
+    axis.bar(range(len(steps)), decodes, color="tab:blue", label="decode", width=1.0)
+    axis.bar(
+        range(len(steps)), prompts, bottom=decodes, color="tab:orange", label="prompt", width=1.0
+    )
+    axis.plot([step.waiting for step in steps], color="black", lw=1, label="requests waiting")
+    axis.axhline(24, color="gray", lw=0.8, ls=":")
+    axis.set(xlabel="step", ylabel="tokens", title="What each step computed; dotted: the budget")
+    axis.legend(fontsize=7)
+    plt.show()
+
+# %% [markdown]
+# The same run to scale, as a page of its own (open it in a browser; hover over a chunk):
+
+# %%
+with needs("04", 1, 2, 3, 4, 5, 6):
+    import tempfile
+    from pathlib import Path
+
+    page = Replay(events).save(Path(tempfile.gettempdir()) / "lab04-notebook-replay.html")
+    print(page)
+
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-6", "locked": true, "points": 20, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=6
+from grader.notebook import check_task
+
+check_task("04", 6)

@@ -1,0 +1,123 @@
+"""The comparing helper: what it accepts, what it refuses, what its cards say."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from grader import expect
+from grader.card import CheckInfo, failure_card
+from grader.compare import difference
+from grader.expect import ExpectationFailed
+from grader.fingerprint import fingerprint, matches
+
+
+class AlwaysEqual:
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None
+
+
+@dataclasses.dataclass
+class Pair:
+    left: int
+    right: list[float]
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected"),
+    [
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0 + 1e-6])),
+        (np.arange(3), torch.arange(3)),
+        ([1, (2, "a")], [1, (2, "a")]),
+        ({"a": 1.0}, {"a": 1.0 + 1e-9}),
+        (Pair(1, [0.5]), Pair(1, [0.5])),
+        (float("nan"), float("nan")),
+        (torch.tensor(3), 3),
+        (None, None),
+        (torch.tensor([float("-inf"), 1.0]), torch.tensor([float("-inf"), 1.0])),
+    ],
+)
+def test_equal_values_pass(actual: object, expected: object) -> None:
+    assert difference(actual, expected) is None
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected"),
+    [
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.1])),
+        (torch.zeros(2, 3), torch.zeros(3, 2)),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.long)),
+        (torch.tensor([float("nan")]), torch.tensor([0.0])),
+        ([1, 2], [1, 2, 3]),
+        ({"a": 1}, {"a": 1, "b": 2}),
+        (True, 1),
+        (1, True),
+        ("1", 1),
+        (1.5, 1),
+        (AlwaysEqual(), 1),
+        (AlwaysEqual(), "text"),
+        (AlwaysEqual(), None),
+        (AlwaysEqual(), [1]),
+        (AlwaysEqual(), torch.zeros(2)),
+        (AlwaysEqual(), Pair(1, [])),
+        (b"a", "a"),
+        (None, 0),
+    ],
+)
+def test_different_values_fail(actual: object, expected: object) -> None:
+    assert difference(actual, expected) is not None
+
+
+def test_card_shows_three_positions_never_the_whole() -> None:
+    have, want = torch.zeros(1000), torch.ones(1000)
+    with pytest.raises(ExpectationFailed) as caught:
+        expect(have, want, call="f(x)", given={"x": have}, cause="you return zeros")
+    info = CheckInfo("labs/lab01/test_1_x.py::test_y", "lab01", 1, "Title", 5, 3)
+    card = failure_card(info, caught.value, [])
+    assert card.count("got 0, expected 1") == 3
+    assert "1000 of 1000 (100 %)" in card
+    for part in ("f(x)", "float32 [1000]", "you return zeros", "lab hint 01 test_y", "--seed 3"):
+        assert part in card
+    assert len(card) < 1500
+
+
+def test_named_mistake_replaces_the_general_cause() -> None:
+    with pytest.raises(ExpectationFailed) as caught:
+        expect(1, 2, cause="general")
+    info = CheckInfo("labs/lab01/test_1_x.py::test_y", "lab01", 1, "Title", 5, 0)
+    card = failure_card(info, caught.value, ["You did this."])
+    assert "You did this." in card
+    assert "general" not in card
+
+
+def test_raises_wants_the_error_and_its_message() -> None:
+    error = expect.raises(ValueError, lambda: int("x"), match="invalid literal")
+    assert isinstance(error, ValueError)
+    with pytest.raises(ExpectationFailed, match="returned 3"):
+        expect.raises(ValueError, lambda: 3)
+    with pytest.raises(ExpectationFailed, match="expected a message"):
+        expect.raises(ValueError, lambda: int("x"), match="other words")
+    with pytest.raises(ExpectationFailed, match="got TypeError"):
+        expect.raises(ValueError, lambda: int(None))
+    with pytest.raises(NotImplementedError):
+        expect.raises(Exception, _unwritten)
+
+
+def _unwritten() -> None:
+    raise NotImplementedError("lab01 task 1: f")
+
+
+def test_fingerprints_survive_float_noise_and_tell_values_apart() -> None:
+    value = torch.linspace(0, 1, 100)
+    assert matches(fingerprint(value), fingerprint(value * (1 + 1e-5)))
+    assert not matches(fingerprint(value), fingerprint(value * 1.1))
+    assert not matches(fingerprint(value), fingerprint(value.reshape(10, 10)))
+    assert matches(fingerprint([1.0, 2]), fingerprint([1.0000001, 2]))
+    assert not matches(fingerprint("a"), fingerprint("b"))
+    assert matches(fingerprint({"b": 1, "a": "x"}), fingerprint({"a": "x", "b": 1}))
+    assert not matches(fingerprint(KeyError("a")), fingerprint(ValueError("a")))

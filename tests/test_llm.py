@@ -1,0 +1,422 @@
+"""`LLM` on tiny models of random weights: every form of prompt, every promise about outputs."""
+
+import json
+import math
+import os
+import shutil
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+import transformers
+
+from nanovllm import LLM, RequestOutput, SamplingParams
+from nanovllm.generation.beam import BeamSearchParams
+from nanovllm.generation.errors import EmptyPromptError, PromptTooLongError, RequestError
+from nanovllm.generation.params import ParamsError
+from nanovllm.llm import OptionError
+from nanovllm.model.errors import ModelFolderError
+from nanovllm.tokenization import ChatTemplateError, Tokenizer, TokenizerError
+from tests.tiny_checkpoint import SMALL, TARGET, save_random
+
+UNICODE = [
+    "plain ascii",
+    "naïve café, Ærøskøbing",
+    "e\u0301 is not é",  # combining mark against precomposed letter
+    "東京タワーは高い",
+    "한국어 문장",
+    "مرحبا بالعالم",
+    "שלום עולם",
+    "हिन्दी में क्षत्रिय",
+    "ไทยไม่มีช่องว่าง",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 🇫🇷 👍🏽",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𒀀 𓀀",
+    "a\u200bb\u200dc\ufeffd\u00a0e\u2028f",
+    "tabs\tand\nlines\r\nand\x00nulls\x1b[31m",
+    "   spaces   everywhere   ",
+    "\u202eright to left override",
+    "<|not a token|> <|im_end",
+    "ﬁ ligature ½ ² Ⅷ",
+    "x" * 60,
+]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """A Qwen3 of random weights with the bundled tokenizer and a context of 96."""
+    folder = tmp_path_factory.mktemp("tiny")
+    save_random(folder, **SMALL)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def llm(checkpoint):
+    return LLM(checkpoint)
+
+
+def run(llm, prompts, **params):
+    return llm.generate(prompts, SamplingParams(**params), use_tqdm=False)
+
+
+def ids_of(outputs):
+    return [[list(answer.token_ids) for answer in output.outputs] for output in outputs]
+
+
+class TestPrompts:
+    def test_forms_of_one_prompt(self, llm):
+        ids = llm.tokenizer.encode("The dog")
+        forms = [
+            "The dog",
+            ids,
+            {"prompt": "The dog"},
+            {"prompt_token_ids": ids},
+            torch.tensor(ids),
+        ]
+        outputs = [run(llm, form, temperature=0.0) for form in forms]
+        assert all(len(each) == 1 and isinstance(each[0], RequestOutput) for each in outputs)
+        assert {tuple(each[0].prompt_token_ids) for each in outputs} == {tuple(ids)}
+        assert len({each[0].outputs[0].text for each in outputs}) == 1
+        assert [each[0].prompt for each in outputs] == ["The dog", None, "The dog", None, None]
+
+    def test_many_forms_together_keep_their_order(self, llm):
+        ids = llm.tokenizer.encode("c c c c c c")
+        prompts = ["a", "b b b b b b b b b", ids, {"prompt": "d d"}, {"prompt_token_ids": ids[:2]}]
+        outputs = run(llm, prompts, temperature=0.0, max_tokens=3)
+        encode = llm.tokenizer.encode
+        assert [o.prompt_token_ids for o in outputs] == [
+            encode("a"), encode("b b b b b b b b b"), ids, encode("d d"), ids[:2]
+        ]  # fmt: skip
+        assert [o.request_id for o in outputs] == sorted((o.request_id for o in outputs), key=int)
+
+    def test_no_prompts(self, llm):
+        assert llm.generate([], SamplingParams()) == []
+
+    @pytest.mark.parametrize("text", UNICODE)
+    def test_unicode(self, llm, text):
+        (output,) = run(llm, text, temperature=0.0, max_tokens=4)
+        assert llm.tokenizer.decode(output.prompt_token_ids) == text
+        theirs = transformers.AutoTokenizer.from_pretrained(TARGET)
+        assert output.prompt_token_ids == theirs.encode(text)
+
+    def test_lone_surrogates_are_no_crash(self, llm):
+        (output,) = run(llm, "bad \ud800 text", max_tokens=2)
+        output.outputs[0].text.encode()
+
+    def test_special_tokens_in_a_prompt_are_special_and_in_a_chat_are_not(self, llm):
+        end = llm.tokenizer.encode("<|im_end|>", allowed_special="all")
+        assert run(llm, "a<|im_end|>", max_tokens=1)[0].prompt_token_ids[-1:] == end
+        message = {"role": "user", "content": "a<|im_end|>b"}
+        (output,) = llm.chat([message], SamplingParams(max_tokens=1), use_tqdm=False)
+        assert output.prompt_token_ids.count(end[0]) == 1
+
+    @pytest.mark.parametrize("prompt", ["", [[]], {"prompt": ""}, {"prompt_token_ids": []}, [""]])
+    def test_empty(self, llm, prompt):
+        with pytest.raises(EmptyPromptError, match="no tokens"):
+            run(llm, prompt)
+
+    @pytest.mark.parametrize(
+        "prompt", [5, None, [None], {"text": "a"}, [1.5], [True], b"a", {"prompt": 3}, ["a", 1]]
+    )
+    def test_not_a_prompt(self, llm, prompt):
+        with pytest.raises(RequestError, match="prompt") as caught:
+            run(llm, prompt)
+        assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+
+    def test_one_bad_prompt_among_many_is_named_before_anything_runs(self, llm):
+        with pytest.raises(EmptyPromptError, match="Prompt 2 of 3"):
+            run(llm, ["a", "", "b"])
+
+    def test_too_long(self, llm):
+        with pytest.raises(PromptTooLongError, match="96"):
+            run(llm, [[5] * 96])
+        (output,) = run(llm, [[5] * 95], max_tokens=9, ignore_eos=True)
+        answer = output.outputs[0]
+        assert (len(answer.token_ids), answer.finish_reason) == (1, "length")
+
+    def test_ids_outside_the_vocabulary(self, llm):
+        with pytest.raises(RequestError, match="token id"):
+            run(llm, [[1, 999_999]])
+
+    def test_params_per_prompt(self, llm):
+        each = [SamplingParams(max_tokens=k, ignore_eos=True) for k in (1, 2, 3)]
+        outputs = llm.generate(["a b c", "a", "a b"], each, use_tqdm=False)
+        assert [len(o.outputs[0].token_ids) for o in outputs] == [1, 2, 3]
+        with pytest.raises(RequestError, match="3 SamplingParams for 2 prompts"):
+            llm.generate(["a", "b"], each, use_tqdm=False)
+        with pytest.raises(RequestError, match="SamplingParams"):
+            llm.generate(["a"], {"max_tokens": 3}, use_tqdm=False)
+
+
+class TestSeeds:
+    PARAMS = {"temperature": 1.0, "max_tokens": 8, "ignore_eos": True}
+    PROMPTS = ["The dog", "a", "One day a small fox went to the river and", "1 2 3", "x y"]
+
+    def test_the_same_alone_and_in_any_batch(self, checkpoint, llm):
+        alone = [ids_of(run(llm, p, seed=5, **self.PARAMS))[0] for p in self.PROMPTS]
+        assert ids_of(run(llm, self.PROMPTS, seed=5, **self.PARAMS)) == alone
+        small = LLM(checkpoint, max_num_seqs=2)
+        assert ids_of(run(small, self.PROMPTS, seed=5, **self.PARAMS)) == alone
+        backwards = ids_of(run(llm, self.PROMPTS[::-1], seed=5, **self.PARAMS))
+        assert backwards[::-1] == alone
+
+    def test_streaming_draws_the_same(self, llm):
+        params = SamplingParams(seed=5, **self.PARAMS)
+        for prompt in self.PROMPTS:
+            *_, last = llm.stream(prompt, params)
+            assert [list(last.output.outputs[0].token_ids)] == ids_of(
+                run(llm, prompt, seed=5, **self.PARAMS)
+            )[0]
+
+    def test_another_seed_draws_another_text(self, llm):
+        texts = {run(llm, "a", seed=s, **self.PARAMS)[0].outputs[0].text for s in range(4)}
+        assert len(texts) == 4
+
+    def test_the_seed_of_the_engine(self, checkpoint):
+        def texts(seed):
+            engine = LLM(checkpoint, seed=seed)
+            first = ids_of(run(engine, ["a", "a", "b b b b"], **self.PARAMS))
+            return first + ids_of(run(engine, ["a"], **self.PARAMS))
+
+        once, again, other = texts(3), texts(3), texts(4)
+        assert once == again != other
+        assert once[0] != once[1] != once[3]  # the same prompt, but another request
+        assert texts(None) != texts(None)
+
+    def test_params_with_a_seed_leave_others_alone(self, checkpoint):
+        mixed = [SamplingParams(seed=1, **self.PARAMS), SamplingParams(temperature=0.0)]
+        first = LLM(checkpoint).generate(["a", "b"], mixed, use_tqdm=False)
+        assert ids_of(first)[1] == ids_of(run(LLM(checkpoint), "b", temperature=0.0))[0]
+
+
+class TestAnswers:
+    def test_n(self, llm):
+        params = {"temperature": 1.0, "seed": 2, "max_tokens": 6, "ignore_eos": True}
+        outputs = run(llm, ["a", "b c d"], n=3, **params)
+        for output in outputs:
+            assert [answer.index for answer in output.outputs] == [0, 1, 2]
+            assert len({tuple(answer.token_ids) for answer in output.outputs}) == 3
+        single = run(llm, ["a", "b c d"], **params)
+        assert [ids[0] for ids in ids_of(outputs)] == [ids[0] for ids in ids_of(single)]
+        assert outputs[0].metrics.generation_tokens == 18
+
+    def test_n_larger_than_a_batch(self, checkpoint, llm):
+        params = {"temperature": 1.0, "seed": 2, "max_tokens": 4, "n": 5}
+        assert ids_of(run(LLM(checkpoint, max_num_seqs=2), ["a", "b"], **params)) == ids_of(
+            run(llm, ["a", "b"], **params)
+        )
+
+    def test_stop_string(self, llm):
+        (free,) = run(llm, "The", temperature=0.0, max_tokens=30, ignore_eos=True)
+        text = free.outputs[0].text
+        stop = text[len(text) // 2 : len(text) // 2 + 3]
+        (cut,) = run(llm, "The", temperature=0.0, max_tokens=30, ignore_eos=True, stop=stop)
+        answer = cut.outputs[0]
+        assert answer.text == text[: text.index(stop)]
+        assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
+        (kept,) = run(
+            llm, "The", temperature=0.0, max_tokens=30, ignore_eos=True, stop=[stop],
+            include_stop_str_in_output=True,
+        )  # fmt: skip
+        assert kept.outputs[0].text == text[: text.index(stop)] + stop
+        streamed = list(
+            llm.stream(
+                "The", SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, stop=stop)
+            )
+        )
+        assert "".join(step.text for step in streamed) == answer.text
+
+    def test_stop_token(self, llm):
+        (free,) = run(llm, "The", temperature=0.0, max_tokens=20, ignore_eos=True)
+        ids = list(free.outputs[0].token_ids)
+        (cut,) = run(
+            llm, "The", temperature=0.0, max_tokens=20, ignore_eos=True, stop_token_ids=[ids[5]]
+        )
+        answer = cut.outputs[0]
+        assert list(answer.token_ids) == ids[: ids.index(ids[5]) + 1]
+        assert (answer.finish_reason, answer.stop_reason) == ("stop", ids[5])
+
+    def test_end_of_sequence(self, llm):
+        bias = {"temperature": 0.0, "max_tokens": 9, "logit_bias": {2: 100.0}}
+        answer = run(llm, "a", **bias)[0].outputs[0]
+        assert (list(answer.token_ids), answer.text, answer.finish_reason) == ([2], "", "stop")
+        answer = run(llm, "a", ignore_eos=True, **bias)[0].outputs[0]
+        assert (len(answer.token_ids), answer.finish_reason) == (9, "length")
+        answer = run(llm, "a", ignore_eos=True, skip_special_tokens=False, **bias)[0].outputs[0]
+        assert answer.text == "<|im_end|>" * 9
+        answer = run(llm, "a", min_tokens=3, **bias)[0].outputs[0]
+        assert len(answer.token_ids) == 4
+
+    def test_the_tokenizers_own_end_token_ends_too(self, checkpoint, tmp_path):
+        shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+        for name in ("config.json", "generation_config.json"):
+            config = json.loads((tmp_path / name).read_text())
+            config.pop("eos_token_id", None)
+            (tmp_path / name).write_text(json.dumps(config))
+        answer = run(LLM(tmp_path), "a", temperature=0.0, logit_bias={2: 100.0})[0].outputs[0]
+        assert answer.finish_reason == "stop"
+
+    def test_max_tokens_none_goes_to_the_end_of_the_context(self, llm):
+        (output,) = run(llm, "a", max_tokens=None, ignore_eos=True)
+        total = len(output.prompt_token_ids) + len(output.outputs[0].token_ids)
+        assert (total, output.outputs[0].finish_reason) == (96, "length")
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_logprobs(self, llm, temperature):
+        (output,) = run(llm, "The", temperature=temperature, max_tokens=5, logprobs=3, seed=1)
+        answer = output.outputs[0]
+        assert len(answer.logprobs) == len(answer.token_ids)
+        for token, position in zip(answer.token_ids, answer.logprobs, strict=True):
+            assert token in position and len(position) in (3, 4)
+            ranks = sorted(entry.rank for entry in position.values())
+            assert ranks[:3] == [1, 2, 3]
+            assert position[token].decoded_token == llm.tokenizer.decode([token])
+            assert sum(math.exp(entry.logprob) for entry in position.values()) <= 1 + 1e-4
+        chosen = [p[t].logprob for t, p in zip(answer.token_ids, answer.logprobs, strict=True)]
+        assert answer.cumulative_logprob == pytest.approx(sum(chosen))
+        assert run(llm, "The", max_tokens=1)[0].outputs[0].logprobs is None
+
+    def test_stream_pieces_join_to_the_text(self, llm):
+        for seed, prompt in enumerate(UNICODE):
+            params = SamplingParams(temperature=1.0, max_tokens=24, seed=seed, ignore_eos=True)
+            steps = list(llm.stream(prompt, params))
+            (whole,) = llm.generate(prompt, params, use_tqdm=False)
+            answer = whole.outputs[0]
+            assert "".join(step.text for step in steps) == answer.text
+            assert [i for step in steps for i in step.token_ids] == list(answer.token_ids)
+            assert [step.finished for step in steps] == [False] * (len(steps) - 1) + [True]
+            assert steps[-1].output.outputs[0] == answer
+            assert steps[-1].kv_tokens == len(whole.prompt_token_ids) + 23
+
+    def test_stream_refuses_at_the_call(self, llm):
+        with pytest.raises(EmptyPromptError):
+            llm.stream("")
+        with pytest.raises(RequestError, match="n is 2"):
+            llm.stream("a", SamplingParams(n=2))
+
+    def test_beam_search(self, llm):
+        outputs = llm.beam_search(["The", "a b c"], BeamSearchParams(beam_width=3, max_tokens=6))
+        for output in outputs:
+            assert [answer.index for answer in output.outputs] == [0, 1, 2]
+            scores = [a.cumulative_logprob / len(a.token_ids) for a in output.outputs]
+            assert scores == sorted(scores, reverse=True)
+        greedy = run(llm, "The", temperature=0.0, max_tokens=6)
+        assert ids_of(llm.beam_search("The", beam_width=1, max_tokens=6)) == ids_of(greedy)
+        with pytest.raises(EmptyPromptError):
+            llm.beam_search("", beam_width=2)
+        with pytest.raises(ParamsError):
+            llm.beam_search("a", beam_width=0)
+
+    def test_metrics(self, llm):
+        outputs = run(llm, ["a b c", "a"], max_tokens=5, ignore_eos=True)
+        for output in outputs:
+            metrics = output.metrics
+            assert 0 < metrics.ttft <= metrics.latency
+            assert metrics.prompt_tokens == len(output.prompt_token_ids)
+            assert metrics.generation_tokens == 5
+            assert metrics.tokens_per_second == pytest.approx(5 / metrics.latency)
+            assert output.num_cached_tokens == 0
+
+    def test_progress(self, llm, capsys):
+        llm.generate(["a", "b"], SamplingParams(max_tokens=2))
+        assert "Processed prompts: 100%" in capsys.readouterr().err
+        llm.generate(["a", "b"], SamplingParams(max_tokens=2), use_tqdm=False)
+        assert capsys.readouterr().err == ""
+
+    def test_similar_lengths_share_a_batch(self, checkpoint):
+        engine = LLM(checkpoint, max_num_seqs=2)
+        ids = [[5] * 40, [5] * 2, [5] * 40, [5] * 2]
+        run(engine, ids, temperature=0.0, max_tokens=2)
+        assert engine.waste.padding == 0
+
+
+class TestChat:
+    HELLO = [{"role": "user", "content": "Hello"}]
+
+    def test_one_and_many(self, llm):
+        params = SamplingParams(temperature=0.0, max_tokens=6)
+        (one,) = llm.chat(self.HELLO, params, use_tqdm=False)
+        longer = [*self.HELLO, {"role": "assistant", "content": "Hi"}, *self.HELLO]
+        many = llm.chat([self.HELLO, longer], params, use_tqdm=False)
+        assert many[0].outputs == one.outputs
+        assert len(many[1].prompt_token_ids) > len(many[0].prompt_token_ids)
+        theirs = transformers.AutoTokenizer.from_pretrained(TARGET)
+        for output, messages in zip(many, (self.HELLO, longer), strict=True):
+            text = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            assert output.prompt == text
+            assert output.prompt_token_ids == theirs.encode(text, add_special_tokens=False)
+
+    @pytest.mark.parametrize("messages", [[], "Hello", [{"content": "no role"}], [[]]])
+    def test_not_messages(self, llm, messages):
+        if messages == []:
+            assert llm.chat(messages, use_tqdm=False) == []
+            return
+        with pytest.raises(ChatTemplateError):
+            llm.chat(messages, use_tqdm=False)
+
+    def test_no_template(self, checkpoint, tmp_path):
+        shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+        (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+        config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        config.pop("chat_template", None)
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        engine = LLM(tmp_path)
+        assert run(engine, "a", max_tokens=1)
+        with pytest.raises(ChatTemplateError, match="template"):
+            engine.chat(self.HELLO, use_tqdm=False)
+
+
+class TestOptions:
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "auto", torch.float32])
+    def test_dtypes(self, checkpoint, dtype):
+        engine = LLM(checkpoint, dtype=dtype)
+        assert len(run(engine, ["a", "b c"], max_tokens=3, ignore_eos=True)) == 2
+        width = torch.empty((), dtype=engine.dtype).element_size()
+        assert engine.kv_bytes_per_token == 2 * 2 * 2 * 8 * width
+
+    @pytest.mark.parametrize(
+        ("option", "says"),
+        [
+            ({"dtype": "int3"}, "float32, bfloat16, float16 or auto"),
+            ({"device": "toaster"}, "not here"),
+            ({"device": "meta"}, "computes nothing"),
+            ({"max_model_len": 97}, "96"),
+            ({"max_model_len": 1}, "from 2"),
+            ({"max_num_seqs": 0}, "at least 1"),
+        ],
+    )
+    def test_bad_options(self, checkpoint, option, says):
+        with pytest.raises(OptionError, match=says):
+            LLM(checkpoint, **option)
+
+    def test_max_model_len(self, checkpoint):
+        engine = LLM(checkpoint, max_model_len=8)
+        (output,) = run(engine, [[5] * 5], max_tokens=50, ignore_eos=True)
+        assert len(output.outputs[0].token_ids) == 3
+        with pytest.raises(PromptTooLongError):
+            run(engine, [[5] * 8])
+
+    def test_another_tokenizer(self, checkpoint, tmp_path):
+        own = Tokenizer.from_pretrained(TARGET)
+        for tokenizer in (own, TARGET, str(TARGET)):
+            engine = LLM(checkpoint, tokenizer=tokenizer)
+            assert engine.get_tokenizer().encode("a b") == own.encode("a b")
+
+    def test_missing_pieces(self, checkpoint, tmp_path):
+        with pytest.raises(ModelFolderError, match="no folder"):
+            LLM(tmp_path / "nowhere")
+        with pytest.raises(ModelFolderError, match="HF_HUB_OFFLINE"):
+            LLM("someone/some-model-that-is-not-cached")
+        shutil.copytree(checkpoint, tmp_path / "a")
+        (tmp_path / "a" / "model.safetensors").unlink()
+        with pytest.raises(ModelFolderError, match="safetensors"):
+            LLM(tmp_path / "a")
+        shutil.copytree(checkpoint, tmp_path / "b")
+        (tmp_path / "b" / "tokenizer.json").unlink()
+        with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
+            LLM(tmp_path / "b")
+        shutil.copytree(checkpoint, tmp_path / "c")
+        config = json.loads((tmp_path / "c" / "config.json").read_text())
+        (tmp_path / "c" / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
+        with pytest.raises(ModelFolderError, match="mamba"):
+            LLM(tmp_path / "c")

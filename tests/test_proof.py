@@ -1,0 +1,151 @@
+"""Proof of the checks: stubs fail, the reference passes, known mistakes are caught and named."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from grader import mistakes
+from grader.build import mistakes_fresh
+from grader.catalog import Lab
+from grader.collect import collect_checks
+from grader.outcome import Status
+from grader.run import Run, fresh_processes, run_checks
+from grader.stubs import BEGIN, functions
+
+SEEDS = range(5)
+
+
+def test_untouched_stubs_fail_with_the_tasks_own_error(lab: Lab, stub_package: Path) -> None:
+    [record] = fresh_processes(run_checks, [Run(lab.key, stub_package, unblocked=True)], 1)
+    assert {o.check for o in record.outcomes} == {check.id for check in collect_checks(lab)}
+    for outcome in record.outcomes:
+        assert outcome.status is Status.TODO, f"{outcome.check}: {outcome.status} {outcome.reason}"
+        own = f"{lab.key} task {outcome.task}: "
+        assert outcome.reason.startswith(own), f"{outcome.check}: {outcome.reason}"
+
+
+def test_a_failed_task_blocks_those_that_need_it(lab: Lab, stub_package: Path) -> None:
+    [record] = fresh_processes(run_checks, [Run(lab.key, stub_package)], 1)
+    for outcome in record.outcomes:
+        needs = lab.task(outcome.task).needs
+        wanted = Status.BLOCKED if needs else Status.TODO
+        assert outcome.status is wanted, f"{outcome.check}: {outcome.status}"
+        if needs:
+            assert outcome.reason == f"blocked by task {needs[0]}"
+
+
+def test_reference_passes_for_every_seed(lab: Lab) -> None:
+    for record in fresh_processes(run_checks, [Run(lab.key, seed=seed) for seed in SEEDS]):
+        wrong = [f"{o.check}: {o.reason}" for o in record.outcomes if o.status is not Status.PASSED]
+        assert not wrong, "\n".join(wrong) + record.printed
+        assert sum(outcome.earned for outcome in record.outcomes) == 100
+
+
+def recorded(lab: Lab) -> dict[str, list[dict]]:
+    """The observations that the builder recorded when it planted every mistake of the bank."""
+    path = lab.folder / "mistakes.json"
+    return json.loads(path.read_text(encoding="utf-8"))["observations"]
+
+
+def test_every_known_mistake_is_caught_and_named(lab: Lab) -> None:
+    """By the builder's record of planting all of them, which is of the files as they are now."""
+    assert mistakes_fresh(lab), f"run `python -m grader build {lab.number:02d}`"
+    entries = recorded(lab)
+    known = mistakes.bank(lab)
+    assert len(known) >= 12
+    assert len({mistake.name for mistake in known}) == len(known)
+    for mistake in known:
+        seen = {
+            check: {"at": entry["at"], "seen": entry["seen"]}
+            for check, found in entries.items()
+            for entry in found
+            if entry["name"] == mistake.name
+        }
+        assert seen, f"no check of its task notices {mistake.name}"
+        finding = mistakes.Finding(mistake, seen)
+        assert mistakes.named_by(finding, entries), f"no card names {mistake.name}"
+
+
+def test_planted_mistakes_are_recognised_again(lab: Lab) -> None:
+    """A share of the bank, planted anew: the record is not trusted, it is repeated."""
+    for finding in mistakes.findings(lab, mistakes.bank(lab)[::6]):
+        assert finding.observations, f"no check of its task notices {finding.mistake.name}"
+        named = mistakes.named_by(finding, recorded(lab))
+        assert named, f"no card names {finding.mistake.name}"
+
+
+def test_a_card_names_the_mistake(lab: Lab, tmp_path: Path) -> None:
+    mistake = mistakes.bank(lab)[0]
+    mistakes.plant(mistake, lab, tmp_path)
+    [record] = fresh_processes(run_checks, [Run(lab.key, tmp_path, mistake.task)], 1)
+    assert mistake.name in {outcome.mistake for outcome in record.outcomes}
+    assert " ".join(mistake.says.split())[:40] in " ".join(re.sub("│", "", record.printed).split())
+
+
+def test_a_raise_planted_anywhere_is_hit(lab: Lab, tmp_path: Path) -> None:
+    """Every body that a student writes is executed by a check of its task."""
+    work = []
+    for number, symbol in enumerate(sorted(lab.task_of_symbol)):
+        folder = tmp_path / str(number)
+        plant_raise(lab, symbol, folder)
+        work.append(Run(lab.key, folder, lab.task_of_symbol[symbol].id))
+    for run, record, symbol in zip(
+        work, fresh_processes(run_checks, work), sorted(lab.task_of_symbol), strict=True
+    ):
+        hit = [o for o in record.outcomes if "planted here" in o.reason]
+        assert hit, f"no check of {lab.key} task {run.task} runs {symbol}"
+
+
+def plant_raise(lab: Lab, symbol: str, package: Path) -> None:
+    """Copy the reference with a `raise` as the first line of one solution."""
+    folder = package / lab.package
+    folder.mkdir(parents=True)
+    module, _, name = symbol.partition(":")
+    for path in lab.reference.glob("*.py"):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        if path.stem == module:
+            [node] = [node for found, node in functions("".join(lines)) if found == name]
+            at = next(i for i in range(node.lineno - 1, len(lines)) if BEGIN in lines[i])
+            indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+            lines[at] = f'{indent}raise RuntimeError("planted here")\n'
+        (folder / path.name).write_text("".join(lines), encoding="utf-8")
+
+
+def test_points_and_tasks_agree(lab: Lab) -> None:
+    checks = collect_checks(lab)
+    for task in lab.tasks:
+        assert sum(check.points for check in checks if check.task == task.id) == task.points
+    assert lab.points == 100
+    assert {check.task for check in checks} == {task.id for task in lab.tasks}
+    for check in checks:
+        assert all(len(hint) > 10 for hint in check.hints), check.id
+        lengths = {len(set(check.hints)), 3}
+        assert lengths == {3}, f"{check.id}: three different hints"
+
+
+@pytest.mark.parametrize("change", ["edit", "delete", "add"])
+def test_changed_checks_are_noticed(
+    lab: Lab, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    from grader import catalog, registry
+
+    copy = tmp_path / "labs" / lab.key
+    shutil.copytree(lab.folder, copy)
+    monkeypatch.setattr(catalog, "LABS", tmp_path / "labs")
+    assert registry.problems(lab) == []
+    victim = sorted(copy.glob("test_*.py"))[0]
+    if change == "edit":
+        victim.write_text(victim.read_text() + "\n# nothing\n")
+    elif change == "delete":
+        victim.unlink()
+    else:
+        victim = copy / "test_9_mine.py"
+        victim.write_text("def test_free_points(): pass\n")
+    [problem] = registry.problems(lab)
+    assert victim.name in problem

@@ -1,0 +1,80 @@
+"""Hidden scenarios: repeatable on the reference, different from seed to seed, caught on stubs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grader import scenarios
+from grader.catalog import Lab
+from grader.paths import ROOT
+
+REFERENCE = """
+import sys
+import nanovllm
+from grader import scenarios
+from grader.catalog import find_lab
+for scenario in scenarios.load(find_lab(sys.argv[1])):
+    first, again = scenario.observe(nanovllm, 7), scenario.observe(nanovllm, 7)
+    found = scenarios.judge(again, first)
+    assert found is None, f"{scenario.name} is not repeatable: {found}"
+    assert scenarios.judge(scenario.observe(nanovllm, 8), first) is not None, (
+        f"{scenario.name} observes the same for every seed"
+    )
+    print("ok", scenario.task, scenario.name)
+"""
+STUBS = """
+import sys
+import nanovllm
+from grader import scenarios
+from grader.catalog import find_lab
+lab = find_lab(sys.argv[1])
+for scenario in scenarios.load(lab):
+    try:
+        scenario.observe(nanovllm, 7)
+    except NotImplementedError as error:
+        assert str(error).startswith(lab.key), error
+        print("ok", scenario.task, scenario.name)
+    else:
+        raise AssertionError(f"{scenario.name} can be answered without the student's code")
+"""
+
+
+def run(program: str, lab: Lab, **environment: str) -> list[str]:
+    """Run a program in a process of its own; its lines."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, lab.key],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_every_task_has_a_repeatable_scenario(lab: Lab) -> None:
+    lines = run(REFERENCE, lab, NANOVLLM_CODE="reference")
+    assert {int(line.split()[1]) for line in lines} == {task.id for task in lab.tasks}
+
+
+def test_scenarios_need_the_students_code(lab: Lab, stub_package: Path) -> None:
+    lines = run(STUBS, lab, NANOVLLM_CODE=lab.key, NANOVLLM_MINE=str(stub_package))
+    assert len(lines) == len(scenarios.load(lab))
+
+
+def test_judge_names_the_difference() -> None:
+    assert scenarios.judge({"ids": [1, 2]}, {"ids": [1, 2]}) is None
+    found = scenarios.judge({"ids": [1, 3]}, {"ids": [1, 2]})
+    assert found is not None
+    assert "got 3, expected 2" in found.lines[0]
+
+
+@pytest.mark.parametrize("fake", [True, "1", None])
+def test_judge_takes_no_lookalikes(fake: object) -> None:
+    assert scenarios.judge(fake, 1) is not None
