@@ -12,7 +12,7 @@ start: setup
 	$(BIN)/python -m grader.tour
 
 test: setup lint
-	$(BIN)/python -m pytest tests -n 2 -q
+	$(BIN)/python -m pytest tests -n 2 -q --durations=25
 
 setup: $(READY)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The course is tested with the reference, whatever labs have been started in this copy of it.
 os.environ["NANOVLLM_MINE"] = tempfile.mkdtemp(prefix="nothing-started-")
 LABS = labs()
+# A shell that starts `make test` in the background has Ctrl-C ignored, and every program that the
+# tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

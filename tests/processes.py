@@ -149,20 +149,21 @@ class Terminal:
         """Read until the pattern shows in what came since the last `type`; return all that."""
         end = time.monotonic() + seconds
         while not re.search(pattern, plain(self.seen[self.mark :]), re.DOTALL):
-            if time.monotonic() > end or not self._read():
+            if not self._read(end):
                 raise AssertionError(f"{pattern!r} did not come in:\n{self.seen[self.mark :]!r}")
         return plain(self.seen[self.mark :])
 
     def rest(self) -> tuple[str, int]:
         """Read to the end; return all that was ever sent to the screen, and the exit code."""
-        while self._read():
+        end = time.monotonic() + 120
+        while self._read(end):
             pass
         self.process.join(60)
         return self.seen, self.process.exitcode
 
-    def _read(self) -> bool:
-        """Read what there is; False when the program has ended and all is read."""
-        while True:
+    def _read(self, end: float) -> bool:
+        """Read what there is; False when the program has ended and all is read, or time is up."""
+        while time.monotonic() < end:
             alive = self.process.is_alive()
             ready, _, _ = select.select([self.master], [], [], 0.2 if alive else 0)
             if ready:
@@ -171,6 +172,7 @@ class Terminal:
                     return True
             if not alive:
                 return False
+        return False
 
 
 def plain(screen: str) -> str:

@@ -95,7 +95,7 @@ def _run(model, prompt, params=None, **more) -> list:
         "default=0)",
     ),
 )
-def test_held_back():
+def test_held_back(rng):
     cases = [
         ("the EN", ["END"]),
         ("the EN", ["END", "E"]),
@@ -117,6 +117,16 @@ def test_held_back():
         cause="a proper prefix is at least one character short of the whole stop string, and the "
         "longest suffix that is one decides",
     )
+    for _ in range(40):
+        text = "".join(rng.choice(list("ABX"), 6))
+        stops = ["".join(rng.choice(list("AB"), int(rng.integers(1, 5)))) for _ in range(2)]
+        begun = [s[:n] for s in stops for n in range(1, len(s)) if text[len(text) - n :] == s[:n]]
+        expect(
+            held_back(text, stops),
+            max(map(len, begun), default=0),
+            call=f"held_back({text!r}, {stops})",
+            cause="only the end of the text counts, and only as far as a stop string begins so",
+        )
 
 
 def _first_end(text: str, stops: Sequence[str]) -> tuple[str, str | None]:

@@ -691,6 +691,15 @@ MISTAKES = [
         new="            True,\n",
         says="encode ignores add_generation_prompt.",
     ),
+    Mistake(
+        name="conversation-two-bos",
+        task=5,
+        symbol="chat:ChatTemplate.encode",
+        old="ids += tokenizer.encode(part.translate(shown))",
+        new="ids += tokenizer.encode(part.translate(shown), add_special_tokens=True)",
+        says="The tokenizer adds its own beginning-of-sequence token to a conversation; the "
+        "template has written one already.",
+    ),
     # Task 6: tensors
     Mistake(
         name="embed-negative-wraps",

@@ -28,6 +28,15 @@ MISTAKES = [
         says="The shortest suffix that begins a stop string is held back; the longest one must be.",
     ),
     Mistake(
+        name="held-back-anywhere",
+        task=1,
+        symbol="stop:held_back",
+        old="text.endswith(stop[:n])",
+        new="stop[:n] in text",
+        says="The beginning of a stop string holds text back wherever it stands; only the end of "
+        "the text can still become one.",
+    ),
+    Mistake(
         name="stop-leaks-its-beginning",
         task=1,
         symbol=STOP,

@@ -119,8 +119,9 @@ def vocabulary_cost(
 ) -> VocabularyCost:
     """Weigh a tokenizer's vocabulary against the length of texts encoded with it.
 
-    V * E parameters for the embedding, and as many for the output layer unless the two are tied.
-    Texts without a token have 0.0 bytes per token.
+    V * E parameters for the embedding, and as many for the output layer unless the two are tied;
+    V is `tokenizer.vocab_size`, special tokens included. Texts without a token have
+    0.0 bytes per token.
 
     >>> from nanovllm.tokenization.bpe import train_bpe
     >>> vocabulary_cost(Tokenizer(train_bpe([], 256)), ["café"], hidden_size=64, tied=True)
