@@ -12,7 +12,7 @@ start: setup
 	$(BIN)/python -m grader.tour
 
 test: setup lint
-	$(BIN)/python -m pytest tests -n 2 -q --durations=25
+	$(BIN)/python -m pytest tests -n 2 -q --dist loadgroup --durations=25
 
 setup: $(READY)
 

@@ -1,10 +1,8 @@
-"""nbgrader's view of the course: what instructors edit, what students get."""
+"""nbgrader's settings for a class that is kept in the course's own folder."""
 
 from pathlib import Path
 
-c = get_config()
+from grader.classroom.settings import configure
 
-c.CourseDirectory.root = str(Path(__file__).resolve().parent)
-c.CourseDirectory.course_id = "nanovllm-labs"
-c.CourseDirectory.source_directory = "solutions/notebooks"
-c.CourseDirectory.release_directory = "notebooks"
+c = get_config()
+configure(c, Path(__file__).resolve().parent)

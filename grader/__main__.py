@@ -1,4 +1,4 @@
-"""The maintainer's commands: `python -m grader build | mistakes`."""
+"""The commands of maintainers and instructors: `python -m grader ...`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from rich.table import Table
 from grader import build as builder
 from grader import mistakes as bank
 from grader.catalog import CatalogError, find_lab, labs
+from grader.classroom.command import autograde, classroom
 from grader.collect import CheckError
+from grader.errors import LabError
+from grader.grading import commands
 from grader.mistakes import MistakeError
+from grader.release.command import release
 from grader.stubs import StubError
 
 app = typer.Typer(
-    help="Build and prove the course.", no_args_is_help=True, pretty_exceptions_enable=False
+    help="Build and prove the course, grade a class.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
 )
+for command in (release, classroom, autograde, commands.grade, commands.items):
+    app.command()(command)
 console = Console()
 
 
@@ -74,7 +82,7 @@ def main() -> None:
     """Run a command; the course's own errors become one line."""
     try:
         app()
-    except (CatalogError, CheckError, MistakeError, StubError) as error:
+    except (CatalogError, CheckError, LabError, MistakeError, StubError) as error:
         console.print(f"[red]{error}[/]")
         raise SystemExit(2) from None
 

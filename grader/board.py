@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from grader.machine import NOT_VERIFIED
 from grader.progress import LabProgress, Tally, TaskProgress, Trust, next_step
 from grader.records import LabState, State
 from grader.registry import CheckEntry
@@ -40,6 +41,12 @@ def show_board(all_labs: list[LabProgress], records: State, console: Console) ->
     console.print(table)
     for text in [text for one in all_labs for text in one.problems]:
         console.print(Text(f"! {text}", style="yellow"), soft_wrap=True)
+    for one in all_labs:
+        entry = records.labs.get(one.lab.key)
+        results = entry.results["isolated"].values() if entry else ()
+        if any(result.reason == NOT_VERIFIED for result in results):
+            text = f"! {one.lab.key}: passed in Triton's interpreter, {NOT_VERIFIED}"
+            console.print(Text(text, style="yellow"), soft_wrap=True)
     console.print()
     step = Text.assemble(("next: ", "bold cyan"), next_step(all_labs, records))
     console.print(step, soft_wrap=True)  # a command broken over two lines cannot be copied

@@ -28,13 +28,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Lab:
-    """One lab: its number, its subpackage of nanovllm, and its tasks."""
+    """One lab: its number, its subpackage of nanovllm, its tasks, and those its demo needs."""
 
     number: int
     title: str
     package: str
     first: str
     tasks: tuple[Task, ...]
+    demo: tuple[int, ...] = ()  # the tasks that its demo needs
+    machine: str = ""  # "triton": written in Triton, so meant for a GPU
 
     @property
     def key(self) -> str:
@@ -97,7 +99,15 @@ def read_lab(folder: Path) -> Lab:
             )
             for entry in data["task"]
         )
-        return Lab(data["number"], data["title"], data["package"], data["first"], tasks)
+        return Lab(
+            data["number"],
+            data["title"],
+            data["package"],
+            data["first"],
+            tasks,
+            tuple(data.get("demo", ())),
+            data.get("machine", ""),
+        )
     except FileNotFoundError:
         raise CatalogError(f"{path} is missing; restore it with `git checkout {path}`.") from None
     except (tomllib.TOMLDecodeError, KeyError) as error:

@@ -264,6 +264,21 @@ def pack(
     _say()(f"{workspace.shown(made.path)}: {', '.join(made.names)} and a manifest.")
 
 
+@app.command()
+def submit(
+    lab: LabArgument,
+    course: Annotated[str, typer.Option(help="the course's name, if nbgrader asks for it")] = "",
+) -> None:
+    """Pack a lab and hand it in through nbgrader, on the JupyterHub of a class."""
+    from grader.submit import submit as hand_in
+
+    found = find_lab(lab)
+    made = hand_in(found, _load().lab(found.key), course)
+    for text in made.warnings:
+        terminal.warn(text)
+    _say()(f"{found.key} is handed in: {', '.join(made.names)}.")
+
+
 def _lab(name: str | None) -> Lab:
     """The lab named, else the one the student is at."""
     if name is not None:

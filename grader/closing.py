@@ -10,6 +10,7 @@ import pytest
 from grader import registry, state
 from grader.catalog import Lab, find_lab, labs
 from grader.gathering import CANNOT_LOAD
+from grader.machine import NOT_VERIFIED
 from grader.outcome import Outcome, Status
 from grader.session import LabSession
 
@@ -54,6 +55,9 @@ class Closing:
                 green=got == most,
             )
         reporter.write_line(f"   {'all':<7}{'':<28} {earned:>3}/{total}", bold=True)
+        reasons = {outcome.reason for outcome in self.session.outcomes.values()}
+        if lab.machine and NOT_VERIFIED in reasons:
+            reporter.write_line(f" ! run in Triton's interpreter: {NOT_VERIFIED}", yellow=True)
         for problem in registry.problems(lab):
             reporter.write_line(f" ! {problem}", yellow=True)
 

@@ -14,6 +14,7 @@ from grader.errors import LabError
 from grader.paths import ROOT, student_package
 
 UNWRITTEN = re.compile(r"(lab\d\d) task (\d+): ")
+STUB = re.compile(r'raise NotImplementedError\("(lab\d\d) task (\d+): ')
 
 
 def require_demo(lab: Lab) -> Path:
@@ -29,9 +30,23 @@ def command(lab: Lab) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, "-m", "grader.demo", f"{lab.number:02d}"], environment
 
 
+def missing_task(lab: Lab) -> int | None:
+    """The first task that the demo needs and whose stub still stands in the student's files."""
+    texts = (path.read_text(encoding="utf-8") for path in lab.mine.glob("*.py"))
+    stubs = {int(task) for text in texts for key, task in STUB.findall(text) if key == lab.key}
+    return min(stubs.intersection(lab.demo), default=None)
+
+
 def play(lab: Lab) -> int:
-    """Run the demo's `main()`; an error of the student's code is told in a few lines."""
+    """Run the demo's `main()`; an error of the student's code is told in a few lines.
+
+    What is known to be missing is told at once, before torch and a model are loaded.
+    """
     path = require_demo(lab)
+    missing = None if os.environ.get("NANOVLLM_CODE") else missing_task(lab)
+    if missing is not None:
+        print(_needs(lab, lab.key, missing), file=sys.stderr)
+        return 1
     spec = importlib.util.spec_from_file_location(f"demo_of_{lab.key}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -46,14 +61,17 @@ def play(lab: Lab) -> int:
     return 0
 
 
+def _needs(lab: Lab, key: str, task: int | str) -> str:
+    return (
+        f"The demo of {lab.key} needs {key} task {task}, which is not written yet: "
+        f"lab check {key[3:]} --task {task}"
+    )
+
+
 def _told(lab: Lab, error: Exception) -> str:
     unwritten = UNWRITTEN.match(str(error)) if isinstance(error, NotImplementedError) else None
     if unwritten:
-        key, task = unwritten.groups()
-        return (
-            f"The demo of {lab.key} needs {key} task {task}, which is not written yet: "
-            f"lab check {key[3:]} --task {task}"
-        )
+        return _needs(lab, *unwritten.groups())
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(student_package())]
     place = own[-1] if own else frames[-1]

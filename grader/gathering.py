@@ -10,6 +10,7 @@ from grader import registry, workspace
 from grader.card import load_failure_card, shown_path
 from grader.catalog import CatalogError, Lab, find_lab, labs
 from grader.errors import LabError
+from grader.machine import obstacle
 from grader.outcome import Outcome, Status
 from grader.paths import LABS
 from grader.session import LabSession
@@ -29,6 +30,17 @@ def lab_of(path: Path) -> Lab | None:
         return None
 
 
+def _on_own_code(lab: Lab) -> list[str]:
+    """What to know where a lower lab's reference, on which a lab runs, was not released."""
+    lower = [low.key for low in labs() if low.number < lab.number and not low.reference.is_dir()]
+    if not lower:
+        return []
+    return [
+        f"{lab.key} runs on your own {', '.join(lower)}: this copy of the course has no reference "
+        "of it, so an error there can show here"
+    ]
+
+
 class Gathering:
     """Starts the labs that are named, leaves out those not started, loads each in its world."""
 
@@ -42,6 +54,8 @@ class Gathering:
         if self.session.reference or config.option.collectonly:
             return
         for lab in labs():
+            if self._named(lab) and obstacle(lab):
+                raise pytest.UsageError(obstacle(lab))
             if self._named(lab) and not lab.started:
                 try:
                     files = workspace.start(lab)
@@ -52,6 +66,9 @@ class Gathering:
                     f"{lab.key} started: {shown_path(lab.mine)}/ has {names}; "
                     f"open {lab.first} first, and the handout {shown_path(lab.folder)}/README.md"
                 )
+
+            if self._named(lab) and not self.session.chain:
+                self.notes += _on_own_code(lab)
 
     def _named(self, lab: Lab) -> bool:
         return any(path.is_relative_to(lab.folder) for path in self._arguments())

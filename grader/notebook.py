@@ -20,6 +20,8 @@ def check_task(lab: str, task: int) -> float:
 
     found = find_lab(lab)
     found.task(task)
+    if os.environ.get("NBGRADER_EXECUTION") == "autograde":
+        return 0.0  # the course's own report replaces this cell's output
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.json"
         command = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 
 import jupytext
 import nbformat
@@ -12,12 +11,21 @@ from nbgrader.preprocessors import (
     ClearMarkScheme,
     ClearOutput,
     ClearSolutions,
+    ComputeChecksums,
     LockCells,
 )
 
 from grader.catalog import Lab
 from grader.paths import NOTEBOOK_SOURCES, NOTEBOOKS
 
+STEPS = (
+    LockCells,
+    ClearSolutions,
+    ClearOutput,
+    ClearHiddenTests,
+    ClearMarkScheme,
+    ComputeChecksums,
+)
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
@@ -36,9 +44,9 @@ def source_notebook(lab: Lab) -> nbformat.NotebookNode:
 
 
 def student_notebook(source: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The release version: nbgrader's own preprocessors, in nbgrader's own order."""
+    """The release version, byte for byte what `nbgrader generate_assignment` writes."""
     notebook, resources = copy.deepcopy(source), {}
-    for step in (LockCells, ClearSolutions, ClearOutput, ClearHiddenTests, ClearMarkScheme):
+    for step in STEPS:
         notebook, resources = step().preprocess(notebook, resources)
     return notebook
 
@@ -59,4 +67,4 @@ def notebook_files(lab: Lab) -> dict[str, str]:
 
 
 def _text(notebook: nbformat.NotebookNode) -> str:
-    return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    return nbformat.writes(notebook) + "\n"

@@ -1,4 +1,4 @@
-"""The zip that a student hands in: one lab's files and a manifest, the same bytes each time."""
+"""The zip that a student hands in: a lab's files, its notebook, a manifest; always equal bytes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from grader import statefile
 from grader.catalog import Lab
 from grader.digest import digest, same, student_files
 from grader.errors import LabError
+from grader.paths import NOTEBOOKS
 from grader.records import LabState
 from grader.registry import file_digest
 from grader.workspace import require_started, shown
@@ -52,6 +53,11 @@ def pack(lab: Lab, entry: LabState, output: Path | None) -> Pack:
     names = {
         f"nanovllm/{lab.package}/{path.relative_to(lab.mine).as_posix()}": path for path in files
     }
+    notebook = notebook_of(lab)
+    if notebook.is_file():
+        names[notebook.name] = notebook
+    elif notebook.parent.is_dir():
+        warnings.append(f"{shown(notebook)} is missing; the questions in it go unanswered.")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, path in sorted(names.items()):
@@ -60,6 +66,11 @@ def pack(lab: Lab, entry: LabState, output: Path | None) -> Pack:
         archive.writestr(_entry(MANIFEST), text, compresslevel=9)
     statefile.write_whole(target, buffer.getvalue())
     return Pack(target, tuple(sorted(names)), tuple(warnings))
+
+
+def notebook_of(lab: Lab) -> Path:
+    """The student's notebook of a lab, in which the questions are answered."""
+    return NOTEBOOKS / lab.key / f"{lab.key}.ipynb"
 
 
 def _target(lab: Lab, output: Path | None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,3 +20,11 @@ MODELS = ROOT / "models"
 def student_package() -> Path:
     """The folder that holds the student's subpackages; NANOVLLM_MINE names another one."""
     return Path(os.environ.get("NANOVLLM_MINE") or ROOT / "nanovllm").resolve()
+
+
+def find_commands() -> None:
+    """Put this environment's commands on PATH: nbgrader calls alembic by its name."""
+    here = str(Path(sys.executable).parent)
+    paths = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    if here not in paths:
+        os.environ["PATH"] = os.pathsep.join([here, *paths])

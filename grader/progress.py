@@ -162,7 +162,7 @@ def next_step(all_labs: list[LabProgress], records: State) -> str:
     open_labs.sort(key=lambda one: (one.lab.key != records.last_lab, one.lab.number))
     if open_labs:
         return _next_in(open_labs[0])
-    for one in all_labs:
+    for one in sorted(all_labs, key=lambda one: not one.started):  # what is begun comes first
         number = f"{one.lab.number:02d}"
         if one.started and not one.tally("mine").full:
             if one.tally("mine").trust is Trust.FRESH:

@@ -26,6 +26,10 @@ PRELOADED = [
     "pytest",
     "hypothesis",
     "scipy.stats",
+    "fastapi",
+    "httpx",
+    "jaxtyping",
+    "prometheus_client",
     "grader.plugin",
 ]
 T = TypeVar("T")

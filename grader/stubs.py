@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from grader.catalog import Lab
@@ -79,7 +80,10 @@ def _inside_inner(source: str, name: str) -> bool:
 
 
 def lab_stubs(lab: Lab) -> dict[str, str]:
-    """File name -> text of every stub of a lab; lab.toml must name just its symbols."""
+    """File name -> text of every stub of a lab; lab.toml must name just its symbols.
+
+    Pages (.html) are given as they are.
+    """
     stubs: dict[str, str] = {}
     solved: set[str] = set()
     for path in sorted(lab.reference.glob("*.py")):
@@ -91,7 +95,17 @@ def lab_stubs(lab: Lab) -> dict[str, str]:
         raise StubError(
             f"{lab.key}/lab.toml names {sorted(invented)}, which have no solution marks."
         )
-    return stubs
+    pages = sorted(lab.reference.glob("*.html"))
+    return stubs | {page.name: page.read_text(encoding="utf-8") for page in pages}
+
+
+def solutions(lab: Lab) -> Iterator[tuple[str, str]]:
+    """Every body that the student writes: its place, and its text in the reference."""
+    for path in sorted(lab.reference.glob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        for match in _BLOCK.finditer(source):
+            line = source.count("\n", 0, match.start()) + 1
+            yield f"{lab.package}/{path.name}:{line}", match["body"]
 
 
 def write_stubs(lab: Lab, folder: Path) -> None:

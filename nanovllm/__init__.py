@@ -3,7 +3,8 @@
 Python looks for subpackages along `__path__`: your own folder first, the reference second, so
 that the engine works from the first minute. The environment variable NANOVLLM_CODE selects
 otherwise: `reference` (nothing of yours), `mine` (no lab from the reference), or `lab02` (that
-lab yours, the others from the reference). NANOVLLM_MINE names another folder as yours.
+lab yours, the others from the reference). NANOVLLM_MINE names another folder as yours. A copy of
+the course for students may lack the reference of a lab; then your code of it is used instead.
 """
 
 import os
@@ -25,45 +26,66 @@ _PACKAGE_OF_LAB = {
     "lab02": "model",
     "lab03": "generation",
     "lab04": "batching",
+    "lab05": "paging",
+    "lab06": "kernels",
+    "lab07": "serving",
 }
 _MINE = Path(os.environ.get("NANOVLLM_MINE") or Path(__file__).parent).resolve()
-_REFERENCE = Path(__file__).resolve().parent.parent / "solutions" / "nanovllm"
+_ROOT = Path(__file__).resolve().parent.parent
+_REFERENCE = _ROOT / "solutions" / "nanovllm"
 _CODE = os.environ.get("NANOVLLM_CODE", "")
 
 
 class _PerLab:
-    """Choose for single labs, which `__path__` cannot: each of its entries is a whole folder."""
+    """Chooses for each lab, which `__path__` cannot: each of its entries is a whole folder."""
 
     @staticmethod
     def find_spec(
         name: str, path: object = None, target: object = None
     ) -> ModuleSpec | None:
         parent, _, package = name.rpartition(".")
-        if parent != __name__:
-            return None
         lab = next((lab for lab, its in _PACKAGE_OF_LAB.items() if its == package), None)
-        if lab is None or _CODE not in ("mine", lab):
+        if parent != __name__ or lab is None:
             return None
-        spec = PathFinder.find_spec(name, [str(_MINE)])
-        if spec is None or spec.loader is None:
-            raise ModuleNotFoundError(
-                f"{lab} is not started, and NANOVLLM_CODE={_CODE} asks for your own code of it; "
-                f"start it with `lab start {lab}`.",
-                name=name,
-            )
-        return spec
+        for home in _homes(lab):
+            spec = PathFinder.find_spec(name, [str(home)])
+            if spec is not None and spec.loader is not None:
+                return spec
+        raise ModuleNotFoundError(_missing(lab), name=name)
 
 
-if _CODE == "":
-    __path__ = [str(_MINE), str(_REFERENCE)]
-elif _CODE in ("reference", "mine", *_PACKAGE_OF_LAB):
-    __path__ = [str(_REFERENCE)]
-    sys.meta_path.insert(0, _PerLab)
-else:
+def _homes(lab: str) -> list[Path]:
+    """Where a lab's package may come from, the first choice first."""
+    if _CODE in ("mine", lab):
+        return [_MINE]
+    if _CODE == "reference":
+        return [_REFERENCE]
+    # The other labs are the reference's; a student's copy of the course may not have it.
+    return [_REFERENCE, _MINE] if _CODE else [_MINE, _REFERENCE]
+
+
+def _missing(lab: str) -> str:
+    """Why there is no code of a lab, and the way out, in one sentence."""
+    asked = f"NANOVLLM_CODE={_CODE} asks for "
+    if _CODE == "reference":
+        return f"{asked}the reference, and this copy of the course has no reference of {lab}."
+    why = (
+        f"{asked}your own code of it"
+        if _CODE in ("mine", lab)
+        else "this copy of the course has no reference of it"
+    )
+    if not (_ROOT / "labs" / lab).is_dir():
+        return f"{lab} ({_PACKAGE_OF_LAB[lab]}) is not part of this copy of the course yet."
+    return f"{lab} is not started, and {why}; start it with `lab start {lab}`."
+
+
+if _CODE not in ("", "reference", "mine", *_PACKAGE_OF_LAB):
     raise ImportError(
         f"NANOVLLM_CODE={_CODE!r} is not known; use reference, mine, one lab "
         f"({', '.join(_PACKAGE_OF_LAB)}), or unset it for your code where there is some."
     )
+__path__ = [str(_REFERENCE)] if _CODE else [str(_MINE), str(_REFERENCE)]
+sys.meta_path.insert(0, _PerLab)
 
 
 def __getattr__(name: str) -> object:

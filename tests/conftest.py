@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from grader.catalog import Lab, labs
+from grader.paths import find_commands
 from grader.stubs import write_stubs
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["NANOVLLM_ENFORCE_EAGER"] = "1"  # the compiled step has tests of its own
 # The course is tested with the reference, whatever labs have been started in this copy of it.
 os.environ["NANOVLLM_MINE"] = tempfile.mkdtemp(prefix="nothing-started-")
 LABS = labs()
+find_commands()
 # A shell that starts `make test` in the background has Ctrl-C ignored, and every program that the
 # tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -42,6 +42,7 @@ def environment(**more: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("NANOVLLM_", "PYTEST_"))}
     return kept | {
         "PYTHONPATH": str(ROOT), "NANOVLLM_CODE": "reference", "HF_HUB_OFFLINE": "1",
+        "NANOVLLM_ENFORCE_EAGER": "1",
         "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30", **more,
     }  # fmt: skip
 
@@ -144,6 +145,19 @@ class Terminal:
         """Type; what comes before the next `until` counts as an answer to it."""
         self.mark = len(self.seen)
         os.write(self.master, text.encode())
+
+    def interrupt(self, pattern: str) -> str:
+        """Press Ctrl-C, again if nothing happens, until the pattern shows.
+
+        A signal that comes after the prompt is drawn and before readline waits is not seen until
+        the next key; a person presses again too.
+        """
+        self.type("\x03")
+        for _ in range(20):
+            with contextlib.suppress(AssertionError):
+                return self.until(pattern, seconds=3)
+            os.write(self.master, b"\x03")
+        return self.until(pattern)
 
     def until(self, pattern: str, seconds: float = 120) -> str:
         """Read until the pattern shows in what came since the last `type`; return all that."""

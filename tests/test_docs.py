@@ -175,7 +175,7 @@ def reachable(module: str, first: str, rest: list[str]) -> bool:
     return value is not None
 
 
-@pytest.mark.parametrize("path", ["README.md", "models/README.md"])
+@pytest.mark.parametrize("path", ["README.md", "models/README.md", "grader/README.md"])
 def test_links_between_files_work(path: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#]+)\)", text):

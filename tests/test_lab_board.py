@@ -42,6 +42,15 @@ def test_the_next_step_leads_through_the_course(tmp_path: Path) -> None:
     assert next_line(course) == "next: lab02 Adding more: lab start 02"
 
 
+def test_a_lab_that_is_begun_comes_before_earlier_ones_that_are_not(tmp_path: Path) -> None:
+    course = make_course(tmp_path, started="2")
+    assert "next: lab02 task 1: Triple" in next_line(course)
+    course.record(key="lab02", test_triple="passed")
+    assert next_line(course) == "next: lab02 on your own code of all labs: lab check 02 --mine"
+    course.record("mine", key="lab02", test_triple="passed")
+    assert next_line(course) == "next: lab01 Adding up: lab start 01"
+
+
 def test_points_stand_in_two_columns(course: Course) -> None:
     course.record(**ALL_PASS | {"test_double": "failed"})
     course.record("mine", **ALL_PASS)

@@ -167,6 +167,15 @@ def test_demo_runs_the_students_code_and_names_what_it_lacks(course: Course) -> 
     assert "demo.py is missing" in course.refused("demo", "1")
 
 
+def test_demo_refuses_at_once_when_a_task_it_needs_is_missing(course: Course) -> None:
+    described = course.root / "labs" / "lab01" / "lab.toml"
+    described.write_text("demo = [1, 2]\n" + described.read_text())
+    course.solve("sums.py")
+    done = course.lab("demo", "1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "needs lab01 task 2, which is not written yet" in done.stderr
+
+
 # time -------------------------------------------------------------------------------------------
 
 

@@ -70,3 +70,37 @@ def test_it_refuses(course: Course) -> None:
     assert source.read_bytes() == before
     assert "inside the lab" in course.refused("pack", "1", "-o", str(course.mine))
     assert "no folder" in course.refused("pack", "1", "-o", "nowhere/a.zip")
+
+
+def test_the_notebook_goes_along(course: Course) -> None:
+    course.record(**ALL_PASS)
+    notebook = course.root / "notebooks" / "lab01" / "lab01.ipynb"
+    notebook.parent.mkdir(parents=True)
+    done = course.lab("pack", "1")
+    assert "lab01.ipynb is missing; the questions in it go unanswered." in done.stderr
+    notebook.write_text("{}")
+    assert course.lab("pack", "1").stderr == ""
+    with zipfile.ZipFile(course.root / "lab01.zip") as archive:
+        assert archive.read("lab01.ipynb") == b"{}"
+        assert "lab01.ipynb" in json.loads(archive.read("manifest.json"))["files"]
+
+
+def test_submit_packs_and_hands_the_folder_to_nbgrader(course: Course, tmp_path: Path) -> None:
+    """nbgrader itself is in `test_nbgrader_handbook.py`; here a stand-in says yes, then no."""
+    course.record(**ALL_PASS)
+    (course.root / "notebooks" / "lab01").mkdir(parents=True)
+    (course.root / "notebooks" / "lab01" / "lab01.ipynb").write_text("{}")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    stand_in = programs / "nbgrader"
+    stand_in.write_text(f'#!/bin/sh\necho "$PWD $*" > {tmp_path}/called\n')
+    stand_in.chmod(0o755)
+    path = f"{programs}:/usr/bin:/bin"
+    done = course.lab("submit", "1", "--course", "fall", PATH=path)
+    assert "lab01 is handed in" in done.stdout
+    called = (tmp_path / "called").read_text().split()
+    assert called == [str(course.root / "notebooks"), "submit", "lab01", "--course", "fall"]
+    assert (course.root / "notebooks" / "lab01" / "lab01.zip").is_file()
+    stand_in.write_text('#!/bin/sh\necho "[SubmitApp | ERROR] No such course" >&2\nexit 1\n')
+    sentence = course.refused("submit", "1", PATH=path)
+    assert "did not take lab01 (No such course); upload" in sentence

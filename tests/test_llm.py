@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from nanovllm import LLM, RequestOutput, SamplingParams
+from nanovllm.batching.events import Stepped
 from nanovllm.generation.beam import BeamSearchParams
 from nanovllm.generation.errors import EmptyPromptError, PromptTooLongError, RequestError
 from nanovllm.generation.params import ParamsError
@@ -323,11 +324,151 @@ class TestAnswers:
         llm.generate(["a", "b"], SamplingParams(max_tokens=2), use_tqdm=False)
         assert capsys.readouterr().err == ""
 
-    def test_similar_lengths_share_a_batch(self, checkpoint):
-        engine = LLM(checkpoint, max_num_seqs=2)
-        ids = [[5] * 40, [5] * 2, [5] * 40, [5] * 2]
-        run(engine, ids, temperature=0.0, max_tokens=2)
-        assert engine.waste.padding == 0
+
+class TestSharedEngine:
+    PARAMS = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
+
+    @staticmethod
+    def watched(checkpoint, **options):
+        """An LLM, and the steps that its engine will take."""
+        engine, steps = LLM(checkpoint, **options), []
+
+        def watch(event):
+            if isinstance(event, Stepped):
+                steps.append(event)
+
+        engine.runner.on_event = watch
+        return engine, steps
+
+    def test_requests_join_as_others_leave(self, checkpoint):
+        engine, steps = self.watched(checkpoint, max_num_seqs=2)
+        each = [SamplingParams(temperature=0.0, max_tokens=k, ignore_eos=True) for k in (8, 2, 2)]
+        engine.generate([[5] * 9, [6] * 4, [7] * 3], each, use_tqdm=False)
+        assert len(steps) == 8  # two static batches would take 8 + 2
+        assert sum(c.length for step in steps for c in step.chunks) == 9 + 4 + 3 + 7 + 1 + 1
+
+    def test_a_step_computes_no_more_than_its_budget(self, checkpoint):
+        engine, steps = self.watched(checkpoint, max_num_seqs=4, max_num_batched_tokens=7)
+        outputs = run(engine, [[5] * 30, [6] * 20], **self.PARAMS)
+        assert max(sum(c.length for c in step.chunks) for step in steps) == 7
+        assert ids_of(outputs) == ids_of(run(LLM(checkpoint), [[5] * 30, [6] * 20], **self.PARAMS))
+
+    def test_streams_read_in_turn_share_their_steps(self, checkpoint):
+        engine, steps = self.watched(checkpoint)
+        alone = ids_of(run(engine, ["a b", "c d"], **self.PARAMS))
+        steps.clear()
+        streams = [engine.stream(p, SamplingParams(**self.PARAMS)) for p in ("a b", "c d")]
+        last = [piece for pair in zip(*streams, strict=True) for piece in pair][-2:]
+        assert [[list(piece.output.outputs[0].token_ids)] for piece in last] == alone
+        assert len(steps) == 6
+
+    def test_a_stream_that_is_left_is_aborted(self, checkpoint):
+        engine, steps = self.watched(checkpoint)
+        half = engine.stream("a b", SamplingParams(**self.PARAMS))
+        next(half)
+        engine.stream("never read", SamplingParams(**self.PARAMS))
+        half.close()
+        steps.clear()
+        run(engine, "c d", **self.PARAMS)
+        assert {len(step.chunks) for step in steps} == {1}
+        engine.runner.engine.check()
+
+    def test_a_request_that_fails_raises_its_error_and_spoils_nothing(self, checkpoint):
+        engine = LLM(checkpoint)
+        before = ids_of(run(engine, "a b", **self.PARAMS))
+        decode = engine.tokenizer.decode_bytes
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(engine.tokenizer), "token_bytes", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                run(engine, ["a b", "c"], **self.PARAMS)
+        assert decode([5]) and ids_of(run(engine, "a b", **self.PARAMS)) == before
+
+    def test_an_interrupt_leaves_a_working_engine(self, checkpoint):
+        engine = LLM(checkpoint)
+        before = ids_of(run(engine, "a b", **self.PARAMS))
+        kept = engine.runner.engine
+        with pytest.MonkeyPatch.context() as patch:
+
+            def interrupt(*_):
+                raise KeyboardInterrupt
+
+            patch.setattr(engine.model, "logits", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                run(engine, ["a b", "c"], **self.PARAMS)
+        assert ids_of(run(engine, "a b", **self.PARAMS)) == before
+        assert engine.runner.engine is kept
+
+    def test_a_broken_engine_tells_all_and_is_replaced(self, checkpoint):
+        engine = LLM(checkpoint)
+        before = ids_of(run(engine, "a b", **self.PARAMS))
+        other = engine.stream("c", SamplingParams(**self.PARAMS))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine.runner.engine, "step", lambda: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                run(engine, "a b", **self.PARAMS)
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            next(other)
+        assert ids_of(run(engine, "a b", **self.PARAMS)) == before
+
+    def test_the_cache_lives_on_between_calls(self, checkpoint):
+        engine, steps = self.watched(checkpoint)
+        (first,) = run(engine, [[5] * 40], **self.PARAMS)
+        steps.clear()
+        (again,) = run(engine, [[5] * 40], **self.PARAMS)
+        assert ids_of([first]) == ids_of([again])
+        assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 32)  # two blocks of 16
+        assert [step.chunks[0].length for step in steps] == [8, 1, 1, 1, 1, 1]
+        *_, last = engine.stream([5] * 40, SamplingParams(**self.PARAMS))
+        assert last.output.num_cached_tokens == 32
+
+    def test_the_cache_can_be_off(self, checkpoint):
+        engine = LLM(checkpoint, enable_prefix_caching=False)
+        outputs = [run(engine, [[5] * 40], **self.PARAMS)[0] for _ in range(2)]
+        assert ids_of(outputs[:1]) == ids_of(outputs[1:])
+        assert [output.num_cached_tokens for output in outputs] == [0, 0]
+
+    def test_a_chat_recomputes_no_earlier_turn(self, checkpoint):
+        engine, steps = self.watched(checkpoint)
+        talk = [{"role": "user", "content": "Hello there, how are you?"}]
+        params = SamplingParams(temperature=0.0, max_tokens=12)
+        (answer,) = engine.chat(talk, params, use_tqdm=False)
+        talk.append({"role": "assistant", "content": answer.outputs[0].text})
+        talk.append({"role": "user", "content": "And now?"})
+        steps.clear()
+        (answer,) = engine.chat(talk, params, use_tqdm=False)
+        prompt = len(answer.prompt_token_ids)
+        assert answer.num_cached_tokens >= 16
+        assert steps[0].chunks[0].length == prompt - answer.num_cached_tokens
+
+    def test_samples_share_the_prompts_blocks(self, checkpoint):
+        engine, steps = self.watched(checkpoint, num_gpu_blocks_override=6)
+        params = {"temperature": 1.0, "seed": 1, "max_tokens": 8, "ignore_eos": True, "n": 3}
+        (shared,) = run(engine, [[5] * 40], **params)
+        assert max(len(step.chunks) for step in steps) == 3  # 3 x 3 blocks would not fit
+        (apart,) = run(LLM(checkpoint, max_num_seqs=1), [[5] * 40], **params)
+        assert ids_of([shared]) == ids_of([apart])
+
+    def test_a_cache_too_small_for_the_request_says_so(self, checkpoint):
+        engine = LLM(checkpoint, num_gpu_blocks_override=2)
+        with pytest.raises(RequestError, match=r"Prompt 2 of 2: .*more than the store"):
+            run(engine, ["a", [5] * 40], **self.PARAMS)
+        assert len(run(engine, "a", **self.PARAMS)) == 1
+
+    @pytest.mark.parametrize("blocks", [3, 4, 6])
+    def test_preemption_changes_no_answer(self, checkpoint, blocks):
+        prompts = [[5 + i] * (9 + 5 * i) for i in range(5)]
+        plenty = run(LLM(checkpoint), prompts, max_tokens=16, temperature=1.0, seed=4)
+        engine = LLM(checkpoint, num_gpu_blocks_override=blocks)
+        assert ids_of(run(engine, prompts, max_tokens=16, temperature=1.0, seed=4)) == ids_of(
+            plenty
+        )
+
+    def test_an_engine_that_does_nothing_is_no_hang(self, checkpoint):
+        engine = LLM(checkpoint)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine.runner.engine, "step", list)
+            with pytest.raises(RuntimeError, match="does nothing"):
+                run(engine, "a b", **self.PARAMS)
 
 
 class TestChat:
@@ -383,6 +524,15 @@ class TestOptions:
             ({"max_model_len": 97}, "96"),
             ({"max_model_len": 1}, "from 2"),
             ({"max_num_seqs": 0}, "at least 1"),
+            ({"max_num_batched_tokens": 2}, "at least max_num_seqs"),
+            ({"scheduling_policy": "lifo"}, "no policy 'lifo'"),
+            ({"block_size": 0}, "block_size must be"),
+            ({"block_size": 2.5}, "block_size must be"),
+            ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override must be"),
+            ({"kv_cache_memory_bytes": 100}, "one block of 16 tokens takes 4096"),
+            ({"num_gpu_blocks_override": 9, "kv_cache_memory_bytes": 9000}, "give one of them"),
+            ({"enable_prefix_caching": "no"}, "True or False"),
+            ({"max_num_seq": 4}, "did you mean max_num_seqs"),
         ],
     )
     def test_bad_options(self, checkpoint, option, says):

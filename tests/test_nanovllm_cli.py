@@ -194,6 +194,9 @@ class TestErrors:
             (["a", "--beam", "2", "--n", "3"], "--n"),
             (["a", "--length-penalty", "2"], "--beam"),
             (["a", "--max-num-seqs", "0"], "max_num_seqs"),
+            (["a", "--block-size", "0"], "block_size"),
+            (["a", "--scheduling-policy", "lifo"], "round-robin"),
+            (["a", "--num-gpu-blocks-override", "1"], "more than the store"),
             (["a", "--no-such-option"], "--no-such-option"),
             (["a", "--code", "lab99"], "reference"),
             (["--file", "/no/such/file"], "/no/such/file"),
@@ -268,12 +271,13 @@ class TestErrors:
 class TestStudentsCode:
     @pytest.fixture
     def mine(self, tmp_path):
-        """A student's package with a copy of lab 03, to be spoilt."""
-        shutil.copytree(ROOT / "solutions" / "nanovllm" / "generation", tmp_path / "generation")
+        """A student's package with copies of labs 03 to 05, to be spoilt."""
+        for package in ("generation", "batching", "paging"):
+            shutil.copytree(ROOT / "solutions" / "nanovllm" / package, tmp_path / package)
         return tmp_path
 
-    def spoil(self, mine, file, function, line):
-        path = mine / "generation" / file
+    def spoil(self, mine, file, function, line, package="generation"):
+        path = mine / package / file
         text = path.read_text("utf-8")
         start = text.index("### BEGIN SOLUTION", text.index(f"def {function}("))
         path.write_text(text[:start] + line + "\n    " + text[start:], "utf-8")
@@ -297,6 +301,26 @@ class TestStudentsCode:
             self.generate(model, mine, "--temperature", "1", "--code", "reference").returncode == 0
         )
         assert self.generate(model, mine, "--temperature", "1", "--code", "lab03").returncode == 2
+
+    @pytest.mark.parametrize(
+        ("whose", "package", "file", "function"),
+        [
+            ("lab04", "batching", "scheduler.py", "_admit"),
+            ("lab04", "batching", "engine.py", "step"),
+            ("lab04", "batching", "request.py", "move_to"),
+            ("lab05", "paging", "block_pool.py", "allocate"),
+            ("lab05", "paging", "prefix_cache.py", "lookup"),
+        ],
+    )
+    def test_a_half_written_engine_says_what_is_missing(
+        self, model, mine, whose, package, file, function
+    ):
+        error = f'raise NotImplementedError("{whose} task 9: {function}")'
+        self.spoil(mine, file, function, error, package)
+        done = self.generate(model, mine)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.startswith(f"nanovllm: {whose} task 9 is not written yet: {function} (")
+        assert "--code reference" in done.stderr and done.stderr.count("\n") == 1
 
     def test_an_error_in_it(self, model, mine):
         self.spoil(mine, "sampling.py", "apply_temperature", "_ = 1 / 0")
@@ -393,8 +417,7 @@ class TestTerminal:
             assert "anew" in terminal.until("anew.*you> $")
             terminal.type("word " * 150 + "\n")
             assert "nanovllm: This message needs" in terminal.until("shorten it.*you> $")
-            terminal.type("\x03")
-            assert "/exit or Ctrl-D" in terminal.until("leaves.*you> $")
+            assert "/exit or Ctrl-D" in terminal.interrupt("leaves.*you> $")
             terminal.type("/exit\n")
             assert terminal.rest()[1] == 0
 
@@ -435,6 +458,16 @@ class TestChat:
         messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "Again"}]
         second = llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text
         assert done.stdout == f"{safe(first)}\n{safe(second)}\n"
+
+    def test_a_later_turn_tells_what_the_cache_had(self, model):
+        said = "one two three four five six seven\nAgain\n"
+        done = run("chat", "-m", model, "--max-tokens", 4, stdin=said)
+        first, second = done.stderr.strip().splitlines()
+        assert "cache" not in first.replace("KV cache", "")
+        assert second.endswith(" prompt tokens from the cache")
+        done = run("chat", "-m", model, "--max-tokens", 4, "--no-enable-prefix-caching",
+                   stdin=said)  # fmt: skip
+        assert "from the cache" not in done.stderr
 
     def test_a_full_context_drops_the_oldest(self, model):
         done = run("chat", "-m", model, "--max-tokens", 12, "--ignore-eos",

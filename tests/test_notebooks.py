@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import nbformat
@@ -43,6 +44,56 @@ def test_students_version_runs_on_stubs(
     done = execute(NOTEBOOKS / lab.key / f"{lab.key}.ipynb")
     text = "".join(out.get("text", "") for out in outputs(done))
     assert "This cell needs" in text
+
+
+def test_every_picture_is_predicted_first(lab: Lab) -> None:
+    """The text before a cell that draws asks for a guess."""
+    said = ""
+    pictures = 0
+    for cell in nbformat.read(NOTEBOOKS / lab.key / f"{lab.key}.ipynb", as_version=4).cells:
+        if cell.cell_type == "markdown":
+            said = cell.source
+        elif "plt.show()" in cell.source:
+            pictures += 1
+            assert "**Predict" in said, f"{said[:80]}... asks for no guess"
+    assert pictures >= 5
+
+
+def test_every_task_has_an_experiment_on_the_students_own_code(lab: Lab) -> None:
+    text = (NOTEBOOK_SOURCES / f"{lab.key}.py").read_text(encoding="utf-8")
+    used = {
+        int(task)
+        for tasks in re.findall(rf'with needs\("{lab.number:02d}", ([\d, ]+)\)', text)
+        for task in tasks.split(",")
+    }
+    assert used == {task.id for task in lab.tasks}
+
+
+def test_questions_reach_students_and_answers_do_not(lab: Lab) -> None:
+    """A question is a locked cell of its own: nbgrader empties the cell that takes the answer."""
+    cells = nbformat.read(NOTEBOOKS / lab.key / f"{lab.key}.ipynb", as_version=4).cells
+    grading = [cell.metadata.get("nbgrader", {}) for cell in cells]
+    questions = [n for n, entry in enumerate(grading) if entry.get("grade") and entry["solution"]]
+    assert questions
+    for number in questions:
+        assert cells[number].source == "YOUR ANSWER HERE"
+        assert grading[number - 1].get("locked") is True
+        points = grading[number]["points"]
+        assert f"({points:g} points).**" in cells[number - 1].source
+
+
+def test_student_notebooks_are_what_nbgrader_generates(lab: Lab, tmp_path: Path) -> None:
+    """Byte for byte, so that a notebook from the repository and one from the exchange agree."""
+    from nbgrader.apps import NbGraderAPI
+    from traitlets.config import Config
+
+    config = Config()
+    config.CourseDirectory.root = str(tmp_path)
+    config.CourseDirectory.source_directory = str(NOTEBOOK_SOURCES)
+    done = NbGraderAPI(config=config).generate_assignment(lab.key)
+    assert done["success"], done
+    made = tmp_path / "release" / lab.key / f"{lab.key}.ipynb"
+    assert made.read_bytes() == (NOTEBOOKS / lab.key / f"{lab.key}.ipynb").read_bytes()
 
 
 def test_students_version_holds_no_outputs_and_a_manual_question(lab: Lab) -> None:

@@ -121,6 +121,13 @@ def test_time_in_states():
         cause="a state's time is that of all stays in it, the present one included",
     )
     expect(request.waited(29.5), 12.75, call="waited(29.5): waiting and preempted together")
+    request.move_to(Status.FINISHED, 31.0)
+    expect(
+        request.time_in(Status.FINISHED, 33.0),
+        2.0,
+        call="time_in(FINISHED, 33.0) of a request that ended at 31.0",
+        cause="the end is a state like the others",
+    )
 
 
 @pytest.mark.check(

@@ -127,19 +127,19 @@ def test_round_robin():
 )
 def test_priority_score():
     policy = PriorityWithAging()
-    seen = []
+    seen, minutes = [], (0, 1.5, 6, 12, 300)
     for priority in Priority:
         request = new_request(0, prompt=60, output=21, arrival=30.0, priority=priority)
-        seen.append([policy.score(request, 30.0 + 60 * minutes) for minutes in (0, 1, 6, 12, 300)])
+        seen.append([policy.score(request, 30.0 + 60 * m) for m in minutes])
     expect(
         seen,
         [
             [92.0, 92.0, 92.0, 92.0, 92.0],
-            [42.0, 47.0, 72.0, 92.0, 92.0],
-            [2.0, 7.0, 32.0, 62.0, 92.0],
+            [42.0, 49.5, 72.0, 92.0, 92.0],
+            [2.0, 9.5, 32.0, 62.0, 92.0],
         ],
-        call="score of a high, normal, low request of 80 tokens after 0, 1, 6, 12, 300 minutes",
-        cause="base 100, 50, 10; + 5 a minute, up to 100 in all; - 0.1 a token",
+        call="score of a high, normal, low request of 80 tokens after 0, 1.5, 6, 12, 300 minutes",
+        cause="base 100, 50, 10; + 5 a minute, fractions too, up to 100 in all; - 0.1 a token",
     )
     request = new_request(0, prompt=60, output=21)
     for status, now in ((Status.SCHEDULED, 60.0), (Status.RUNNING, 61.0), (Status.PREEMPTED, 600)):
@@ -214,6 +214,18 @@ def test_size_queues():
         call="key of requests of 1, 20, 21, 60, 61, 500 tokens after 0, 9.9, 10, 19, 20, 95 s",
         given={"small": 20, "medium": 60, "patience": 10.0},
         cause="up to small is queue 0, up to medium 1; nobody rises above queue 0",
+    )
+    request, keys = new_request(0, prompt=500, output=1), []
+    for status, now in ((Status.SCHEDULED, 6.0), (Status.RUNNING, 7.0), (Status.PREEMPTED, 60.0)):
+        request.move_to(status, now)
+        keys.append(policy.key(request, now + 3.0))
+    keys += [policy.key(request, 64.0), policy.key(request, 75.0)]
+    expect(
+        keys,
+        [2, 2, 2, 1, 0],
+        call="key of a request of 500 tokens that waited 6 s, ran from 6 to 60, and was preempted: "
+        "at 9, 10, 63, 64, 75 s",
+        cause="the seconds in the queue count, before and after a preemption, and no others",
     )
 
 

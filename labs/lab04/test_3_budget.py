@@ -18,11 +18,11 @@ from nanovllm.batching.budget import AdaptiveBudget, token_budget
 )
 def test_token_budget():
     cases = [(512, 300, 400, 8), (256, 300, 400, 8), (512, 300, 90, 8), (512, 6, 90, 8),
-             (512, 300, 3, 8), (8, 300, 400, 8), (512, 300, 0, 0)]  # fmt: skip
+             (512, 300, 3, 8), (100, 300, 400, 8), (4, 300, 400, 8), (512, 300, 0, 0)]  # fmt: skip
     expect(
         [token_budget(hardware=h, compute=c, memory=m, decodes=d) for h, c, m, d in cases],
-        [300, 256, 90, 8, 8, 8, 0],
-        call="token_budget for seven (hardware, compute, memory, decodes)",
+        [300, 256, 90, 8, 8, 100, 8, 0],
+        call="token_budget for eight (hardware, compute, memory, decodes)",
         given={"cases": cases},
         cause="no limit may be passed, but a decode may not wait for one either",
     )

@@ -8,7 +8,7 @@ from grader.paths import ROOT
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.errors import DuplicateRequestError, RequestTooLargeError
-from nanovllm.batching.events import Aborted, Failed, Stepped
+from nanovllm.batching.events import Aborted, Failed, Queued, Stepped
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.policies import RoundRobin
 from nanovllm.batching.replay import Replay
@@ -177,7 +177,7 @@ SETTINGS = {
 
 @pytest.mark.check(
     task=6,
-    points=4,
+    points=3,
     title="The same tokens for any order, budget, chunk size, policy, and preemption",
     hints=(
         "The first setting of the card that fails says where to look.",
@@ -280,7 +280,7 @@ def _short(event):
 
 @pytest.mark.check(
     task=6,
-    points=3,
+    points=2,
     title="Abort at any moment",
     hints=(
         "Where may the request be when its caller gives it up? What if it has just ended?",
@@ -342,7 +342,7 @@ def test_abort(rng, seed):
 
 @pytest.mark.check(
     task=6,
-    points=3,
+    points=2,
     title="One failing request does not stop the loop",
     hints=(
         "Whose fault is it when the model or the sampler raises in the middle of a batch?",
@@ -398,11 +398,180 @@ def test_failures(rng, seed):
 @pytest.mark.check(
     task=6,
     points=1,
-    title="A row of NaN fails its request alone",
+    title="An abort ends every sample, and keeps what each had said",
+    hints=(
+        "A request with n=3 is three: which of them does its id name?",
+        "self._requests[id] lists all samples that have not ended; _end takes them out, so walk a "
+        "copy.",
+        "Aborted(sequence.request_id, sequence.index, tuple(sequence.output_token_ids), "
+        "sequence.text, self.clock())",
+    ),
+)
+def test_abort_samples():
+    folder = ROOT / "models" / "target"
+    tokenizer = Tokenizer.from_pretrained(folder)
+    engine = Engine(load_model(folder), tokenizer=tokenizer)
+    params = SamplingParams(temperature=1.0, max_tokens=9, ignore_eos=True, n=3)
+    for request_id, each in ((1, greedy(9)), (2, params)):
+        engine.add_request(tokenizer.encode("Once upon a"), each, seed=4, request_id=request_id)
+    samples = list(engine._requests[2])
+    said = dict.fromkeys(range(3), "")
+
+    def give_up(step):
+        if step == 5:
+            engine.abort(2)
+
+    events = drive(engine, before=give_up)
+    for event in events:
+        if isinstance(event, TokenGenerated) and event.request_id == 2:
+            said[event.index] += event.text
+    expect(
+        [[e.request_id, e.index, len(e.token_ids), e.text == said[e.index] != ""]
+         for e in events if isinstance(e, Aborted)],
+        [[2, index, 5, True] for index in range(3)],
+        call="the Aborted events of a request of 3 samples after 5 steps: id, index, tokens, and "
+        "whether their text is that of its TokenGenerated events",
+        given={"texts": said},
+        cause="each sample ends, under its own index, with what it had said",
+    )  # fmt: skip
+    expect(
+        [[request.status.value for request in samples], len(tokens_of(events, 1))],
+        [["finished"] * 3, 9],
+        call="the status of the three samples, and the tokens of a request beside them",
+        cause="an aborted request is FINISHED, not FAILED: nothing went wrong",
+    )
+
+
+@pytest.mark.check(
+    task=6,
+    points=1,
+    title="What a step says about itself",
+    hints=(
+        "Which clock reading is `started`, and when are those that run counted?",
+        "Read the clock first of all; count `running` before anybody can end; a step without "
+        "chunks reports who came and went, but no Stepped.",
+        "started = self.clock(); events = self._collect(); plan = ...; events += "
+        "self._arrivals_and_departures(plan); if not plan.chunks: return events; running = ...",
+    ),
+)
+def test_step_report():
+    clock, model = ManualClock(1.0), dummy_model(CONFIG)
+    config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=8, adaptive_budget=True)
+    engine = Engine(model, config, sampler=argmax_sampler, clock=clock)
+    schedule, forward = engine.scheduler.schedule, model.forward
+
+    def slow_schedule():
+        clock.advance(0.25)
+        return schedule()
+
+    def slow_forward(*args):
+        clock.advance(0.5)
+        return forward(*args)
+
+    engine.scheduler.schedule, model.forward = slow_schedule, slow_forward
+    for _ in range(3):
+        engine.add_request([5, 6], greedy(1))
+    clock.advance(1.0)
+    events = engine.step()
+    queued = [e.time for e in events if isinstance(e, Queued)]
+    steps = [e for e in events if isinstance(e, Stepped)]
+    expect(
+        [queued, [[e.started, e.time, e.running, e.waiting, e.budget] for e in steps]],
+        [[1.0] * 3, [[2.0, 2.75, 2, 1, 8]]],
+        call="three requests that arrive at 1.0 with two seats; a step at 2.0 that plans for 0.25 "
+        "s, computes for 0.5 s, and ends two of them: times of Queued; started, time, running, "
+        "waiting, budget of Stepped",
+        cause="a request was queued when it arrived; a step starts before it collects, and counts "
+        "those that ran in it, also those that it ended",
+    )
+    expect(
+        [engine.store.free_tokens, engine.scheduler.budget.limit],
+        [engine.store.total_tokens, 6],
+        call="free places, and the limit of 8 after a step that took too long",
+        cause="_stepped tells the budget how long the step took",
+    )
+
+    class Stubborn(SlotStore):
+        def reserve(self, request, num_tokens):
+            return not request.num_computed_tokens and super().reserve(request, num_tokens)
+
+    engine = Engine(dummy_model(CONFIG), config, store=Stubborn(CONFIG, 2, 40))
+    engine.add_request([5, 6], greedy(3))
+    engine.step()
+    expect(
+        [type(event).__name__ for event in engine.step()],
+        ["Preempted"],
+        call="the events of a step in which the only request is preempted",
+        cause="nothing was computed, so there is no Stepped, but what happened is reported",
+    )
+
+
+@pytest.mark.check(
+    task=6,
+    points=1,
+    title="A failed chunk is not counted, an unfinished one can fail, Ctrl+C goes through",
+    hints=(
+        "What do the store and the counters know of a chunk whose outcome is an error?",
+        "Commit and count a plan of the other chunks alone. A chunk that draws no token has an "
+        "outcome, too. KeyboardInterrupt is no Exception.",
+        "done = Plan(tuple(c for c, outcome in pairs if not isinstance(outcome, Exception))); "
+        "self.store.commit(done); self.scheduler.update(done)",
+    ),
+)
+def test_failed_chunks():
+    model, config = dummy_model(CONFIG), EngineConfig(max_num_seqs=2, max_num_batched_tokens=4)
+    plain = model.forward
+
+    def touchy_model(token_ids, positions, attend):
+        if (token_ids == 48).any():
+            raise MemoryError("the model does not like 48")
+        return plain(token_ids, positions, attend)
+
+    model.forward = touchy_model
+    store, committed = SlotStore(CONFIG, 2, 40), []
+
+    def commit(plan):
+        committed.append([[c.request.sequence.request_id, c.length] for c in plan.chunks])
+        SlotStore.commit(store, plan)
+
+    store.commit = commit
+    engine = Engine(model, config, store=store, sampler=argmax_sampler)
+    engine.add_request([7], greedy(1), request_id=1)
+    engine.add_request([5, 48, 6, 7, 8, 9], greedy(2), request_id=0)
+    (bad,) = engine._requests[0]
+    events = drive(engine, failures=True)
+    failed = [[e.request_id, type(e.error).__name__] for e in events if isinstance(e, Failed)]
+    expect(
+        [failed, committed, bad.num_computed_tokens],
+        [[[0, "MemoryError"]], [[[1, 1]]], 0],
+        call="Failed events, what is committed in each step (request, length), and what request 0 "
+        "has computed: the model raises for the first 3 of its 6 tokens",
+        cause="the request fails at once, by a chunk that would draw no token; it never was "
+        "computed, so neither store nor counters take it in",
+    )
+
+    def ctrl_c(logits, rows):
+        raise KeyboardInterrupt
+
+    stopped = Engine(dummy_model(CONFIG), config, sampler=ctrl_c)
+    stopped.add_request([5], greedy(1))
+    expect.raises(
+        KeyboardInterrupt,
+        stopped.step,
+        call="step() when Ctrl+C is pressed while the sampler runs",
+        cause="an interrupt is no request's error",
+    )
+
+
+@pytest.mark.check(
+    task=6,
+    points=1,
+    title="A row without a finite largest logit fails its request alone",
     hints=(
         "NaN raises nothing: it has to be looked for.",
-        "Rows with NaN get an error and are not shown to the sampler.",
-        "broken = logits.isnan().any(dim=-1)",
+        "The largest of a row must be finite. Other rows get an error and are not shown to the "
+        "sampler; -inf beside finite logits is a mask's and does no harm.",
+        "finite = logits.amax(dim=-1).isfinite().tolist()",
     ),
 )
 def test_nan_row(rng, seed):
@@ -427,6 +596,26 @@ def test_nan_row(rng, seed):
         [[], *wanted],
         call="the tokens of the request with NaN, and of the three others",
         cause="no token is drawn from NaN, and its slot does no harm to the next owner",
+    )
+    inf, shown = torch.inf, []
+
+    def showing(logits, rows):
+        shown.append(logits.clone())
+        return argmax_sampler(logits, rows)
+
+    sequences = [Sequence([5], greedy(2), max_model_len=40, seed=0) for _ in range(5)]
+    chunks = tuple(Chunk(Request(i, s, 0.0, 2), 0, 1, 1) for i, s in enumerate(sequences))
+    logits = torch.tensor([[0.0, 1.0], [torch.nan, 1.0], [inf, 1.0], [-inf, 1.0], [-inf, -inf]])
+    outcomes = Engine(model, sampler=showing)._draw(Plan(chunks), logits)
+    expect(
+        [[type(outcome).__name__ for outcome in outcomes], [seen.tolist() for seen in shown]],
+        [
+            ["Sampled", *["NonFiniteLogitsError"] * 2, "Sampled", "NonFiniteLogitsError"],
+            [[[0.0, 1.0], [-inf, 1.0]]],
+        ],
+        call="_draw of the rows [0, 1], [nan, 1], [inf, 1], [-inf, 1], [-inf, -inf]: the outcomes, "
+        "and the rows that the sampler saw",
+        cause="a largest logit that is not finite is no choice; a single -inf is",
     )
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from grader import expect
 from nanovllm.batching.budget import FixedBudget
+from nanovllm.batching.events import Queued, Stepped
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.policies import make_policy
 from nanovllm.batching.request import Priority
@@ -79,13 +80,13 @@ def test_jain():
 
 @pytest.mark.check(
     task=7,
-    points=3,
+    points=2,
     title="A trace through the scheduler, to the second",
     hints=(
         "In which order: arrivals, plan, clock, counts, tokens?",
         "The clock jumps only when there is no work; tokens come at the end of the step.",
         "while coming and coming[0].arrival <= clock.now: scheduler.add(...), then schedule, "
-        "clock.advance(cost.of_plan(plan)), commit, update, observe, _events",
+        "clock.advance(cost.of_plan(plan)), scheduler.store.commit, update, _events, observe",
     ),
 )
 def test_simulate():
@@ -111,6 +112,79 @@ def test_simulate():
         lambda: simulate(TRACE[:1], stuck, COST),
         call="simulate with a store that never admits anybody",
         cause="a simulation that gets nowhere must say so, not hang",
+    )
+
+    class Slow(CountingStore):
+        """It lets somebody in only when it is asked for the third time."""
+
+        asked = 0
+
+        def can_admit(self, request):
+            self.asked += 1
+            return self.asked % 3 == 0
+
+    def patient(count):
+        slow = scheduler_of(seats=1)
+        slow.store = Slow(100)
+        try:
+            return times(simulate([Arrival(0.0, 2, 1)] * count, slow, StepCost(1.0, 0.0, 0.0)))
+        except RuntimeError as error:
+            return str(error)
+
+    expect(
+        [patient(1), patient(3)],
+        [[[3.0]], [[3.0], [6.0], [9.0]]],
+        call="token times of one request and of three, each let in at the third attempt; a step "
+        "takes 1 s",
+        cause="two steps in a row without a chunk are patience, three are a deadlock; a step with "
+        "one starts the count anew",
+    )
+
+
+@pytest.mark.check(
+    task=7,
+    points=1,
+    title="What a simulation reports, and whom it tells",
+    hints=(
+        "The engine reports who is queued, commits to the store, tells the budget. So must you.",
+        "Sort by arrival: a trace may come in any order. `started` is the clock before the step; "
+        "the scheduler observes after the ended requests have left the store.",
+        "events += _events(plan, scheduler, started); scheduler.observe(clock.now - started)",
+    ),
+)
+def test_reports():
+    class Noting(CountingStore):
+        def commit(self, plan):
+            committed.append(plan.num_tokens)
+
+    class Watching(FixedBudget):
+        def observe(self, seconds, free_share):
+            observed.append([seconds, free_share])
+
+    committed, observed = [], []
+    trace = [Arrival(0.6, 8, 2), Arrival(0.0, 4, 3), Arrival(0.5, 2, 1)]
+    scheduler = scheduler_of()
+    scheduler.store, scheduler.budget = Noting(100), Watching(6)
+    events = simulate(trace, scheduler, COST).events
+    expect(
+        [[e.request_id, e.time] for e in events if isinstance(e, Queued)],
+        [[1, 0.0], [2, 0.5], [0, 0.6]],
+        call="the Queued events (request, time) of a trace that is not in order",
+        given={"(time, prompt, output)": [(a.time, a.prompt, a.output) for a in trace]},
+        cause="requests come by their arrival, under the number of their place in the trace",
+    )
+    expect(
+        [[e.started, e.time] for e in events if isinstance(e, Stepped)],
+        [[0.0, 2.0], [2.0, 4.5], [4.5, 7.0], [7.0, 8.25]],
+        call="start and end of each step",
+        cause="a step starts where the clock stood before it moved",
+    )
+    expect(
+        [committed, observed],
+        [[4, 6, 6, 1], [[2.0, 0.96], [2.5, 0.92], [2.5, 0.92], [1.25, 1.0]]],
+        call="tokens committed in each step, and what the budget observed: seconds, and the share "
+        "of 100 places that is free",
+        cause="places of requests that have ended are free when the scheduler observes",
     )
 
 
@@ -139,6 +213,12 @@ def test_static():
         run.tokens_computed,
         4 + 2 + 16 + 2 + 1 + 1,
         call="tokens computed, pads and ended rows included",
+    )
+    expect(
+        times(simulate_static(TRACE[::-1], 2, StepCost(base=1.0, per_token=0.25, per_place=0.125))),
+        times(run)[::-1],
+        call="the token times of the same trace, written down backwards",
+        cause="batches go by arrival, not by place in the trace",
     )
 
 

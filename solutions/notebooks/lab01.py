@@ -371,7 +371,9 @@ with needs("01", 1, 2):
 # %% [markdown]
 # Memory: the embedding grows with the vocabulary, the KV cache of a text shrinks. In the bundled
 # model (E = 256, 4 layers, 4 key/value heads of 32) a token of cache takes
-# 2 x 4 x 4 x 32 x 2 = 2,048 bytes. For 4 kB of text held at once:
+# 2 x 4 x 4 x 32 x 2 = 2,048 bytes.
+#
+# **Predict.** 4 kB of text is held at once. Which vocabulary needs the least memory in all?
 
 # %%
 with needs("01", 1, 2):
@@ -435,8 +437,9 @@ check_task("01", 6)
 
 # %% [markdown]
 # ## Questions
-#
-# **Question 1.** Use the two curves above. Which vocabulary would you give the bundled model, and how
+
+# %% [markdown] nbgrader={"grade": false, "grade_id": "lab01-question-1-text", "locked": true, "schema_version": 3, "solution": false, "task": false, "cell_type": "markdown"}
+# **Question 1 (5 points).** Use the two curves above. Which vocabulary would you give the bundled model, and how
 # does the answer change with E = 8192 and a context of 128,000 tokens? Give numbers.
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "lab01-question-1", "locked": false, "points": 5, "schema_version": 3, "solution": true, "task": false, "cell_type": "markdown"}
@@ -450,8 +453,8 @@ check_task("01", 6)
 # of 100,000 and more. Full marks for both directions with numbers.
 # ### END SOLUTION
 
-# %% [markdown]
-# **Question 2.** Cut a text into two parts, encode both, join the ids. Find a text for which that
+# %% [markdown] nbgrader={"grade": false, "grade_id": "lab01-question-2-text", "locked": true, "schema_version": 3, "solution": false, "task": false, "cell_type": "markdown"}
+# **Question 2 (5 points).** Cut a text into two parts, encode both, join the ids. Find a text for which that
 # differs from encoding it whole, say why, and what it means for a cache of prompts that begin alike.
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "lab01-question-2", "locked": false, "points": 5, "schema_version": 3, "solution": true, "task": false, "cell_type": "markdown"}

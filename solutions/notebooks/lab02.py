@@ -190,19 +190,20 @@ with needs("02", 1, 2, 3, 4, 5):
     figure.tight_layout()
     plt.show()
 
-# %% [markdown] nbgrader={"grade": true, "grade_id": "lab02-question-1", "locked": false, "points": 5, "schema_version": 3, "solution": true, "task": false, "cell_type": "markdown"}
-# **Question 1 (graded by hand).** Choose one head of the picture above. Say what it looks at, and
+# %% [markdown] nbgrader={"grade": false, "grade_id": "lab02-question-1-text", "locked": true, "schema_version": 3, "solution": false, "task": false, "cell_type": "markdown"}
+# **Question 1 (5 points).** Choose one head of the picture above. Say what it looks at, and
 # explain why the part of the picture right of the diagonal is black. Then explain why the K and V of
 # an early token may be kept while later tokens arrive: which property of that black part makes it
 # right?
-#
-# ### BEGIN MARK SCHEME
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "lab02-question-1", "locked": false, "points": 5, "schema_version": 3, "solution": true, "task": false, "cell_type": "markdown"}
+# ### BEGIN SOLUTION
 # - 2 points: describes a pattern that is there (itself, the token before, the first token, an
 #   earlier use of the same word).
 # - 1 point: black because the mask is causal.
 # - 2 points: a token's hidden state in every layer depends on itself and earlier tokens alone, so
 #   later tokens cannot change its K and V; they may be stored.
-# ### END MARK SCHEME
+# ### END SOLUTION
 
 # %% [markdown]
 # ## 5. With and without a cache

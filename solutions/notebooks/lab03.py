@@ -133,6 +133,7 @@ with needs("03", 2):
 # %% [markdown]
 # No generator was used: `draw` is a pure function of logits, seed and position. Is it still
 # random enough? 3,000 keys, one distribution, and the chi-square test that the check uses.
+# **Predict first**: how far from its probability of 0.4 is the share of token 0 in 3,000 draws?
 
 # %%
 with needs("03", 2):
@@ -250,7 +251,8 @@ with needs("03", 1, 2, 5):
 
 # %% [markdown]
 # How much is wasted depends on how unequal the lengths are. Real requests have a long tail; the
-# same counting, without a model, for batches of lengths drawn from a log-normal distribution:
+# same counting, without a model, for batches of lengths drawn from a log-normal distribution.
+# **Predict first**: does a larger batch waste a larger share or a smaller one?
 
 # %%
 rng = np.random.default_rng(0)
@@ -304,8 +306,9 @@ with needs("03", 6):
         print(f"{name:>14}: {1e3 * least_seconds(work, H100):7.2f} ms, by {bound_by(work, H100)}")
 
 # %% [markdown]
-# And waiting in a queue? Twelve requests arrive in a burst. One at a time, or all in one batch:
-# who waits for the first token, and who waits between tokens?
+# And waiting in a queue? Twelve requests arrive in a burst, served one at a time or all in one
+# batch. **Predict first**: which way has the longer wait for a first token, which the longer wait
+# between tokens, and who of the twelve feels it?
 
 # %%
 with needs("03", 1, 2, 5, 6):
@@ -342,17 +345,19 @@ with needs("03", 1, 2, 5, 6):
 check_task("03", 6)
 
 # %% [markdown] nbgrader={"grade": false, "grade_id": "lab03-question-1-text", "locked": true, "schema_version": 3, "solution": false, "task": false, "cell_type": "markdown"}
-# ## Question 1 (5 points)
+# ## Questions
 #
-# A service runs Llama-3-8B on one H100 and answers one request at a time. Its owner wants ten
+# **Question 1 (5 points).** A service runs Llama-3-8B on one H100 and answers one request at a time. Its owner wants ten
 # times the tokens per second and says: "we need a card with ten times the FLOP/s". Use the
 # roofline above: what would that card change for a single decoding request, what would ten cards
 # with today's FLOP/s but ten times the bandwidth change, and what costs nothing?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "lab03-question-1", "locked": false, "points": 5, "schema_version": 3, "solution": true, "task": false, "cell_type": "markdown"}
+# ### BEGIN SOLUTION
 # A single row decodes at about 1 operation per byte, far left of the ridge (295 on an H100): it is
 # bound by memory, so ten times the FLOP/s changes nothing; the ridge just moves to 2,950. Ten
 # times the bandwidth gives ten times the tokens per second, since the least time of a step is
 # bytes / bandwidth. What costs nothing is a batch: the weights, nearly all of the bytes, are moved
 # once for all rows, so 10 rows take about the time of one, until K and V of the rows outweigh the
 # weights (at 1,024 tokens a row, near 110 rows) or the ridge is reached.
+# ### END SOLUTION

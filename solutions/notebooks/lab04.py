@@ -196,23 +196,25 @@ with needs("04", 1, 2, 3, 4, 7):
     axis.legend(fontsize=7)
     plt.show()
 
+# %% [markdown] nbgrader={"grade": false, "grade_id": "lab04-question-1-text", "locked": true, "schema_version": 3, "solution": false, "task": false, "cell_type": "markdown"}
+# **Question 1 (5 points).** Choose a budget for a chat service from the picture above, and say which of TTFT and inter-token
+# latency you traded for which. What does a smaller budget cost beyond the long request's own TTFT?
+
 # %% [markdown] nbgrader={"grade": true, "grade_id": "lab04-question-1", "locked": false, "points": 5, "schema_version": 3, "solution": true, "task": false, "cell_type": "markdown"}
-# **Question 1 (graded by hand).** Choose a budget for a chat service from the picture above, and say
-# which of TTFT and inter-token latency you traded for which. What does a smaller budget cost beyond
-# the long request's own TTFT?
+# ### BEGIN SOLUTION
+# A budget of 128: the eight others wait 31 ms for a token while the long prompt is read, not 207 ms
+# as with 2,048, and its own first token comes after 0.26 s, not 0.21 s. So inter-token latency of
+# those that run is bought with the TTFT of the one that comes; 32 (12 ms, 0.47 s) goes further.
 #
-# ### BEGIN MARK SCHEME
+# A smaller budget means more steps, and each has its base cost (the weights are read again): the
+# throughput of all falls.
+#
 # - 2 points: names the trade: a larger budget shortens the long prompt's TTFT and stretches the gaps
 #   of all running requests.
 # - 2 points: a smaller budget means more steps, each with its base cost (weights read again), so
 #   throughput falls.
 # - 1 point: gives a budget with a reason from the picture's numbers.
-# ### END MARK SCHEME
-
-# %% nbgrader={"grade": true, "grade_id": "lab04-task-5", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=5
-from grader.notebook import check_task
-
-check_task("04", 5)
+# ### END SOLUTION
 
 # %% [markdown]
 # ## 6. Policies under load
@@ -299,6 +301,14 @@ check_task("04", 7)
 # %% [markdown]
 # ## 7. Your engine
 #
+# The slot store first (task 5), then the loop around it.
+
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-5", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=5
+from grader.notebook import check_task
+
+check_task("04", 5)
+
+# %% [markdown]
 # Sixteen requests on the bundled model, four seats, 24 tokens a step. Below: the run as text, then how
 # full each step was. **Predict** how much of the budget the last steps use.
 

@@ -161,23 +161,26 @@ class Engine:
     def step(self) -> list[EngineEvent]:
         """One round: collect, schedule, prepare, execute, sample, update, and report.
 
-        With nobody to run it reports what there is to report, and does not call the model.
+        `Stepped.started` is the time before `_collect`. With nobody to run it reports who was
+        queued, aborted or preempted, but no `Stepped`, and does not call the model.
         """
         raise NotImplementedError("lab04 task 6: Engine.step")
 
     def _collect(self) -> list[EngineEvent]:
         """Read the notes: hand arrivals to the scheduler (Queued), then end what was given up.
 
-        An id that is not there (any more) is no error: the request may have ended meanwhile.
+        Each sample of an id is ended, FINISHED, and has an Aborted with its index, tokens and
+        text. An id that is not there (any more) is no error: it may have ended meanwhile.
         """
         raise NotImplementedError("lab04 task 6: Engine._collect")
 
     def _outcomes(self, plan: Plan) -> list[Outcome]:
         """What came of each chunk of the plan, in order.
 
-        When something raises, every chunk is tried again alone, so that the error meets only the
-        request that causes it. That may be done: writing K and V twice to the same places is the
-        same as once, and nothing has been counted or drawn.
+        When something raises an Exception, every chunk is tried again alone, so that the error
+        meets only the request that causes it. That may be done: writing K and V twice to the same
+        places is the same as once, and nothing has been counted or drawn. NotImplementedError
+        (a task not written yet) and KeyboardInterrupt are no request's fault and go through.
         """
         raise NotImplementedError("lab04 task 6: Engine._outcomes")
 
@@ -196,15 +199,16 @@ class Engine:
     def _draw(self, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Outcome]:
         """A token for every chunk that completes, None for one that does not.
 
-        A row with NaN gets a NonFiniteLogitsError and is not shown to the sampler.
+        A row whose largest logit is not finite (NaN, inf, or -inf alone) gets a
+        NonFiniteLogitsError and is not shown to the sampler; -inf beside others is a mask's.
         """
         raise NotImplementedError("lab04 task 6: Engine._draw")
 
     def _update(self, plan: Plan, outcomes: Seq[Outcome]) -> list[EngineEvent]:
         """Count what was computed, append the tokens, end what has ended; the events of it all.
 
-        A chunk whose outcome is an error is not counted; its request fails. So does a request
-        whose own `append` raises (its tokenizer, say).
+        A chunk whose outcome is an error is neither committed nor counted; its request fails. So
+        does a request whose own `append` raises (its tokenizer, say).
         """
         raise NotImplementedError("lab04 task 6: Engine._update")
 
@@ -274,7 +278,8 @@ class Engine:
             require(request.num_tokens - 1 <= request.limit, f"{request} is longer than its limit")
 
 
-def _nan_error(request: Request) -> NonFiniteLogitsError:
+def _not_finite(request: Request) -> NonFiniteLogitsError:
     return NonFiniteLogitsError(
-        f"The model gave NaN for request {request.sequence.request_id}; no token can be drawn."
+        f"The largest logit of request {request.sequence.request_id} is not a finite number; "
+        "no token can be drawn."
     )

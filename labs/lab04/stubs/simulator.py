@@ -59,10 +59,11 @@ class Run:
 def simulate(trace: Sequence[Arrival], scheduler: Scheduler, cost: StepCost) -> Run:
     """Replay a trace through a scheduler whose clock is a ManualClock at 0.
 
-    A request is added when the clock has reached its arrival; with nobody to run, the clock
-    jumps to the next one. A step moves the clock by its cost; then a chunk that completes
-    brings its request a token, at that time, and a request with all its tokens ends. The
-    request in place i of the trace is number i; its limit is prompt + output - 1.
+    A request is added when the clock has reached its arrival, whatever its place in the trace,
+    and reports a Queued with that time; with nobody to run, the clock jumps to the next one. A
+    step moves the clock by its cost; then the store commits the plan, the scheduler updates,
+    `_events` gives out tokens and ends requests, and the scheduler observes the step's seconds.
+    The request in place i of the trace is number i; its limit is prompt + output - 1.
 
     Raises:
         RuntimeError: three steps in a row had work and computed nothing.
@@ -103,11 +104,11 @@ def _request(number: int, arrival: Arrival) -> Request:
 def simulate_static(trace: Sequence[Arrival], max_num_seqs: int, cost: StepCost) -> Run:
     """Replay a trace through static batches, lab 03's way.
 
-    The next batch are the first `max_num_seqs` of those that have arrived, in order; with none,
+    The next batch are the first `max_num_seqs` of those that have arrived, by arrival; with none,
     the clock jumps to the next arrival. Its N prompts are padded to the longest, W: one step of
     N*W tokens that reads N*W places. Each further step computes N tokens, ended rows included,
     and reads W + 1, W + 2, ... places a row, until the longest output is there. A request's
-    tokens come at the ends of the first `output` steps.
+    tokens come at the ends of the first `output` steps. The events are TokenGenerated only.
     """
     events: list[EngineEvent] = []
     computed = 0

@@ -19,7 +19,7 @@ class KVStore(Protocol):
 
     @property
     def free_tokens(self) -> int:
-        """Places that hold no token and are promised to nobody."""
+        """Places that hold no token; in a slot, they wait for its owner's."""
 
     def fits(self, num_tokens: int) -> bool:
         """Whether a request of so many tokens could be held if it were the only one."""
@@ -56,7 +56,7 @@ class KVStore(Protocol):
 
 
 class SchedulingStore(Protocol):
-    """The part of a KVStore that the scheduler uses: no K, no V, no torch."""
+    """The part of a KVStore that scheduler and simulator use: no K, no V, no torch."""
 
     total_tokens: int
 
@@ -66,6 +66,7 @@ class SchedulingStore(Protocol):
     def can_admit(self, request: Request) -> bool: ...
     def admit(self, request: Request) -> int: ...
     def reserve(self, request: Request, num_tokens: int) -> bool: ...
+    def commit(self, plan: Plan) -> None: ...
     def suspend(self, request: Request) -> None: ...
     def forget(self, request: Request) -> None: ...
     def release(self, request: Request) -> None: ...

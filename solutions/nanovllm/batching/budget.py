@@ -11,7 +11,7 @@ def token_budget(*, hardware: int, compute: int, memory: int, decodes: int) -> i
 
     hardware: the most that the machine takes in one step. compute: what a step's time allows
     (the controller's limit). memory: free places in the store. decodes: running requests that
-    need one token; they must not wait for prompts.
+    need one token; they must not wait for prompts, so they win over all three limits.
 
     >>> token_budget(hardware=512, compute=256, memory=300, decodes=8)
     256

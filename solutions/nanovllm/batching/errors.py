@@ -24,7 +24,7 @@ class IllegalTransitionError(Exception):
 
 
 class NonFiniteLogitsError(Exception):
-    """The model answered one row with NaN: no token can be drawn from it."""
+    """The largest logit of a row is NaN or infinite: no token can be drawn from it."""
 
 
 class InvariantError(AssertionError):

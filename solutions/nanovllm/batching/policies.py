@@ -118,8 +118,8 @@ class PriorityWithAging(Policy):
     def score(self, request: Request, now: float) -> float:
         """The base of its class, + 5 a minute waited, - 0.1 a token of work left.
 
-        Base and waiting together are at most the base of the highest class: who has waited long
-        enough stands beside the most urgent, not above them.
+        Fractions of a minute count. Base and waiting together are at most the base of the highest
+        class: who has waited long enough stands beside the most urgent, not above them.
 
         >>> from nanovllm.batching.simulated import SimulatedSequence
         >>> request = Request(3, SimulatedSequence(3, 90, 11), 0.0, 100, Priority.LOW)
@@ -151,7 +151,8 @@ class SizeQueues(Policy):
     def key(self, request: Request, now: float) -> float:
         """Its queue: 0 up to `small` tokens of work (its limit), 1 up to `medium`, 2 above.
 
-        Less one for each full `patience` waited, but never below 0: nobody starves.
+        Less one for each full `patience` waited in the queue, all stays together, but never
+        below 0: nobody starves.
 
         >>> from nanovllm.batching.simulated import SimulatedSequence
         >>> request = Request(3, SimulatedSequence(3, 600, 1), arrival=0.0, limit=600)

@@ -66,7 +66,7 @@ class Scheduler:
         The store has to hold `request.limit` tokens.
 
         Raises:
-            RequestTooLargeError: it says how many tokens it needs and how many there are.
+            RequestTooLargeError: it says how many tokens it needs, and `store.total_tokens`.
         """
         ### BEGIN SOLUTION
         if not self.store.fits(request.limit):
@@ -85,8 +85,9 @@ class Scheduler:
     def schedule(self) -> Plan:
         """Make the plan of the next step; nobody to run gives a plan without chunks.
 
-        In this order: turns that are over are handed on, running requests go on, and, unless
-        room was so short that somebody had to be preempted, requests are admitted.
+        In this order: turns that are over are handed on; the budget is worked out, with the
+        places that this freed; running requests go on; and, unless room was so short that one
+        of them had to be preempted, requests are admitted.
         """
         ### BEGIN SOLUTION
         draft = Draft(self.clock(), budget=0)
@@ -105,13 +106,19 @@ class Scheduler:
         ### END SOLUTION
 
     def _budget(self) -> int:
-        """This step's tokens, by `token_budget`; free places and the decodes counted now."""
+        """This step's tokens, by `token_budget`; free places and the decodes counted now.
+
+        At least 1 if anybody runs, also with no place free: the store cannot reserve that token,
+        so a victim gives way. With 0, prompts that have filled the store together would wait for
+        one another for ever.
+        """
         ### BEGIN SOLUTION
+        decodes = sum(request.remaining == 1 for request in self.running)
         return token_budget(
             hardware=self.budget.highest,
             compute=self.budget.limit,
             memory=self.store.free_tokens,
-            decodes=sum(request.remaining == 1 for request in self.running),
+            decodes=max(decodes, 1 if self.running else 0),
         )
         ### END SOLUTION
 
@@ -126,8 +133,10 @@ class Scheduler:
     def _continue(self, draft: Draft) -> None:
         """Give every running request its next chunk: decodes first, then unfinished prompts.
 
-        Each group in order of admission. When the store cannot reserve the chunk, the policy's
-        victim is preempted, which may be the request itself, until it can.
+        A decode is whoever has one token remaining, be it a prompt's last; a request that
+        computes its tokens again is a prompt. Each group in order of admission. When the store
+        cannot reserve the chunk, the policy's victim is preempted, which may be the request
+        itself, until it can.
         """
         ### BEGIN SOLUTION
         running = list(self.running)
@@ -139,7 +148,10 @@ class Scheduler:
         ### END SOLUTION
 
     def _plan_chunk(self, request: Request, draft: Draft) -> None:
-        """Reserve room for a running request's next chunk, preempting if need be, and plan it."""
+        """Reserve room for a running request's next chunk, preempting if need be, and plan it.
+
+        The chunk keeps its length: others give way, it does not shrink.
+        """
         ### BEGIN SOLUTION
         length = self._chunk_length(request, draft.budget)
         while length and not self.store.reserve(request, length):
@@ -227,7 +239,7 @@ class Scheduler:
         self.budget.observe(seconds, self.store.free_tokens / self.store.total_tokens)
 
     def end(self, request: Request, status: Status) -> None:
-        """Let go of a request that has ended, wherever it is; FINISHED or FAILED.
+        """Let go of a request that ends, from the queue or the batch; FINISHED or FAILED.
 
         A running one releases its room in the store; one in the queue has none, and the store
         is told to forget it. Nothing of it stays here.

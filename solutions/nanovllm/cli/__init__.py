@@ -1,4 +1,4 @@
-"""The command `nanovllm`: generate and chat in the terminal, on your own engine."""
+"""The command `nanovllm`: generate, chat, serve and bench, on your own engine."""
 
 import contextlib
 import os
@@ -8,9 +8,12 @@ from typing import Annotated
 import typer
 
 import nanovllm
+from nanovllm.cli.bench import bench
+from nanovllm.cli.bench_serve import bench_serve
 from nanovllm.cli.chat import chat
 from nanovllm.cli.errors import fail
 from nanovllm.cli.generate import generate
+from nanovllm.cli.serve import serve
 
 app = typer.Typer(
     add_completion=False,
@@ -20,6 +23,9 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(chat)
+app.command()(serve)
+bench.command("serve")(bench_serve)
+app.add_typer(bench, name="bench")
 
 
 def _version(wanted: bool) -> None:

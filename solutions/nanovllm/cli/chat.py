@@ -9,13 +9,14 @@ import typer
 from nanovllm.cli.conversation import Conversation
 from nanovllm.cli.engine import load_engine, params_of
 from nanovllm.cli.options import (
+    BatchingOptions,
     Code,
     Device,
     Dtype,
     MaxModelLen,
     Model,
     SamplingOptions,
-    with_sampling,
+    with_groups,
 )
 
 if TYPE_CHECKING:
@@ -29,20 +30,21 @@ Ctrl-C   stops the answer, not the program"""
 _PROMPT = "you> "
 
 
-@with_sampling
+@with_groups
 def chat(
     model: Model = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     sampling: SamplingOptions = SamplingOptions(),  # noqa: B008, frozen
+    batching: BatchingOptions = BatchingOptions(),  # noqa: B008, frozen
     dtype: Dtype = "float32",
     device: Device = None,
     max_model_len: MaxModelLen = None,
     code: Code = None,
 ) -> None:
-    """Talk to the model; it sees the whole conversation each time."""
+    """Talk to the model; it sees the whole conversation, and computes only what is new in it."""
     llm = load_engine(
         code, model=model, dtype=dtype, device=device, max_model_len=max_model_len,
-        seed=sampling.seed or 0,
+        seed=sampling.seed or 0, **batching.given(),
     )  # fmt: skip
     params = params_of(sampling)
     room = min(params.max_tokens or llm.max_model_len, llm.max_model_len // 4)

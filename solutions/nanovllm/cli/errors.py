@@ -15,10 +15,13 @@ _NOT_WRITTEN = re.compile(r"^lab(\d\d) task (\d+): (.+)$")
 _TRACEBACK = "NANOVLLM_TRACEBACK"
 _REFUSALS = {
     "nanovllm.llm.options": ("OptionError",),
+    "nanovllm.bench.process": ("ContestantError",),
+    "nanovllm.bench.serve_client": ("ServerError",),
     "nanovllm.model.errors": ("ModelFolderError",),
     "nanovllm.tokenization.errors": ("TokenizerError", "ChatTemplateError"),
     "nanovllm.generation.errors": ("RequestError",),
     "nanovllm.generation.params": ("ParamsError",),
+    "nanovllm.batching.errors": ("ConfigError",),
 }
 
 
@@ -36,20 +39,24 @@ def explain(error: Exception) -> tuple[str, int]:
         sentence = " ".join(error.format_message().split()).rstrip(".")
         return f"{sentence}; `{_command(error)} --help` lists what there is.", error.exit_code
     if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("nanovllm."):
-        return f"{error.msg} Or add --code reference.", USER
+        here = _has_reference(error.name.split(".")[1])
+        return error.msg + " Or add --code reference." * here, USER
     where, is_students = _where(error)
     not_written = _NOT_WRITTEN.match(str(error))
     if isinstance(error, NotImplementedError) and not_written:
         lab, task, symbol = not_written.groups()
-        return (
-            f"lab{lab} task {task} is not written yet: {symbol} ({where}). Write it, or run "
-            "this with --code reference.",
-            USER,
-        )
+        here = _has_reference(nanovllm._PACKAGE_OF_LAB[f"lab{lab}"])
+        way_out = "Write it" + ", or run this with --code reference" * here
+        return f"lab{lab} task {task} is not written yet: {symbol} ({where}). {way_out}.", USER
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     owner = "your code raised" if is_students else "an error in the course's code:"
     way_out = " --code reference tells whether it is yours;" if is_students else ""
     return f"{owner} {what} ({where}).{way_out} {_TRACEBACK}=1 shows the traceback.", CODE
+
+
+def _has_reference(package: str) -> bool:
+    """Whether this copy of the course holds the reference of a lab's package."""
+    return (nanovllm._REFERENCE / package).is_dir()
 
 
 def _is_refusal(error: Exception) -> bool:

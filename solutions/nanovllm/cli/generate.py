@@ -1,5 +1,6 @@
 """`nanovllm generate`: one prompt streams, several share batches and end in a table."""
 
+import contextlib
 import json
 import sys
 from dataclasses import fields
@@ -11,14 +12,16 @@ import typer
 from nanovllm.cli.engine import load_engine, params_of
 from nanovllm.cli.errors import Refused
 from nanovllm.cli.options import (
+    BatchingOptions,
     Code,
     Device,
     Dtype,
     MaxModelLen,
     Model,
     SamplingOptions,
-    with_sampling,
+    with_groups,
 )
+from nanovllm.cli.recording import Recording
 
 if TYPE_CHECKING:
     from nanovllm.llm import LLM
@@ -27,7 +30,7 @@ _BEAM_OPTIONS = ("max_tokens", "ignore_eos", "seed")
 Prompt = str | dict[str, Any]
 
 
-@with_sampling
+@with_groups
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help="One or more prompts.")] = None,
     file: Annotated[
@@ -57,7 +60,13 @@ def generate(
     chat_template: Annotated[
         bool, typer.Option("--chat", help="Ask each prompt as a chat message.")
     ] = False,
-    max_num_seqs: Annotated[int, typer.Option(help="Most sequences in one batch.")] = 16,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            help="Show who ran in which step, and write the run as a page to this .html file.",
+        ),
+    ] = None,
+    batching: BatchingOptions = BatchingOptions(),  # noqa: B008, frozen
     dtype: Dtype = "float32",
     device: Device = None,
     max_model_len: MaxModelLen = None,
@@ -69,21 +78,23 @@ def generate(
             "--length-penalty ranks what a beam search finds; add --beam 4, or leave it out."
         )
     if beam is not None:
-        _check_beam(sampling, n=n, logprobs=logprobs)
+        _check_beam(sampling, n=n, logprobs=logprobs, replay=replay)
     asked = _collect(prompts or [], file)
     llm = load_engine(
         code, model=model, dtype=dtype, device=device, max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs, seed=sampling.seed or 0,
+        seed=sampling.seed or 0, **batching.given(),
     )  # fmt: skip
+    recording = Recording(llm, replay) if replay else contextlib.nullcontext()
     given = [_as_chat(llm, prompt) for prompt in asked] if chat_template else asked
     if beam is not None:
         outputs = _beam(llm, given, sampling, beam, length_penalty)
     else:
         params = params_of(sampling, n=n, logprobs=logprobs)
-        if len(given) == 1 and n == 1 and not as_json:
-            _stream(llm, given[0], params)
-            return
-        outputs = _batch(llm, given, params, quiet=as_json)
+        with recording:
+            if len(given) == 1 and n == 1 and not as_json:
+                _stream(llm, given[0], params)
+                return
+            outputs = _batch(llm, given, params, quiet=as_json)
     from nanovllm.cli.report import print_json, print_table
 
     labels = [prompt if isinstance(prompt, str) else None for prompt in asked]
@@ -160,13 +171,16 @@ def _batch(llm: "LLM", prompts: list[Prompt], params: Any, quiet: bool) -> list:
     return llm.generate(prompts, params, use_tqdm=False if quiet else Progress)
 
 
-def _check_beam(sampling: SamplingOptions, n: int, logprobs: int | None) -> None:
+def _check_beam(
+    sampling: SamplingOptions, n: int, logprobs: int | None, replay: Path | None
+) -> None:
     given = [
         f.name
         for f in fields(sampling)
         if f.name not in _BEAM_OPTIONS and getattr(sampling, f.name) != f.default
     ]
     given += ["n"] * (n != 1) + ["logprobs"] * (logprobs is not None)
+    given += ["replay"] * (replay is not None)
     if given:
         raise Refused(
             f"--beam finds the likeliest answers and draws none, so it takes no "

@@ -22,7 +22,7 @@ class Meter:
     ) -> None:
         self.capacity, self.bytes_per_token, self.clock = capacity, bytes_per_token, clock
         self.start, self.first, self.last = clock(), None, None
-        self.tokens = self.kv_tokens = 0
+        self.tokens = self.kv_tokens = self.cached = 0
         self.note = ""
 
     def push(self, step: StreamOutput) -> None:
@@ -31,6 +31,8 @@ class Meter:
             self.first = self.last if self.first is None else self.first
             self.tokens += len(step.token_ids)
         self.kv_tokens = step.kv_tokens or self.kv_tokens
+        if step.output is not None:
+            self.cached = step.output.num_cached_tokens
 
     @property
     def rate(self) -> float | None:
@@ -53,6 +55,7 @@ class Meter:
             f"TTFT {1000 * (self.first - self.start):.0f} ms",
             f"KV cache {bar}{used}/{whole}{unit}",
             f"{megabytes(used * per_token)}/{megabytes(whole * per_token)} MB",
+            *([f"{self.cached} prompt tokens from the cache"] if self.cached else []),
         ]
 
     def plain(self) -> str:

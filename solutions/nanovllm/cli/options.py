@@ -9,7 +9,7 @@ import typer
 
 from nanovllm.cli.errors import Refused
 
-SAMPLING = "Sampling"
+SAMPLING, ENGINE = "Sampling", "Engine"
 Model = Annotated[
     str | None,
     typer.Option("--model", "-m", help="Folder or hub name. (default: the bundled model)"),
@@ -30,8 +30,45 @@ Code = Annotated[
 ]
 
 
-def _option(help: str, *names: str) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=SAMPLING, show_default=True)
+def _option(help: str, *names: str, panel: str = SAMPLING) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=True)
+
+
+def _engine(help: str, *names: str) -> Any:
+    return _option(help, *names, panel=ENGINE)
+
+
+@dataclass(frozen=True)
+class BatchingOptions:
+    """The fields of EngineOptions as options; None leaves EngineOptions' own default."""
+
+    max_num_seqs: Annotated[int | None, _engine("Most samples that run at once.")] = None
+    max_num_batched_tokens: Annotated[int | None, _engine("Most tokens of a step.")] = None
+    scheduling_policy: Annotated[
+        str | None, _engine("fcfs, sjf, round-robin, priority or size-queues.")
+    ] = None
+    block_size: Annotated[int | None, _engine("Tokens that a block of the KV cache holds.")] = None
+    num_gpu_blocks_override: Annotated[
+        int | None, _engine("Blocks of the KV cache, on whatever device.")
+    ] = None
+    kv_cache_memory_bytes: Annotated[
+        int | None, _engine("Bytes of the KV cache, in place of a number of blocks.")
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool | None,
+        _engine(
+            "Requests that begin alike share blocks.",
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+        ),
+    ] = None
+    enforce_eager: Annotated[
+        bool | None, _engine("Never the compiled step.", "--enforce-eager")
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """What was asked for, by EngineOptions' names."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -92,21 +129,33 @@ def _bias(pair: str) -> tuple[int, float]:
         ) from None
 
 
-def with_sampling(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `sampling` of `command` by the fields of SamplingOptions."""
-    hints = get_type_hints(SamplingOptions, include_extras=True)
-    kept = inspect.signature(command).parameters.values()
-    added = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default,
-                          annotation=hints[f.name])
-        for f in fields(SamplingOptions)
-    ]  # fmt: skip
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter of `command` that is one of these dataclasses by its fields."""
+    groups: dict[str, type] = {}
+    parameters: list[inspect.Parameter] = []
+    hints = get_type_hints(command, include_extras=True)
+    for parameter in inspect.signature(command).parameters.values():
+        kind = hints[parameter.name]
+        if kind in (SamplingOptions, BatchingOptions):
+            groups[parameter.name] = kind
+        else:
+            changed = {"kind": inspect.Parameter.KEYWORD_ONLY, "annotation": kind}
+            parameters.append(parameter.replace(**changed))
+    for kind in groups.values():
+        its = get_type_hints(kind, include_extras=True)
+        parameters += [
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default,
+                              annotation=its[f.name])
+            for f in fields(kind)
+        ]  # fmt: skip
 
     def flat(**given: Any) -> None:
-        options = SamplingOptions(**{name: given.pop(name) for name in hints})
-        command(**given, sampling=options)
+        filled = {
+            name: kind(**{f.name: given.pop(f.name) for f in fields(kind)})
+            for name, kind in groups.items()
+        }
+        command(**given, **filled)
 
-    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in kept if p.name != "sampling"] + added
     flat.__name__, flat.__doc__ = command.__name__, command.__doc__
     flat.__signature__ = inspect.Signature(parameters)
     flat.__annotations__ = {p.name: p.annotation for p in parameters}

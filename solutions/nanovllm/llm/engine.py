@@ -1,5 +1,6 @@
-"""`LLM`: a model, its tokenizer and its chat template, answering prompts (labs 01 to 03)."""
+"""`LLM`: a model, its tokenizer, its chat template, and an engine that lives on between calls."""
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -9,19 +10,22 @@ from typing import Any
 
 import torch
 
-from nanovllm.generation.beam import BeamSearchParams, beam_search
+from nanovllm.batching.engine import Engine
+from nanovllm.generation.beam import BeamSearchParams
 from nanovllm.generation.errors import RequestError, check_request
-from nanovllm.generation.events import Event, Finished, TokenGenerated
+from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
 from nanovllm.generation.keys import sample_seed
-from nanovllm.generation.loop import generate
 from nanovllm.generation.params import SamplingParams
-from nanovllm.generation.static_batch import BatchWaste, generate_static
-from nanovllm.llm.options import BUNDLED, OptionError, read_device, read_dtype, read_max_model_len
+from nanovllm.llm.engines import make_engine, read_engine_options
+from nanovllm.llm.options import BUNDLED, read_device, read_dtype, read_max_model_len
 from nanovllm.llm.prompts import AnyPrompt, Prompt, read_params, read_prompt, read_prompts
 from nanovllm.llm.results import beam_outputs, completion_output
+from nanovllm.llm.runner import Call, Runner
 from nanovllm.llm.tracking import Tracker, UseTqdm
+from nanovllm.model.accounting import kv_bytes_per_token
 from nanovllm.model.loader import load_model, resolve_folder
 from nanovllm.outputs import CompletionOutput, RequestOutput, StreamOutput
+from nanovllm.paging.beam import paged_beam_search
 from nanovllm.tokenization.chat import ChatTemplate
 from nanovllm.tokenization.tokenizer import Tokenizer
 
@@ -30,12 +34,13 @@ Conversation = Sequence[Message]
 
 
 class LLM:
-    """A language model that answers prompts, alone or in static batches.
+    """A language model that answers prompts; those of one call share the engine's steps.
 
     model: a folder or hub name in Hugging Face format; the bundled model if None. tokenizer:
     another folder or hub name, or a Tokenizer; the model's own if None. dtype: float32, bfloat16,
     float16, or auto (the checkpoint's). max_model_len: tokens of prompt and answer together.
     seed: what requests without a seed of their own draw from; None means fresh randomness.
+    engine_options: see EngineOptions.
 
     Raises ModelFolderError, TokenizerError or OptionError, each one sentence with the way out.
     """
@@ -48,11 +53,9 @@ class LLM:
         device: str | torch.device | None = None,
         max_model_len: int | None = None,
         seed: int | None = 0,
-        *,
-        max_num_seqs: int = 16,
+        **engine_options: Any,
     ) -> None:
-        if max_num_seqs < 1:
-            raise OptionError(f"max_num_seqs is {max_num_seqs}, but must be at least 1.")
+        self.options = read_engine_options(engine_options)
         self.folder = resolve_folder(model if model is not None else BUNDLED)
         self.name = self.folder.name if model is None else str(model)
         self.device = read_device(device)
@@ -70,16 +73,18 @@ class LLM:
         # A chat model may stop at a token that only its tokenizer's files name.
         self.model.config = replace(self.model.config, eos_token_ids=tuple(dict.fromkeys(stops)))
         self.max_model_len = read_max_model_len(max_model_len, self.model.config.max_position)
-        self.max_num_seqs = max_num_seqs
+        self.options.num_blocks(self.max_model_len, self.kv_bytes_per_token)  # a bad one, now
         self.seed = seed
-        self.waste = BatchWaste()  # of the last call of generate
+        self.runner = Runner(self._make_engine)
         self._requests = count()
+
+    def _make_engine(self) -> Engine:
+        return make_engine(self.model, self.tokenizer, self.max_model_len, self.options)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V that one token takes in all layers."""
-        config = self.model.config
-        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.dtype.itemsize
+        return kv_bytes_per_token(self.model.config, self.dtype.itemsize)
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
@@ -110,33 +115,42 @@ class LLM:
         """Answer one or many prompts; outputs come in the order of the prompts.
 
         A prompt is a text, a list of token ids, or a dict with `prompt` or `prompt_token_ids`; the
-        special tokens that a text spells are special. The longest prompts share a batch, so that
-        little is padded. Raises RequestError before anything is computed.
+        special tokens that a text spells are special. Raises RequestError before anything is
+        computed.
         """
         asked = read_prompts(prompts, self.tokenizer)
         params = read_params(sampling_params, len(asked))
-        for place, (prompt, one) in enumerate(zip(asked, params, strict=True), 1):
-            self._check(prompt, one, f"Prompt {place} of {len(asked)}: " * (len(asked) > 1))
-        ids = [next(self._requests) for _ in asked]
-        order = sorted(range(len(asked)), key=lambda i: -len(asked[i].token_ids))
-        with Tracker([params[i].n for i in order], use_tqdm) as tracker:
-            result = generate_static(
-                self.model,
-                [asked[i].token_ids for i in order],
-                [params[i] for i in order],
-                tokenizer=self.tokenizer,
-                max_model_len=self.max_model_len,
-                seeds=[self._seed(ids[i]) for i in order],
-                max_num_seqs=self.max_num_seqs,
-                clock=tracker.clock,
-                on_event=tracker,
-            )
-        self.waste = result.waste
-        outputs: list[RequestOutput | None] = [None] * len(asked)
-        for place, i in enumerate(order):
-            answers = [completion_output(c, self.tokenizer) for c in result.completions[place]]
-            outputs[i] = _request_output(ids[i], asked[i], answers, tracker, place)
-        return outputs
+        samples = {next(self._requests): each.n for each in params}
+        ids = list(samples)
+        with Tracker(samples, use_tqdm) as tracker:
+            call = self._submit(ids, asked, params)
+            answers: dict[int, list[CompletionOutput]] = {i: [] for i in ids}
+            for event in self.runner.events(call):
+                tracker(event)
+                if isinstance(event, Finished):
+                    answer = completion_output(event.completion, self.tokenizer)
+                    answers[event.request_id].append(answer)
+        for each in answers.values():
+            each.sort(key=lambda answer: answer.index)
+        return [
+            _request_output(i, prompt, answers[i], tracker, call.cached[i])
+            for i, prompt in zip(ids, asked, strict=True)
+        ]
+
+    def _submit(
+        self, ids: Sequence[int], prompts: Sequence[Prompt], params: Sequence[SamplingParams]
+    ) -> Call:
+        """Queue requests; if one is refused, none is. Raises RequestError, which names it."""
+        for place, (prompt, each) in enumerate(zip(prompts, params, strict=True), 1):
+            self._check(prompt, each, _where(place, prompts))
+        call = Call()
+        for place, (i, prompt, each) in enumerate(zip(ids, prompts, params, strict=True), 1):
+            try:
+                self.runner.submit(call, i, prompt.token_ids, each, self._seed(i))
+            except RequestError as error:
+                self.runner.drop(call)
+                raise type(error)(f"{_where(place, prompts)}{error}") from None
+        return call
 
     def chat(
         self,
@@ -162,35 +176,29 @@ class LLM:
         (params,) = read_params(sampling_params, 1)
         if params.n != 1:
             raise RequestError(f"stream gives one answer, but n is {params.n}; use generate for n.")
-        self._check(asked, params)
         request = next(self._requests)
-        tracker = Tracker([1], use_tqdm=False)
-        events = generate(
-            self.model,
-            asked.token_ids,
-            params,
-            tokenizer=self.tokenizer,
-            max_model_len=self.max_model_len,
-            seed=self._seed(request),
-            clock=tracker.clock,
-        )
-        return self._stream(request, asked, events, tracker)
+        tracker = Tracker({request: 1}, use_tqdm=False)
+        call = self._submit([request], [asked], [params])
+        pieces = self._stream(call, request, asked, tracker)
+        weakref.finalize(pieces, self.runner.drop, call)  # if nobody ever reads it
+        return pieces
 
     def _stream(
-        self, request: int, prompt: Prompt, events: Iterator[Event], tracker: Tracker
+        self, call: Call, request: int, prompt: Prompt, tracker: Tracker
     ) -> Iterator[StreamOutput]:
         prompt_tokens = len(prompt.token_ids)
-        for event in events:
+        for event in self.runner.events(call):
             tracker(event)
+            stored = prompt_tokens + max(tracker.generated - 1, 0)  # the newest is not, yet
             if isinstance(event, Finished):
-                answers = [completion_output(event.completion, self.tokenizer)]
-                output = _request_output(request, prompt, answers, tracker, 0)
-                yield StreamOutput("", [], prompt_tokens + tracker.tokens[0] - 1, output)
-            elif isinstance(event, TokenGenerated):  # the newest token is not in the cache yet
-                stored = prompt_tokens + tracker.tokens[0] - 1
+                answer = completion_output(event.completion, self.tokenizer)
+                cached = call.cached[request]
+                output = _request_output(request, prompt, [answer], tracker, cached)
+                yield StreamOutput("", [], stored, output)
+            elif isinstance(event, TokenGenerated):
                 yield StreamOutput(event.text, [event.token_id], stored)
-            else:
-                yield StreamOutput("", [], prompt_tokens)
+            elif isinstance(event, Prefilled):
+                yield StreamOutput("", [], stored)
 
     def beam_search(
         self,
@@ -206,17 +214,21 @@ class LLM:
         params = params or BeamSearchParams(**options)
         asked = read_prompts(prompts, self.tokenizer)
         for place, prompt in enumerate(asked, 1):
-            self._check(prompt, SamplingParams(), f"Prompt {place}: " * (len(asked) > 1))
+            self._check(prompt, SamplingParams(), _where(place, asked))
+        ids = [next(self._requests) for _ in asked]
         outputs = []
-        with Tracker([1] * len(asked), use_tqdm) as tracker:
-            for place, prompt in enumerate(asked):
-                found = beam_search(
-                    self.model, prompt.token_ids, params, max_model_len=self.max_model_len
+        with Tracker(dict.fromkeys(ids, 1), use_tqdm) as tracker:
+            for request, prompt in zip(ids, asked, strict=True):
+                found = paged_beam_search(
+                    self.model,
+                    prompt.token_ids,
+                    params,
+                    max_model_len=self.max_model_len,
+                    block_size=self.options.block_size,
                 )
                 answers = beam_outputs(found, self.tokenizer)
-                tracker.add(place, sum(len(h.token_ids) for h in found))
-                request = next(self._requests)
-                outputs.append(_request_output(request, prompt, answers, tracker, place))
+                tracker.add(request, sum(len(h.token_ids) for h in found))
+                outputs.append(_request_output(request, prompt, answers, tracker))
         return outputs
 
     def _check(self, prompt: Prompt, params: SamplingParams, where: str = "") -> None:
@@ -235,8 +247,16 @@ class LLM:
         return None if self.seed is None else sample_seed(self.seed, request)
 
 
+def _where(place: int, prompts: Sequence[Prompt]) -> str:
+    return f"Prompt {place} of {len(prompts)}: " if len(prompts) > 1 else ""
+
+
 def _request_output(
-    request: int, prompt: Prompt, answers: list[CompletionOutput], tracker: Tracker, place: int
+    request: int,
+    prompt: Prompt,
+    answers: list[CompletionOutput],
+    tracker: Tracker,
+    cached: int = 0,
 ) -> RequestOutput:
-    metrics = tracker.metrics(place, len(prompt.token_ids))
+    metrics = tracker.metrics(request, len(prompt.token_ids), cached)
     return RequestOutput(str(request), prompt.text, prompt.token_ids, answers, metrics)

@@ -1,0 +1,1 @@
+"""Side-by-side runs against peers, and their recorded results; see README.md."""

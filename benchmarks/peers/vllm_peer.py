@@ -1,0 +1,50 @@
+"""vLLM as a contestant, run by the Python of its own environment: `in-process | own-process`."""
+
+import os
+import sys
+from typing import Any
+
+from nanovllm.bench.loop import serve
+
+
+class Vllm:
+    """vLLM's offline `LLM.generate`, without a tokenizer: requests and answers are token ids."""
+
+    def load(
+        self, model: str, dtype: str, threads: int, max_model_len: int, max_num_seqs: int
+    ) -> dict[str, Any]:
+        import torch
+        import vllm
+
+        self.vllm = vllm
+        self.llm = vllm.LLM(
+            model,
+            dtype=dtype,
+            skip_tokenizer_init=True,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            seed=0,
+            disable_log_stats=True,
+        )
+        return {"vllm": vllm.__version__, "torch": torch.__version__}
+
+    def settle(self) -> None:
+        pass
+
+    def run(self, jobs: list[dict[str, Any]]) -> list[list[int]]:
+        params = [
+            self.vllm.SamplingParams(
+                temperature=0, max_tokens=job["max_tokens"], ignore_eos=True, detokenize=False
+            )
+            for job in jobs
+        ]
+        prompts = [{"prompt_token_ids": job["prompt"]} for job in jobs]
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+if __name__ == "__main__":
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "01"[sys.argv[1] == "own-process"]
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; its default takes half the memory
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    serve(Vllm())

@@ -1,0 +1,95 @@
+"""Everything that is recorded, in one go: `python -m benchmarks.run --out benchmarks/results`.
+
+Peers that are not there are left out and named. On a quiet machine of two processors it takes
+about a quarter of an hour; --quick tries it all in a few minutes and records nothing worth keeping.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import planning_cost
+from nanovllm.bench import runs
+from nanovllm.bench.machine import usable_cpus
+from nanovllm.bench.process import ContestantError
+from nanovllm.bench.record import save
+
+TRANSFORMERS = ["transformers", "transformers-static", "transformers-continuous"]
+Part = Callable[[], runs.Outcome]
+
+
+def parts(quick: bool, threads: int, vllm_python: str | None) -> dict[str, Part]:
+    """What is run, by the name of its record; the peers' share of the time is the largest."""
+    rounds, requests = (1, 8) if quick else (5, 64)
+    vllm = ["vllm"] if vllm_python else []
+    own = ["vllm-own-process"] if vllm_python else []
+    common = {"threads": threads, "vllm_python": vllm_python, "dtype": "bfloat16"}
+
+    def throughput(model: str, names: list[str], rounds: int) -> Part:
+        return lambda: runs.run_throughput(model, names, rounds, requests, report, **common)
+
+    def latency(model: str, names: list[str]) -> Part:
+        return lambda: runs.run_latency(model, names, rounds, report, **common)
+
+    return {
+        "progression": lambda: runs.run_progression(
+            "bundled", rounds, 24, 4, "float32", threads, report
+        ),
+        "memory": lambda: runs.run_memory(32768, 2048, 16, 250, report),
+        "policies": lambda: runs.run_policies(200, 20.0, 0),
+        # one at a time is too slow for every round: it has its own short run
+        "throughput-tiny": throughput("tiny", [*TRANSFORMERS[1:], *vllm, *own], rounds),
+        "throughput-tiny-one-at-a-time": throughput("tiny", TRANSFORMERS[:1], 1),
+        "throughput-mid": throughput("mid", [*TRANSFORMERS[1:2], *vllm], min(rounds, 3)),
+        "latency-tiny": latency("tiny", [*TRANSFORMERS[:1], *vllm, *own]),
+        "latency-mid": latency("mid", [*TRANSFORMERS[:1], *vllm]),
+    }
+
+
+def report(line: str) -> None:
+    """Progress, on stderr."""
+    Console(stderr=True).print(f"  {line}", style="dim", highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--vllm-python", help="the Python of an environment that has vllm")
+    parser.add_argument("--threads", type=int, default=usable_cpus())
+    parser.add_argument("--quick", action="store_true", help="small numbers, to try it")
+    parser.add_argument("--only", nargs="*", help="records to make; all by default")
+    given = parser.parse_args()
+    plan = parts(given.quick, given.threads, given.vllm_python)
+    names = given.only or [*plan, "planning_cost"]
+    unknown = set(names) - {*plan, "planning_cost"}
+    if unknown:
+        parser.error(f"no record is called {', '.join(unknown)}; there are {', '.join(plan)}.")
+    console, failed, begun = Console(), [], time.monotonic()
+    if given.vllm_python is None:
+        console.print("vllm is left out: name the Python of its environment with --vllm-python.")
+    for place, name in enumerate(names, 1):
+        minutes = (time.monotonic() - begun) / 60
+        console.rule(f"{place} of {len(names)}: {name} ({minutes:.0f} min so far)")
+        if name == "planning_cost":
+            planning_cost.run(given.out, given.quick, report)
+            continue
+        try:
+            outcome = plan[name]()
+        except ContestantError as error:
+            failed.append(name)
+            console.print(f"[red]{error}[/]")
+            continue
+        for table in outcome.tables:
+            console.print(table)
+        save(outcome.record, given.out / f"{name}.json")
+        outcome.plot(given.out / f"{name}.png")
+    console.print(f"Done in {(time.monotonic() - begun) / 60:.1f} min; records in {given.out}.")
+    sys.exit(f"Failed: {', '.join(failed)}" if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

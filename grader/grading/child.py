@@ -1,0 +1,96 @@
+"""The child of the warm process: boxes itself in, unpacks the submission, does the work."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from grader.grading import confine, landlock
+from grader.paths import ROOT
+
+Emit = Callable[[dict[str, Any]], None]
+MINE = "mine"
+COPY = 1 << 16
+SIGNALLED = 128  # an exit status above it tells a signal, as shells do
+
+
+def run(work: int, events: int, rung: str, job: dict[str, Any]) -> None:
+    """Do one piece of work; what is found goes out as lines of JSON on `events`."""
+    with os.fdopen(os.dup(work), encoding="utf-8") as file:
+        task = json.load(file)
+    os.close(work)
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    _close_all_but(events)
+    if rung == "bubblewrap":
+        first = confine.enter_namespaces(job["disk_mb"])
+        if first:
+            _end_like(first)
+    scratch = Path(job["scratch"] or confine.BOX)
+    tempfile.tempdir = str(scratch)
+    os.environ.update({"TMPDIR": str(scratch), "HOME": str(scratch)})
+    if rung == "landlock":
+        null_device = Path(os.devnull)
+        # Python and pytest list the course's folders; the names in them are no secret.
+        landlock.restrict(
+            [*map(Path, job["readable"]), null_device], [scratch, null_device], [ROOT]
+        )
+    if rung != "trusted":
+        confine.limit(job["seconds"], job["memory_mb"], job["disk_mb"])
+        if sys.platform == "linux":
+            confine.drop_rights()
+    _unpack(task["files"], scratch / MINE)
+    os.chdir(ROOT)
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(scratch / "hypothesis")
+    os.environ["NANOVLLM_CODE"] = task["code"]
+    os.environ["NANOVLLM_MINE"] = str(scratch / MINE)
+    _work(task)(task, _emitter(events))
+
+
+def _work(task: dict[str, Any]) -> Callable[[dict[str, Any], Emit], None]:
+    from grader.grading import hidden, probe, visible
+
+    return {
+        "visible": visible.run,
+        "hidden": hidden.run,
+        "judge": hidden.judge,
+        "listing": hidden.listing,
+        "probe": probe.run,
+    }[task["kind"]]
+
+
+def _unpack(files: dict[str, str], folder: Path) -> None:
+    folder.mkdir()
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(content))
+
+
+def _emitter(handle: int) -> Emit:
+    def emit(
+        event: dict[str, Any], write: Callable = os.write, dumps: Callable = json.dumps
+    ) -> None:
+        rest = memoryview(dumps(event).encode() + b"\n")
+        while rest:
+            rest = rest[write(handle, rest[:COPY]) :]
+
+    return emit
+
+
+def _close_all_but(events: int) -> None:
+    os.closerange(3, events)
+    os.closerange(events + 1, 1024)
+
+
+def _end_like(child: int) -> None:
+    """End as the process in the new namespaces ends."""
+    status = os.waitpid(child, 0)[1]
+    os._exit(SIGNALLED + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))

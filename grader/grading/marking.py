@@ -1,0 +1,157 @@
+"""The work on one submission: its checks and scenarios in the box, its verdict outside."""
+
+from __future__ import annotations
+
+import base64
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from grader.catalog import Lab
+from grader.collect import collect_checks
+from grader.grading.limits import Limits
+from grader.grading.listing import REFERENCE_SECONDS, listing, sources
+from grader.grading.report import (
+    AGREES,
+    DIFFERS,
+    RAISED,
+    LabReport,
+    ScenarioReport,
+    TaskReport,
+)
+from grader.grading.rounds import Result, Rounds
+from grader.grading.sandbox import Sandbox
+from grader.grading.submission import Submission
+from grader.grading.verdicts import check_report, draw, scenario_report
+from grader.grading.warm import Answer, BoxError
+from grader.outcome import Status
+
+ALONE_NO_BETTER = {str(Status.PASSED), str(Status.TODO), str(Status.BLOCKED)}
+
+
+class Marking:
+    """One submission of one lab on its way to a report."""
+
+    def __init__(
+        self, handed_in: Submission, lab: Lab, student: str, seeds: list[int], limits: Limits,
+        sandbox: Sandbox,
+    ) -> None:  # fmt: skip
+        self.handed_in, self.lab, self.student, self.seeds = handed_in, lab, student, seeds
+        self.limits, self.sandbox = limits, sandbox
+        stubs = {p.relative_to(lab.stubs).as_posix(): p for p in lab.stubs.rglob("*.py")}
+        files = {name: path.read_bytes() for name, path in stubs.items()} | handed_in.files
+        self.files = {
+            f"{lab.package}/{name}": base64.b64encode(data).decode() for name, data in files.items()
+        }
+        self.left = float(limits.seconds)
+        self.nothing = handed_in.problem  # why there are no results at all
+        self.checks: dict[str, Result] = {}
+        self.scenarios: dict[str, ScenarioReport] = {}
+        self.task_of_scenario: dict[str, int] = {}
+
+    def report(self, key: str) -> LabReport:
+        """Do the work; what the grader itself cannot do ends as a report that is marked as lost."""
+        lost = False
+        if not self.nothing:
+            try:
+                self._mark()
+            except Exception as error:  # BoxError, or a slip of ours: the class must go on
+                lost = True
+                self.nothing = f"the grader could not finish: {type(error).__name__}: {error}"
+        warnings = [*self.sandbox.warnings, *self.handed_in.notes]
+        warnings += [self.nothing] if self.nothing else []
+        return LabReport(
+            lab=self.lab.key,
+            title=self.lab.title,
+            student=self.student,
+            tasks={task.id: self._task(task) for task in self.lab.tasks},
+            sandbox=self.sandbox.rung,
+            warnings=tuple(warnings),
+            seconds=round(self.limits.seconds - self.left, 2),
+            key=key,
+            lost=lost,
+        )
+
+    def _mark(self) -> None:
+        """Everything once, in few processes; then alone what may have suffered from the rest."""
+        listed = listing(self.lab, self.sandbox)
+        self.task_of_scenario = {name: task for name, task in listed if task in self._tasks}
+        self._run_checks([check.id for check in self._entries])
+        self._run_scenarios(self.task_of_scenario)
+        if len(self._tasks) == 1:
+            return
+        for task in self._tasks:
+            if any(s.status in (DIFFERS, RAISED) and not s.where.startswith("lab")
+                   for s in self._scenarios(task)):  # fmt: skip
+                self._run_scenarios(name for name, of in listed if of == task)
+        for task in self._tasks:
+            checks = [check.id for check in self._entries if check.task == task]
+            spoilt = any(self.checks[c].get("status") not in ALONE_NO_BETTER for c in checks)
+            if spoilt and all(s.status == AGREES for s in self._scenarios(task)):
+                self._run_checks(checks)
+
+    @property
+    def _tasks(self) -> list[int]:
+        return [task.id for task in self.lab.tasks]
+
+    @functools.cached_property
+    def _entries(self) -> list[Any]:
+        return [check for check in collect_checks(self.lab) if check.task in self._tasks]
+
+    def _scenarios(self, task: int) -> list[ScenarioReport]:
+        named = self.task_of_scenario.items()
+        return [self.scenarios[name] for name, of in named if of == task and name in self.scenarios]
+
+    def _run_checks(self, items: list[str]) -> None:
+        rounds = Rounds(self._visible, lambda item: item.partition("::")[0]).run(items)
+        for item in items:
+            found = rounds.results.get(item) or {"reason": rounds.lost[item]}
+            self.checks[item] = {n: text for n, text in found.items() if isinstance(text, str)}
+
+    def _visible(self, items: list[str]) -> Answer:
+        return self._box({"kind": "visible", "items": items})
+
+    def _box(self, task: dict[str, Any]) -> Answer:
+        if self.left <= 0:
+            return Answer([], f"the submission used up its {self.limits.seconds} seconds")
+        task = {"lab": self.lab.key, "code": self.lab.key, "files": self.files, **task}
+        answer = self.sandbox.run(self.lab, task, self.limits, self.left)
+        self.left -= answer.seconds
+        return answer
+
+    def _run_scenarios(self, names: Iterable[str]) -> None:
+        hidden = {"sources": sources(self.lab), "seeds": self.seeds}
+        draws = {name: [f"{name}#{i}" for i in range(len(self.seeds))] for name in names}
+        rounds = Rounds(
+            lambda some: self._box({"kind": "hidden", "items": some, **hidden}),
+            lambda item: item.partition("#")[0],
+            lambda item: item.partition("#")[0],
+        ).run([item for items in draws.values() for item in items])
+        observed = {item: r["data"] for item, r in rounds.results.items() if "data" in r}
+        agreed = self._judge({"observed": observed, "items": list(observed), **hidden})
+        for name, items in draws.items():
+            self.scenarios[name] = scenario_report(name, [draw(i, rounds, agreed) for i in items])
+
+    def _judge(self, task: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Compare with the reference, in a process that no student's code is in."""
+        if not task["items"]:
+            return {}
+        whole = {"kind": "judge", "lab": self.lab.key, "code": "reference", "files": {}, **task}
+        limits = Limits(item_seconds=REFERENCE_SECONDS)
+        answer = self.sandbox.trusted(whole, limits, REFERENCE_SECONDS)
+        found = {event["item"]: event for event in answer.events if "item" in event}
+        if set(found) != set(task["items"]):
+            raise BoxError(f"the reference did not answer: {answer.ended or answer.events[-1:]}")
+        return found
+
+    def _task(self, task: Any) -> TaskReport:
+        checks = [entry for entry in self._entries if entry.task == task.id]
+        return TaskReport(
+            task.id,
+            task.title,
+            float(task.points),
+            tuple(
+                check_report(entry, self.checks.get(entry.id, {}), self.nothing) for entry in checks
+            ),
+            () if self.nothing else tuple(self._scenarios(task.id)),
+        )

@@ -1,0 +1,88 @@
+"""A report for the student's eyes: text, and HTML by jinja2, which escapes all that they sent."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING
+
+import jinja2
+
+from grader.grading.report import AGREES, BROKEN, DIFFERS, RAISED
+
+if TYPE_CHECKING:
+    from grader.grading.report import LabReport, ScenarioReport, TaskReport
+
+MARKS = {"passed": "✓", "failed": "✗", "todo": "…", "blocked": "–"}
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def number(points: float) -> str:
+    """Points without a fraction where there is none: 12, 7.5."""
+    return f"{points:g}"
+
+
+def clean(text: str) -> str:
+    """Text that cannot move the cursor, turn the writing round or hide anything."""
+    return CONTROL.sub("?", text.encode("utf-8", "replace").decode("utf-8"))
+
+
+def verdict(scenario: ScenarioReport) -> str:
+    """What a student is told of a hidden scenario: never its inputs or values."""
+    told = {
+        AGREES: "agrees with the reference",
+        DIFFERS: "differs from the reference",
+        RAISED: f"{scenario.said}",
+        BROKEN: "could not be judged and does not count",
+    }
+    return clean(told.get(scenario.status, f"did not finish: {scenario.said}"))
+
+
+def task_text(task: TaskReport) -> str:
+    """One task: points, checks, scenarios, cards."""
+    lines = [f"Task {task.id}  {task.title}: {number(task.points)} of {number(task.max_points)}"]
+    for check in task.checks:
+        why = "" if check.passed else f"  {clean(check.reason)}"
+        lines.append(f"  {MARKS[check.status]} {check.title} ({check.points}){why}")
+    for place, scenario in enumerate(task.scenarios, 1):
+        mark = "✓" if scenario.status == AGREES else "✗"
+        lines.append(f"  {mark} hidden scenario {place}: {verdict(scenario)}")
+    if task.points < task.claimed:
+        lines.append(
+            f"  the checks alone would give {number(task.claimed)}; points count as far as the "
+            "hidden scenarios agree"
+        )
+    lines += [clean(card) for card in task.cards]
+    return "\n".join(lines)
+
+
+def lab_text(report: LabReport) -> str:
+    """The whole report as plain text."""
+    head = (
+        f"{report.lab} {report.title} · {clean(report.student)} · "
+        f"{number(report.points)} of {number(report.max_points)} points"
+    )
+    notes = [f"! {clean(warning)}" for warning in report.warnings]
+    tasks = [task_text(task) for task in report.tasks.values()]
+    return "\n\n".join([head, *notes, *tasks, f"graded in: {report.sandbox}"]) + "\n"
+
+
+def task_html(task: TaskReport) -> str:
+    """One task as a fragment that fits into a notebook's output."""
+    return _environment().get_template("task.html.j2").render(task=task)
+
+
+def lab_html(report: LabReport) -> str:
+    """The whole report as a page that needs no other file."""
+    return _environment().get_template("lab.html.j2").render(report=report)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    found = jinja2.Environment(
+        loader=jinja2.PackageLoader("grader.grading"), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    found.filters |= {"number": number, "clean": clean, "verdict": verdict}
+    found.globals |= {"MARKS": MARKS, "AGREES": AGREES}
+    return found

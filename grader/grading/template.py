@@ -1,0 +1,118 @@
+"""The warm process: everything heavy imported, it forks one child for each piece of work.
+
+Started once a lab and worker, inside bubblewrap where there is one, by `grader.grading.warm`. It
+never looks at a submission itself: it hands two open files to a fork of itself (the work to do, a
+pipe for the events) and says when and how that child has ended. It lives as long as its socket.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+
+from grader.grading import watch
+from grader.grading.confine import adopt_orphans, undumpable
+from grader.run import PRELOADED
+
+POLL_SECONDS = 0.01
+WATCH_SECONDS = 0.1
+MESSAGE = 65536
+
+
+def main() -> None:
+    """Serve the socket whose number is the first argument; the second names the rung."""
+    link = socket.socket(fileno=int(sys.argv[1]))
+    link.set_inheritable(False)
+    rung = sys.argv[2]
+    for name in [*PRELOADED, "grader.grading.child", "grader.scenarios", "grader.integrity"]:
+        importlib.import_module(name)
+    _first_use()
+    undumpable()
+    adopt_orphans()
+    gc.collect()
+    gc.freeze()
+    link.sendall(b'{"ready": true}')
+    warm_kb = watch.memory_kb(os.getpid()) if sys.platform == "linux" else 0
+    while True:
+        message, handles, _, _ = socket.recv_fds(link, MESSAGE, 2)
+        if not message:
+            return
+        _serve(link, json.loads(message), handles, rung, warm_kb)
+
+
+def _first_use() -> None:
+    """Do what torch does at the first use of an operation, such as looking at the processor."""
+    import torch
+
+    numbers = torch.ones(8, 8, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        (numbers.float() @ numbers.float()).softmax(-1).rsqrt().sum().item()
+        (numbers @ numbers).pow(2).mean().item()
+
+
+def _serve(link: socket.socket, job: dict, handles: list[int], rung: str, warm_kb: int) -> None:
+    child = os.fork()
+    if child == 0:
+        _become_child(link, handles, rung, job)
+    for handle in handles:
+        os.close(handle)
+    ended = _follow(link, child, job, warm_kb)
+    watch.kill_all(child)
+    link.sendall(json.dumps({"ended": ended}).encode())
+
+
+def _become_child(link: socket.socket, handles: list[int], rung: str, job: dict) -> None:
+    status = 1
+    try:
+        link.close()
+        os.setsid()
+        from grader.grading.child import run
+
+        run(handles[0], handles[1], rung, job)
+        status = 0
+    except BaseException:
+        os.write(handles[1], json.dumps({"crash": traceback.format_exc()[-2000:]}).encode() + b"\n")
+    finally:
+        os._exit(status)
+
+
+def _follow(link: socket.socket, child: int, job: dict, warm_kb: int) -> str:
+    """Wait for the child's end; "" when it exited by itself with status 0."""
+    next_look = time.monotonic()
+    while True:
+        # After the child has ended its orphans are ours to reap, but the child decides.
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return _how(status)
+        if select.select([link], [], [], POLL_SECONDS)[0]:
+            if not link.recv(MESSAGE):  # whoever started us has gone
+                watch.kill_all(child)
+                os._exit(0)
+            return "stopped"
+        if time.monotonic() >= next_look:
+            next_look = time.monotonic() + WATCH_SECONDS
+            why = watch.excess(job["processes"], job["memory_mb"], warm_kb)
+            if why:
+                return why
+
+
+def _how(status: int) -> str:
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+    if code <= 128:
+        return f"it ended with exit status {code}" if code else ""
+    try:
+        return f"it was ended by {signal.Signals(code - 128).name}"
+    except ValueError:
+        return f"it ended with exit status {code}"
+
+
+if __name__ == "__main__":
+    main()

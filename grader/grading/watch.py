@@ -1,0 +1,81 @@
+"""What the processes of one submission use together, read from /proc by the template."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+PROC = Path("/proc")
+KILLING_SECONDS = 10
+
+
+def descendants(of: int) -> list[int]:
+    """Every process below `of`, in any order."""
+    parents: dict[int, list[int]] = {}
+    for entry in os.listdir(PROC):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                after_name = (PROC / entry / "stat").read_text().rpartition(")")[2].split()
+                parents.setdefault(int(after_name[1]), []).append(int(entry))
+    found, todo = [], [of]
+    while todo:
+        children = parents.get(todo.pop(), [])
+        found += children
+        todo += children
+    return found
+
+
+def memory_kb(pid: int) -> int:
+    """Anonymous and shared memory of a process that is in RAM."""
+    total = 0
+    with contextlib.suppress(OSError, ValueError):
+        for line in (PROC / str(pid) / "status").read_text().splitlines():
+            if line.startswith(("RssAnon:", "RssShmem:", "VmSwap:")):
+                total += int(line.split()[1])
+    return total
+
+
+def excess(processes: int, memory_mb: int, warm_kb: int) -> str:
+    """Why the submission must be stopped, "" while it keeps within its limits.
+
+    `warm_kb` is what every fork of the template shares with it from the start.
+    """
+    if sys.platform != "linux":
+        return ""
+    found = descendants(os.getpid())
+    if len(found) > processes:
+        return f"it started more than {processes} processes"
+    used = sum(max(0, memory_kb(pid) - warm_kb) for pid in found)
+    if used > memory_mb * 1024:
+        return f"it used more than {memory_mb} MB of memory"
+    return ""
+
+
+def kill_all(child: int) -> None:
+    """End the submission's process and all that it started, and reap them."""
+    end = time.monotonic() + KILLING_SECONDS
+    while time.monotonic() < end:
+        found = descendants(os.getpid()) if sys.platform == "linux" else [child]
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if sys.platform != "linux":
+            with contextlib.suppress(OSError):
+                os.killpg(child, signal.SIGKILL)
+        if not _reap():
+            return
+        time.sleep(0.005)
+
+
+def _reap() -> bool:
+    """Collect the dead; whether any child is left."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return True
+        except ChildProcessError:
+            return False

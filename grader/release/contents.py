@@ -1,0 +1,110 @@
+"""What the students' repository holds: path -> bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from grader.catalog import Lab, labs
+from grader.digest import IGNORED
+from grader.paths import MODELS, NOTEBOOKS, REFERENCE, ROOT
+from grader.release.closure import needed_modules
+from grader.release.selection import Selection
+
+TEMPLATES = Path(__file__).parent / "student"
+# What the students' commands, pytest and notebooks load; the rest follows from the imports.
+ENTRANCES = ("cli", "plugin", "demo", "notebook", "tour")
+CHECKPOINTS = ("target", "draft")
+# Tools of the house and of the class, which no student needs.
+NOT_FOR_STUDENTS = ("ruff", "import-linter", "nbgrader", "jupytext", "pytest-xdist")
+INSTRUCTORS = re.compile(r"^(grader|package-data) = ")
+MAINTAINERS = re.compile(r"^\[tool\.(?:ruff|importlinter)")
+
+
+def contents(selection: Selection) -> dict[str, bytes]:
+    """Every file of the release by its path."""
+    files = {_name(path): path.read_bytes() for path in _copied(selection)}
+    files["README.md"] = _readme(selection).encode()
+    files["Makefile"] = (TEMPLATES / "Makefile").read_bytes()
+    files[".gitignore"] = _gitignore().encode()
+    files["pyproject.toml"] = _pyproject().encode()
+    files["requirements.txt"] = _requirements().encode()
+    return dict(sorted(files.items()))
+
+
+def _copied(selection: Selection) -> Iterator[Path]:
+    roots = [ROOT / "grader" / f"{name}.py" for name in ENTRANCES]
+    for lab in selection.labs:
+        for folder in (lab.folder, NOTEBOOKS / lab.key):
+            found = list(_tree(folder))
+            roots += [path for path in found if path.suffix in (".py", ".ipynb")]
+            yield from found
+    yield from roots[: len(ENTRANCES)]
+    yield from needed_modules(roots)
+    yield from (MODELS / "README.md", *MODELS.glob("*.png"))
+    for name in CHECKPOINTS:
+        yield from _tree(MODELS / name)
+    yield ROOT / "nanovllm" / "__init__.py"
+    yield from _engine(selection)
+
+
+def _engine(selection: Selection) -> Iterator[Path]:
+    """The engine's front, which is given, and the reference of the closed labs."""
+    kept_back = {lab.package for lab in labs()} - {lab.package for lab in selection.closed}
+    for path in sorted(REFERENCE.iterdir()):
+        if path.is_file() and path.suffix == ".py":
+            yield path
+        elif path.is_dir() and path.name not in kept_back:
+            yield from _tree(path)
+
+
+def _tree(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.is_file() and not hidden and not IGNORED & set(path.parts):
+            yield path
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _readme(selection: Selection) -> str:
+    rows = [
+        f"| [{lab.number:02d} {lab.title}](labs/{lab.key}/README.md) | `nanovllm/{lab.package}/` "
+        f"| {lab.minutes // 60}:{lab.minutes % 60:02d} | {_where_reference(lab, selection)} |"
+        for lab in selection.labs
+    ]
+    first = selection.labs[0]
+    text = (TEMPLATES / "README.md").read_text(encoding="utf-8")
+    values = {
+        "LABS": "\n".join(rows), "NN": f"{first.number:02d}", "PACKAGE": first.package,
+        "FIRST": first.first,
+    }  # fmt: skip
+    return re.sub(r"@(\w+)@", lambda match: values[match[1]], text)
+
+
+def _where_reference(lab: Lab, selection: Selection) -> str:
+    return f"`solutions/nanovllm/{lab.package}/`" if lab in selection.closed else "not yet"
+
+
+def _gitignore() -> str:
+    """The course's, but a student's own work belongs in the student's repository."""
+    lines = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if "What a student writes" in line)
+    return "\n".join([*lines[:start], "/lab[0-9][0-9].zip", "/notebooks/*/lab[0-9][0-9].zip", ""])
+
+
+def _pyproject() -> str:
+    """The course's, without the sections and entries of the maintainers' tools."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    sections = re.split(r"^(?=\[)", text, flags=re.MULTILINE)
+    kept = "".join(section for section in sections if not MAINTAINERS.match(section))
+    lines = [line for line in kept.splitlines(keepends=True) if not INSTRUCTORS.match(line)]
+    return re.sub(r', "grader\.\w+"', "", "".join(lines))
+
+
+def _requirements() -> str:
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(line for line in lines if line.partition("==")[0] not in NOT_FOR_STUDENTS)

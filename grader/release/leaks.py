@@ -1,0 +1,90 @@
+"""Search a release for what students must not see: solutions, scenarios, mistakes, answers."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from grader.catalog import labs
+from grader.mistakes import bank
+from grader.paths import HIDDEN, NOTEBOOK_SOURCES
+from grader.release.selection import Selection
+from grader.stubs import lab_stubs, solutions
+
+WINDOW = 3  # so many lines of a solution in a row are a leak, even where the rest is missing
+LONG = 40  # a single line of a planted mistake or of a model answer counts from this length on
+HINTS = re.compile(r"hints=\((?:[^()]|\([^()]*\))*\)", re.DOTALL)
+FORBIDDEN = re.compile(
+    r"^(solutions/(hidden|mistakes|notebooks)/|grader/(grading|classroom)/)|\.pyc$"
+)
+
+
+@dataclass(frozen=True)
+class Secret:
+    """Lines that must not stand in the release one after the other, and what they are."""
+
+    what: str
+    lines: tuple[str, ...]
+
+
+def leaks(files: dict[str, bytes], selection: Selection) -> list[str]:
+    """One sentence for everything in the release that should not be there."""
+    texts = {name: "\n".join(["", *_lines(_text(name, data)), ""]) for name, data in files.items()}
+    found = [f"{name} must not be released" for name in files if FORBIDDEN.search(name)]
+    for secret in secrets(selection):
+        needle = "\n".join(["", *secret.lines, ""])
+        found += [f"{name} holds {secret.what}" for name, text in texts.items() if needle in text]
+    return sorted(set(found))
+
+
+def secrets(selection: Selection) -> Iterator[Secret]:
+    """All that is looked for."""
+    given = {line for lab in labs() for text in lab_stubs(lab).values() for line in _lines(text)}
+    for lab in selection.open:
+        for place, body in solutions(lab):
+            lines = tuple(_lines(body))
+            yield Secret(f"the solution {place}", lines)
+            for start in range(len(lines) - WINDOW + 1):
+                part = lines[start : start + WINDOW]
+                if not given.issuperset(part):
+                    yield Secret(f"lines of the solution {place}", part)
+        for mistake in bank(lab):
+            lines = tuple(_lines(mistake.new))
+            told = len(lines) > 1 or len(mistake.new.strip()) >= LONG
+            if told and not given.issuperset(lines):
+                yield Secret(f"the code of the mistake {mistake.name}", lines)
+    for lab in labs():
+        for path in sorted((HIDDEN / lab.key).glob("*.py")):
+            source = path.read_text(encoding="utf-8")
+            for node in ast.parse(source).body:
+                if isinstance(node, ast.FunctionDef):
+                    body = "\n".join(source.splitlines()[node.lineno : node.end_lineno])
+                    yield Secret(f"the hidden scenario {node.name}", tuple(_lines(body)))
+        source = NOTEBOOK_SOURCES / lab.key / f"{lab.key}.ipynb"
+        cells = json.loads(source.read_text(encoding="utf-8"))["cells"] if source.is_file() else []
+        for cell in cells:
+            if cell["metadata"].get("nbgrader", {}).get("solution"):
+                for line in _lines("".join(cell["source"])):
+                    if len(line) >= LONG:
+                        yield Secret(f"a model answer of {lab.key}'s notebook", (line,))
+
+
+def _lines(text: str) -> list[str]:
+    """The lines that say something: no indentation, no blank lines, no comments."""
+    stripped = (line.strip() for line in text.splitlines())
+    return [line for line in stripped if line and not line.startswith("#")]
+
+
+def _text(name: str, data: bytes) -> str:
+    """A file as the lines a reader sees; hints are left out, which may be nearly the code."""
+    if name.endswith((".safetensors", ".png")):
+        return ""
+    text = data.decode("utf-8", "replace")
+    if name.endswith(".ipynb"):
+        return "\n".join("".join(cell["source"]) + "\n" for cell in json.loads(text)["cells"])
+    if name.endswith("checks.json"):
+        return ""
+    return HINTS.sub("", text) if name.startswith("labs/") else text

@@ -1,0 +1,1 @@
+"""Paging: K and V in small blocks that need not be neighbours, and may have several owners."""

@@ -1,0 +1,126 @@
+"""Beam search over blocks: beams share what they have in common and copy only to differ."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nanovllm.generation.beam import BeamSearch, BeamSearchParams, Hypothesis
+from nanovllm.generation.errors import check_request
+from nanovllm.generation.params import SamplingParams
+from nanovllm.generation.request import weight_of
+from nanovllm.model.attention import Attend
+from nanovllm.model.cache import CacheFullError
+from nanovllm.model.config import ModelConfig
+from nanovllm.model.transformer import Transformer
+from nanovllm.paging.attention import PagedAttention, paged_attention
+from nanovllm.paging.batch import make_batch
+from nanovllm.paging.block_pool import BlockPool
+from nanovllm.paging.block_table import BlockTable, blocks_for
+from nanovllm.paging.cache import PagedCache
+from nanovllm.paging.sharing import fork, reserve
+from nanovllm.paging.store import carry_out
+from nanovllm.paging.transfers import Transfer
+
+
+class PagedBeamCache:
+    """Lab 03's BatchCache, in blocks: rows of equal length, one to begin with.
+
+    width: the most rows; capacity: the most tokens a row.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        width: int,
+        capacity: int,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        attention: PagedAttention = paged_attention,
+    ) -> None:
+        num_blocks = width * blocks_for(capacity, block_size)  # if the rows shared nothing
+        self.config = config
+        self.capacity = capacity
+        self.attention = attention
+        self.pool = BlockPool(num_blocks)
+        self.cache = PagedCache(config, num_blocks, block_size, dtype, device)
+        self.rows = [BlockTable(block_size)]
+        self.num_copies = 0  # blocks copied on write so far
+        self.length = 0  # tokens stored in each row
+
+    def bind(self, num_columns: int) -> Attend:
+        """The attend of a step of `num_columns` new tokens a row, row by row [N*S].
+
+        Raises CacheFullError.
+        """
+        start, end = self.length, self.length + num_columns
+        transfers: list[Transfer] = []
+        ready = [reserve(self.pool, row, start, end, transfers) for row in self.rows]
+        if end > self.capacity or not all(ready):
+            raise CacheFullError(f"{num_columns} more tokens a row do not fit behind {start}.")
+        self.num_copies += len(transfers)
+        carry_out(transfers, self.cache)
+        batch = make_batch([(row, start, end) for row in self.rows], self.cache.device)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self.cache.write(layer, k, v, batch.slot_mapping)
+            window = self.config.window(layer)
+            caches = self.cache.k[layer], self.cache.v[layer]
+            return self.attention(q, *caches, batch, window=window)
+
+        return attend
+
+    def advance(self, num_columns: int) -> None:
+        """Count tokens as stored, once every layer has written them."""
+        self.length += num_columns
+
+    def reorder(self, parents: Sequence[int]) -> None:
+        """Make row i continue what row parents[i] was; the number of rows may change.
+
+        Nothing is copied: the new rows are forks of the old, which are freed.
+        """
+        raise NotImplementedError("lab05 task 5: PagedBeamCache.reorder")
+
+
+@torch.inference_mode()
+def paged_beam_search(
+    model: Transformer,
+    prompt_token_ids: Sequence[int],
+    params: BeamSearchParams,
+    *,
+    max_model_len: int | None = None,
+    block_size: int = 16,
+) -> list[Hypothesis]:
+    """Lab 03's `beam_search`, with beams that share blocks: the same answers, less memory.
+
+    Raises RequestError.
+    """
+    limit = max_model_len or model.config.max_position
+    check_request(
+        prompt_token_ids,
+        SamplingParams(),
+        vocab_size=model.config.vocab_size,
+        max_model_len=limit,
+        has_tokenizer=True,
+    )
+    params = replace(params, max_tokens=min(params.max_tokens, limit - len(prompt_token_ids)))
+    search = BeamSearch(params, model.config.eos_token_ids)
+    weight = weight_of(model)
+    capacity = len(prompt_token_ids) + params.max_tokens - 1
+    cache = PagedBeamCache(
+        model.config, params.beam_width, capacity, block_size, weight.dtype, weight.device
+    )
+    newest = torch.tensor([list(prompt_token_ids)], device=weight.device)  # [W, S], W is 1 at first
+    while True:
+        rows, width = newest.shape
+        positions = torch.arange(cache.length, cache.length + width, device=newest.device)
+        hidden = model(newest.flatten(), positions.repeat(rows), cache.bind(width))
+        cache.advance(width)
+        last = hidden.unflatten(0, (rows, width))[:, -1]  # [W, E]
+        parents = search.update(model.logits(last).float().log_softmax(dim=-1))
+        if search.over:
+            return search.finished
+        cache.reorder(parents)
+        newest = torch.tensor([beam.token_ids[-1:] for beam in search.beams], device=newest.device)

@@ -1,0 +1,100 @@
+"""Which blocks hold tokens that somebody may ask for again, found by what is in them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from nanovllm.batching.errors import require
+
+Tokens = tuple[int, ...]
+BlockHash = Callable[[bytes, Tokens, str], bytes]
+
+
+def block_hash(parent: bytes, token_ids: Tokens, salt: str) -> bytes:
+    """A key for a full block: of its tokens, of all blocks before it, and of a salt.
+
+    parent: the key of the block before, b"" for the first. K and V of a token depend on every
+    token before it, so a block is the same only if its whole past is. salt: requests with
+    different ones never share (tenants, adapters).
+
+    >>> first = block_hash(b"", (5, 6), "")
+    >>> block_hash(first, (5, 6), "") == first, block_hash(b"", (5, 6), "x") == first
+    (False, False)
+    """
+    raise NotImplementedError("lab05 task 6: block_hash")
+
+
+@dataclass(eq=False)
+class CachedBlock:
+    """A full block whose K and V are computed, and what is needed to find it again."""
+
+    key: bytes
+    parent: CachedBlock | None = field(repr=False)  # the one before it; None: it is a first block
+    token_ids: Tokens
+    salt: str
+    block_id: int
+
+    def holds(self, parent: CachedBlock | None, token_ids: Tokens, salt: str) -> bool:
+        """Whether this is the block with these tokens behind that parent: no hash is trusted.
+
+        One parent is another only if it is the same object: so the whole past is compared.
+        """
+        raise NotImplementedError("lab05 task 6: CachedBlock.holds")
+
+
+class PrefixIndex:
+    """Cached blocks by key and by block number; a key leads to one block at most.
+
+    An index is the keeper of a BlockPool: a block in it stays findable when its last owner has
+    left, until the pool gives it to somebody else.
+    """
+
+    def __init__(self) -> None:
+        self.by_key: dict[bytes, CachedBlock] = {}
+        self.by_block: dict[int, CachedBlock] = {}
+
+    def __contains__(self, block_id: object) -> bool:
+        return block_id in self.by_block
+
+    def find(
+        self, key: bytes, parent: CachedBlock | None, token_ids: Tokens, salt: str
+    ) -> CachedBlock | None:
+        """The cached block with these contents; None if there is none (or another of that key)."""
+        raise NotImplementedError("lab05 task 6: PrefixIndex.find")
+
+    def insert(
+        self, key: bytes, parent: CachedBlock | None, token_ids: Tokens, salt: str, block_id: int
+    ) -> CachedBlock | None:
+        """Make a computed block findable; the entry that has these contents from now on.
+
+        If there is one already, it stays, and it is returned. If the key leads to a block with
+        other contents (a collision), that one stays, and None is returned.
+        """
+        raise NotImplementedError("lab05 task 6: PrefixIndex.insert")
+
+    def evict(self, block_id: int) -> None:
+        """Forget what was in a block: it has been given to somebody else."""
+        raise NotImplementedError("lab05 task 6: PrefixIndex.evict")
+
+    def move(self, old: int, new: int) -> None:
+        """The content of block `old` is in block `new` from now on, if it was known at all."""
+        entry = self.by_block.pop(old, None)
+        if entry is not None:
+            entry.block_id = new
+            self.by_block[new] = entry
+
+    def check(self) -> None:
+        """Raise InvariantError unless both ways agree and no block has lost its parent."""
+        require(
+            set(self.by_key.values()) == set(self.by_block.values()), "the index is of two minds"
+        )
+        for block_id, entry in self.by_block.items():
+            require(entry.block_id == block_id, f"block {block_id} is cached as {entry.block_id}")
+            require(self.by_key.get(entry.key) is entry, f"block {block_id} has another's key")
+            parent = entry.parent
+            require(
+                parent is None or self.by_block.get(parent.block_id) is parent,
+                f"block {block_id} is cached, but the block before it is not: it cannot be hit",
+            )

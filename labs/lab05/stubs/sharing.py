@@ -1,0 +1,57 @@
+"""Fork and copy-on-write: two sequences hold the same blocks until one of them has to write."""
+
+from nanovllm.paging.block_pool import BlockPool
+from nanovllm.paging.block_table import BlockTable, blocks_for
+from nanovllm.paging.transfers import Direction, Transfer
+
+
+def fork(pool: BlockPool, table: BlockTable, num_tokens: int) -> BlockTable:
+    """A new table with the first `num_tokens` stored tokens of another; nothing is copied.
+
+    It holds the blocks of those tokens, a partly used last one too, and no more. Of the cached
+    blocks, those that are full of these tokens go along.
+
+    >>> table = BlockTable(4, [0, 1, 2], num_tokens=9)
+    >>> pool = BlockPool.holding(4, {table: [0, 1, 2]})
+    >>> child = fork(pool, table, 6)
+    >>> child.block_ids, child.num_tokens, [pool.ref_count(i) for i in range(4)]
+    ([0, 1], 6, [2, 2, 1, 0])
+    """
+    raise NotImplementedError("lab05 task 5: fork")
+
+
+def needs_copy(pool: BlockPool, table: BlockTable, position: int) -> bool:
+    """Whether the block in which token `position` will be written is shared with somebody.
+
+    The next token after full blocks goes into a new block: nothing to copy, however many share
+    the full ones.
+    """
+    raise NotImplementedError("lab05 task 5: needs_copy")
+
+
+def copy_on_write(pool: BlockPool, table: BlockTable, position: int) -> Transfer:
+    """Give the table a block of its own where token `position` will be written.
+
+    The shared block loses this owner; the copy is returned, to be made before the write.
+    Raises OutOfBlocksError, and then nothing has changed.
+
+    >>> a, b = BlockTable(4, [0, 1], num_tokens=6), BlockTable(4, [0, 1], num_tokens=6)
+    >>> pool = BlockPool.holding(3, {a: [0, 1], b: [0, 1]})
+    >>> move = copy_on_write(pool, b, 6)
+    >>> move.old, move.new, a.block_ids, b.block_ids
+    (1, 2, [0, 1], [0, 2])
+    >>> needs_copy(pool, a, 6)
+    False
+    """
+    raise NotImplementedError("lab05 task 5: copy_on_write")
+
+
+def reserve(
+    pool: BlockPool, table: BlockTable, start: int, end: int, transfers: list[Transfer]
+) -> bool:
+    """Make ready for writing tokens start .. end - 1; False, and no change, without room.
+
+    Takes what blocks are missing and, if the one to be written first is shared, a copy of it,
+    which is noted at the end of `transfers`. Only the first can be: those behind it are new.
+    """
+    raise NotImplementedError("lab05 task 5: reserve")

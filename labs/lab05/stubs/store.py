@@ -1,0 +1,119 @@
+"""The paged store: the manager's books and the cache's tensors, behind lab 04's KVStore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from nanovllm.batching.plan import Plan
+from nanovllm.batching.request import Request
+from nanovllm.model.attention import Attend
+from nanovllm.model.config import ModelConfig
+from nanovllm.paging.attention import PagedAttention, paged_attention
+from nanovllm.paging.batch import PagedBatch, make_batch
+from nanovllm.paging.cache import PagedCache
+from nanovllm.paging.manager import BlockManager, Preemption
+from nanovllm.paging.prefix_cache import SaltOf, no_salt
+from nanovllm.paging.transfers import Direction, Transfer, runs
+
+
+def carry_out(transfers: list[Transfer], cache: PagedCache) -> None:
+    """Make the copies that were noted, in order, and strike them off the list."""
+    do = {
+        Direction.COPY: cache.copy_blocks,
+        Direction.OUT: cache.swap_out,
+        Direction.IN: cache.swap_in,
+    }
+    for run in list(runs(transfers)):
+        do[run[0].direction]([(move.old, move.new) for move in run])
+        del transfers[: len(run)]
+
+
+class PagedStore:
+    """K and V of many requests in blocks; `Engine(model, store=PagedStore(...))` uses it.
+
+    attention: what computes a step's attention (see attention.py). cache: where K and V are; a
+    PagedCache of the sizes given here if None.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        *,
+        enable_prefix_caching: bool = True,
+        preemption: Preemption = "recompute",
+        num_host_blocks: int = 0,
+        attention: PagedAttention = paged_attention,
+        cache: PagedCache | None = None,
+        salt_of: SaltOf = no_salt,
+    ) -> None:
+        self.config = config
+        self.manager = BlockManager(
+            num_blocks,
+            block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            preemption=preemption,
+            num_host_blocks=num_host_blocks,
+            salt_of=salt_of,
+        )
+        self.cache = cache or PagedCache(
+            config, num_blocks, block_size, dtype, device, num_host_blocks
+        )
+        self.attention = attention
+        self.total_tokens = self.manager.total_tokens
+
+    def bind(self, plan: Plan) -> Attend:
+        """Make the copies that are due; then every layer writes its tokens and attends."""
+        carry_out(self.manager.transfers, self.cache)
+        batch = self.batch(plan)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self.cache.write(layer, k, v, batch.slot_mapping)
+            window = self.config.window(layer)
+            caches = self.cache.k[layer], self.cache.v[layer]
+            return self.attention(q, *caches, batch, window=window)
+
+        return attend
+
+    def batch(self, plan: Plan) -> PagedBatch:
+        """What attention is told about a plan."""
+        tables = self.manager.tables
+        spans = [(tables[chunk.request], chunk.start, chunk.end) for chunk in plan.chunks]
+        return make_batch(spans, self.cache.device)
+
+    @property
+    def free_tokens(self) -> int:
+        return self.manager.free_tokens
+
+    def fits(self, num_tokens: int) -> bool:
+        return self.manager.fits(num_tokens)
+
+    def can_admit(self, request: Request) -> bool:
+        return self.manager.can_admit(request)
+
+    def admit(self, request: Request) -> int:
+        return self.manager.admit(request)
+
+    def reserve(self, request: Request, num_tokens: int) -> bool:
+        return self.manager.reserve(request, num_tokens)
+
+    def commit(self, plan: Plan) -> None:
+        self.manager.commit(plan)
+
+    def suspend(self, request: Request) -> None:
+        self.manager.suspend(request)
+
+    def forget(self, request: Request) -> None:
+        self.manager.forget(request)
+
+    def release(self, request: Request) -> None:
+        self.manager.release(request)
+
+    def check(self, requests: Iterable[Request]) -> None:
+        self.manager.check(requests)

@@ -1,0 +1,60 @@
+"""Swap: a preempted request's blocks go to host memory, and come back when it does."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from nanovllm.paging.block_pool import BlockPool
+from nanovllm.paging.block_table import BlockTable, blocks_for
+from nanovllm.paging.transfers import Direction, Transfer
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """What is kept of a request in host memory."""
+
+    host_ids: tuple[int, ...]  # its blocks there, in order
+    num_tokens: int
+
+
+@dataclass
+class SwapStats:
+    """Counted since the start."""
+
+    blocks_out: int = 0
+    blocks_in: int = 0
+    times_full: int = 0  # a request found no room in host memory, and was recomputed
+
+
+class SwapSpace:
+    """A second pool of blocks, in host memory, for requests that wait."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.kept: dict[Hashable, Swapped] = {}  # by request
+        self.stats = SwapStats()
+
+    def swap_out(self, request: Hashable, table: BlockTable, transfers: list[Transfer]) -> bool:
+        """Keep the stored tokens of a table here; False, and no change but
+        `stats.times_full`, without room for all.
+
+        Only blocks with stored tokens go. The table is left as it is: its owner frees its
+        blocks after this, and need not wait, for the copies are noted first.
+        """
+        raise NotImplementedError("lab05 task 7: SwapSpace.swap_out")
+
+    def swap_in(
+        self, request: Hashable, table: BlockTable, pool: BlockPool, transfers: list[Transfer]
+    ) -> None:
+        """Bring back what is kept of a request, behind the tokens that its table shares already.
+
+        Its full shared blocks (a prefix hit) stay; a partly used one is given back, for its
+        content comes from here. If the table has as many tokens already, nothing is copied. In
+        both cases the host blocks are free afterwards.
+        """
+        raise NotImplementedError("lab05 task 7: SwapSpace.swap_in")
+
+    def forget(self, request: Hashable) -> None:
+        """The request will not come back: its host blocks are free."""
+        kept = self.kept.pop(request, None)
+        if kept is not None:
+            self.pool.free(kept.host_ids, request)

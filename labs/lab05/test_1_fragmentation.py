@@ -1,0 +1,224 @@
+"""Task 1: the fragmentation problem."""
+
+import pytest
+
+from grader import expect
+from nanovllm.paging.fragmentation import Blocks, Buddy, FirstFit
+
+
+def with_pieces(*lengths, size):
+    """A FirstFit with adjoining pieces a, b, c, ... of these lengths, made without allocate."""
+    memory, start = FirstFit(size), 0
+    for name, length in zip("abcdefgh", lengths, strict=False):
+        memory.start[name], memory.reserved[name] = start, length
+        start += length
+    memory.holes = [(start, size - start)] if start < size else []
+    return memory
+
+
+@pytest.mark.check(
+    task=1,
+    points=3,
+    title="The first hole that is large enough",
+    hints=(
+        "Go through the holes from the low end; which one is taken, and what is left of it?",
+        "A hole of exactly the right length is taken too, and is gone then. When none fits: "
+        "False, and nothing changes, however many places are free together.",
+        "rest = (start + num_tokens, length - num_tokens); self.holes[i : i + 1] = [rest] if "
+        "rest[1] else []",
+    ),
+)
+def test_first_fit(rng):
+    memory = FirstFit(100)
+    memory.holes = [(0, 4), (10, 9), (30, 6), (50, 9)]
+    got = [memory.allocate("x", 6), memory.start.get("x"), memory.holes]
+    expect(
+        got,
+        [True, 10, [(0, 4), (16, 3), (30, 6), (50, 9)]],
+        call="allocate(6) with holes (0, 4) (10, 9) (30, 6) (50, 9): found, its start, the holes",
+        cause="the first that is large enough, neither the best nor the largest; cut at its low "
+        "end",
+    )
+    got = [memory.allocate("y", 4), memory.start.get("y"), memory.holes]
+    expect(
+        got,
+        [True, 0, [(16, 3), (30, 6), (50, 9)]],
+        call="allocate(4) then, of which the first hole has exactly 4",
+        cause="an exact fit leaves no hole behind",
+    )
+    got = [memory.allocate("z", 10), "z" in memory.start, "z" in memory.reserved, memory.holes]
+    expect(
+        got,
+        [False, False, False, [(16, 3), (30, 6), (50, 9)]],
+        call="allocate(10), when 18 places are free, but at most 9 in one piece",
+        cause="a piece cannot be in two holes, and a request that got nothing holds nothing",
+    )
+    expect(memory.reserved, {"x": 6, "y": 4}, call="the reserved places of each name")
+    memory, taken = FirstFit(60), [False] * 60
+    for name in range(12):
+        n = int(rng.integers(2, 9))
+        want = next((i for i in range(61 - n) if not any(taken[i : i + n])), None)
+        found = memory.allocate(name, n)
+        expect(
+            [found, memory.start.get(name)],
+            [want is not None, want],
+            call=f"allocate({n}) as number {name} of a row of random requests",
+        )
+        if want is not None:
+            taken[want : want + n] = [True] * n
+
+
+@pytest.mark.check(
+    task=1,
+    points=3,
+    title="Holes that touch are one hole",
+    hints=(
+        "Free the piece between two holes: how many holes are there?",
+        "Put the new hole among the others, by start, and join each with the one before it if "
+        "that ends where it starts.",
+        "if merged and sum(merged[-1]) == start: merged[-1] = (merged[-1][0], merged[-1][1] + "
+        "length)",
+    ),
+)
+def test_holes_merge(rng):
+    memory = with_pieces(3, 4, 5, 6, 7, size=30)
+    seen = []
+    for name in "dbca":
+        memory.free(name)
+        seen.append(list(memory.holes))
+    expect(
+        seen,
+        [
+            [(12, 6), (25, 5)],
+            [(3, 4), (12, 6), (25, 5)],
+            [(3, 15), (25, 5)],
+            [(0, 18), (25, 5)],
+        ],
+        call="the holes after free of d, b, c, a, where a .. e of 3, 4, 5, 6, 7 fill places "
+        "0 .. 24 of 30",
+        cause="a hole joins the one before it and the one behind it; holes are listed by start",
+    )
+    expect([memory.reserved, memory.start], [{"e": 7}, {"e": 18}], call="what is still reserved")
+    names = list("abcdef")
+    memory = with_pieces(*[2] * 6, size=12)
+    for i in rng.permutation(6):
+        memory.free(names[i])
+    expect(
+        memory.holes,
+        [(0, 12)],
+        call="the holes when all six pieces have been freed, in random order",
+        cause="when all is free there is one hole",
+    )
+
+
+@pytest.mark.check(
+    task=1,
+    points=3,
+    title="Buddies join, neighbours that are none do not",
+    hints=(
+        "Whose half is it? Two pieces can touch and still not be halves of one piece.",
+        "The buddy of the piece at `start` is at start XOR length; the joined piece starts at the "
+        "lower of the two, and has a buddy of its own.",
+        "while length < self.size and start ^ length in self.holes.get(length, ()): ...",
+    ),
+)
+def test_buddies(rng):
+    memory = Buddy(32)
+    for name in "abcdefgh":
+        memory.allocate(name, 4)
+    for name in "bc":
+        memory.free(name)
+    expect(
+        [_holes(memory), memory.largest_hole],
+        [{4: [4, 8]}, 4],
+        call="the holes, start by length, after free of the pieces at 4 and 8 of 4 places each",
+        cause="they touch, but the buddy of 4 is 0 and that of 8 is 12",
+    )
+    memory.free("a")
+    expect(
+        _holes(memory),
+        {4: [8], 8: [0]},
+        call="the holes when the piece at 0 is freed too",
+        cause="0 and 4 are halves of the piece of 8 at 0; that one's buddy is at 8 and not free",
+    )
+    memory.free("d")
+    expect(
+        [_holes(memory), sorted(memory.reserved)],
+        [{16: [0]}, list("efgh")],
+        call="the holes when the piece at 12 is freed: 8 + 12 become 8 of 8, then 16 of 0",
+        cause="joining goes on as long as the buddy is a hole",
+    )
+    memory = Buddy(64)
+    names = [name for name in range(20) if memory.allocate(name, int(rng.integers(1, 9)))]
+    for i in rng.permutation(len(names)):
+        memory.free(names[i])
+    expect(
+        [_holes(memory), memory.reserved],
+        [{64: [0]}, {}],
+        call="the holes when random pieces have all been freed, in random order",
+    )
+
+
+def _holes(memory):
+    return {n: sorted(starts) for n, starts in sorted(memory.holes.items()) if starts}
+
+
+@pytest.mark.check(
+    task=1,
+    points=2,
+    title="Two kinds of waste",
+    hints=(
+        "Inside: reserved, but not used. Outside: free, but not to be had in one piece.",
+        "External: 1 - the largest hole over all free places. Internal: 1 - tokens stored over "
+        "places reserved. Both are 0 where there is nothing to waste.",
+        "return 1 - self.largest_hole / self.num_free if self.num_free else 0.0",
+    ),
+)
+def test_waste():
+    memory = with_pieces(10, 20, 30, 25, size=100)
+    memory.holes = [(0, 10), (30, 30), (85, 15)]
+    del memory.start["a"], memory.reserved["a"], memory.start["c"], memory.reserved["c"]
+    expect(
+        memory.external_fragmentation(),
+        5 / 11,
+        call="external_fragmentation() with holes of 10, 30 and 15",
+        cause="30 of the 55 free places can be had at once",
+    )
+    expect(
+        memory.internal_fragmentation({"b": 5, "d": 4}),
+        0.8,
+        call='internal_fragmentation({"b": 5, "d": 4}) where b has 20 places and d 25',
+        cause="9 of 45 reserved places hold a token; what is free is not part of it",
+    )
+    full = with_pieces(10, 6, size=16)
+    expect(
+        [full.external_fragmentation(), FirstFit(8).internal_fragmentation({})],
+        [0.0, 0.0],
+        call="external_fragmentation() of a full memory, internal_fragmentation({}) of an empty",
+    )
+
+
+@pytest.mark.check(
+    task=1,
+    points=1,
+    title="Blocks may be anywhere",
+    hints=(
+        "How many whole blocks hold so many tokens? And if some are there already?",
+        "Round up to a multiple of the block size; only what comes on top has to be free.",
+        "wanted = -(-num_tokens // self.block_size) * self.block_size",
+    ),
+)
+def test_blocks():
+    memory = Blocks(64, block_size=16)
+    seen = [
+        [memory.allocate(name, n), memory.reserved.get(name, 0)]
+        for name, n in (("a", 1), ("b", 17), ("a", 16), ("c", 17), ("a", 17), ("b", 33), ("b", 5))
+    ]
+    expect(
+        seen,
+        [[True, 16], [True, 32], [True, 16], [False, 0], [True, 32], [False, 32], [True, 32]],
+        call="allocate a 1, b 17, a 16, c 17, a 17, b 33, b 5 of 64 places in blocks of 16: "
+        "whether, and what the name has then",
+        cause="tokens in all, in whole blocks; what a name has is not asked for again, nor taken "
+        "back",
+    )

@@ -1,0 +1,175 @@
+"""Task 3: block tables and slot mapping."""
+
+import pytest
+
+from grader import expect
+from nanovllm.paging.batch import make_batch
+from nanovllm.paging.block_pool import BlockPool
+from nanovllm.paging.block_table import BlockTable, blocks_for
+from nanovllm.paging.errors import OutOfBlocksError
+
+
+@pytest.mark.check(
+    task=3,
+    points=1,
+    title="How many blocks",
+    hints=(
+        "Round up; no tokens need no block.",
+        "-(-a // b) rounds up.",
+        "return -(-num_tokens // block_size)",
+    ),
+)
+def test_blocks_for():
+    expect(
+        [[blocks_for(n, size) for n in (0, 1, 15, 16, 17, 32)] for size in (1, 4, 16)],
+        [[0, 1, 15, 16, 17, 32], [0, 1, 4, 4, 5, 8], [0, 1, 1, 1, 2, 2]],
+        call="blocks_for(n, size) for n in 0, 1, 15, 16, 17, 32 and sizes 1, 4, 16",
+        cause="a full block needs no other behind it",
+    )
+
+
+@pytest.mark.check(
+    task=3,
+    points=3,
+    title="Token to slot",
+    hints=(
+        "Which block is token i in, and where in it?",
+        "Block number i // P of the table, offset i % P; slots count through all blocks.",
+        "self.block_ids[i // P] * P + i % P for i in range(start, end)",
+    ),
+)
+def test_slots(rng):
+    table = BlockTable(4, [9, 2, 5])
+    expect(
+        [table.slots(0, 4), table.slots(3, 9), table.slots(6, 6)],
+        [[36, 37, 38, 39], [39, 8, 9, 10, 11, 20], []],
+        call="slots(0, 4), slots(3, 9), slots(6, 6) of a table [9, 2, 5] with 4 tokens a block",
+        cause="slot = block * P + i % P, and i counts from the sequence's first token",
+    )
+    size = int(rng.choice([1, 3, 16]))
+    blocks = [int(b) for b in rng.permutation(20)[:5]]
+    places = [b * size + offset for b in blocks for offset in range(size)]
+    start, end = sorted(int(i) for i in rng.integers(0, 5 * size, size=2))
+    expect(
+        BlockTable(size, blocks).slots(start, end),
+        places[start:end],
+        call=f"slots({start}, {end})",
+        given={"block_ids": blocks, "block_size": size},
+    )
+
+
+@pytest.mark.check(
+    task=3,
+    points=2,
+    title="A table grows when a block is full, not before and not later",
+    hints=(
+        "For 8 tokens, blocks of 4: two. When is the third one taken?",
+        "What is missing is what `end` tokens need, less what is there, and never less than 0.",
+        "self.block_ids += pool.allocate(self.num_missing(end), self)",
+    ),
+)
+def test_grow():
+    table = BlockTable(4, [6])
+    expect(
+        [table.num_missing(end) for end in (0, 3, 4, 5, 8, 9)],
+        [0, 0, 0, 1, 1, 2],
+        call="num_missing(end) for end in 0, 3, 4, 5, 8, 9 of a table with one block of 4",
+        cause="the block after a full one is wanted with the token behind it",
+    )
+    pool, table = BlockPool(5), BlockTable(4)
+    sizes = []
+    for end in (1, 4, 4, 5, 8, 3):
+        table.grow(pool, end)
+        sizes.append(len(table.block_ids))
+    expect(
+        sizes,
+        [1, 1, 1, 2, 2, 2],
+        call="blocks after grow to 1, 4, 4, 5, 8, 3 tokens",
+        cause="what is there already is not taken again",
+    )
+    held = list(pool.owners.get(table.block_ids[-1], {}))
+    expect.that(
+        held == [table],
+        "the table is the owner of its blocks",
+        observed=[type(owner).__name__ for owner in held],
+    )
+    expect.raises(
+        OutOfBlocksError, lambda: table.grow(pool, 21), call="grow to 21 tokens in a pool of 5 * 4"
+    )
+    expect(
+        [len(table.block_ids), pool.num_free],
+        [2, 3],
+        call="blocks of the table and free ones after that",
+        cause="all or nothing",
+    )
+
+
+@pytest.mark.check(
+    task=3,
+    points=1,
+    title="Blocks go back, the last first",
+    hints=(
+        "A cached block is of use only behind those before it. Which should be evicted first?",
+        "Give reversed(block_ids) to the pool; then the table is as new.",
+        "pool.free(reversed(self.block_ids), self)",
+    ),
+)
+def test_free():
+    class Everything:
+        def __contains__(self, block_id):
+            return True
+
+    table = BlockTable(4, [3, 0, 2], num_tokens=11)
+    pool = BlockPool.holding(4, {table: [3, 0, 2]}, Everything())
+    table.free(pool)
+    expect(
+        [list(pool.free_queue), pool.num_used],
+        [[1, 2, 0, 3], 0],
+        call="the free queue after free of a table [3, 0, 2] whose blocks are all kept",
+        cause="the end of the sequence is to be evicted before its beginning",
+    )
+    expect(
+        [table.block_ids, table.num_tokens],
+        [[], 0],
+        call="the table's blocks and tokens after free",
+        cause="a table that still lists blocks would free them twice",
+    )
+
+
+@pytest.mark.check(
+    task=3,
+    points=3,
+    title="A step as attention sees it",
+    hints=(
+        "One list of slots for all new tokens; one row of blocks for each sequence.",
+        "starts gets the number of tokens so far after each span; a row holds the blocks of the "
+        "tokens up to the span's end, and no more.",
+        "rows.append(table.block_ids[: blocks_for(end, table.block_size)])",
+    ),
+)
+def test_make_batch():
+    tables = [BlockTable(4, [7, 2, 5]), BlockTable(4, [1, 8]), BlockTable(4, [3])]
+    batch = make_batch([(tables[1], 4, 5), (tables[0], 2, 7), (tables[2], 0, 2)])
+    expect(
+        batch.slot_mapping.tolist(),
+        [32, 30, 31, 8, 9, 10, 12, 13],
+        call="slot_mapping of token 4 of table [1, 8], tokens 2..6 of [7, 2, 5], 0..1 of [3]",
+        cause="new tokens only, in the order of the spans",
+    )
+    expect(
+        batch.query_start_loc.tolist(),
+        [0, 1, 6, 8],
+        call="query_start_loc, for spans of 1, 5 and 2 tokens",
+        cause="where each begins, and at last how many there are",
+    )
+    expect(
+        [batch.context_lens.tolist(), batch.max_query_len, batch.max_context_len],
+        [[5, 7, 2], 5, 7],
+        call="context_lens, max_query_len, max_context_len",
+    )
+    expect(
+        batch.block_tables.tolist(),
+        [[1, 8], [7, 2], [3, 0]],
+        call="block_tables",
+        cause="up to the end of each span: a block that is there for later holds nothing yet",
+    )

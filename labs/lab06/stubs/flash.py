@@ -1,0 +1,75 @@
+"""Attention without a score matrix: tiles of keys, one after another (FlashAttention-2, section 3).
+
+Device functions that the three attention kernels share. R: query rows of a program (heads of one
+token, or tokens of one head), S: positions of a tile.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def gather_tile(
+    cache,  # K or V of one layer [B, P, G, D]
+    block_table,  # the sequence's row of the block tables
+    positions,  # [S] in the sequence
+    visible,  # [S] bool: what is not visible is not read, and is 0 in the result
+    head,  # key/value head
+    stride_block,
+    stride_position,
+    stride_head,
+    stride_dim,
+    BLOCK_SIZE: tl.constexpr,  # P
+    HEAD_DIM: tl.constexpr,  # D
+    BLOCK_DIM: tl.constexpr,
+):
+    """The keys or values [S, D] of one head at these positions, each from its own block."""
+    raise NotImplementedError("lab06 task 6: gather_tile")
+
+
+@triton.jit
+def online_softmax(
+    maximum,  # [R] largest score so far, -inf before the first
+    total,  # [R] sum of 2 ** (score - maximum) so far
+    values_sum,  # [R, D] sum of 2 ** (score - maximum) * value so far
+    scores,  # [R, S] the tile's scores times log2(e), -inf where a row must not look
+    values,  # [S, D]
+):
+    """One tile more: the three running results, rescaled to the new maximum.
+
+    A row that has seen nothing yet keeps maximum -inf and sums of 0 (and no NaN).
+    """
+    raise NotImplementedError("lab06 task 6: online_softmax")
+
+
+@triton.jit
+def attend_range(
+    queries,  # [R, D]
+    query_positions,  # [R]: a row sees the positions query_position - window + 1 .. query_position
+    k_cache,
+    v_cache,
+    block_table,
+    head,
+    begin,  # positions begin .. end - 1 are looked at, and nothing outside is read
+    end,
+    scale,
+    window,
+    stride_k_block,
+    stride_k_position,
+    stride_k_head,
+    stride_k_dim,
+    stride_v_block,
+    stride_v_position,
+    stride_v_head,
+    stride_v_dim,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,  # R
+    BLOCK_DIM: tl.constexpr,
+    TILE: tl.constexpr,  # S
+):
+    """maximum [R], total [R] and values_sum [R, D] of `online_softmax` over a range of positions.
+
+    The scale is multiplied by log2(e) = 1.4426950408889634, because exp2 is one instruction.
+    """
+    raise NotImplementedError("lab06 task 6: attend_range")

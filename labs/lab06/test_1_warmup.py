@@ -1,0 +1,159 @@
+"""Task 1: masked vector add, stable row softmax."""
+
+import pytest
+import torch
+
+from grader import expect
+from grader.guard import Guard
+from nanovllm.kernels.add import add
+from nanovllm.kernels.runtime import DEVICE
+from nanovllm.kernels.softmax import softmax
+
+
+@pytest.mark.check(
+    task=1,
+    points=2,
+    title="A vector, block by block",
+    hints=(
+        "Which elements does program i add, and how many programs does that take?",
+        "Program i has the places i * BLOCK + (0 .. BLOCK - 1); there are cdiv(n, BLOCK) programs.",
+        "places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK); inside = places < n; "
+        "launch(add_kernel, (triton.cdiv(n, block),), x, y, out, n, *strides, BLOCK=block)",
+    ),
+)
+def test_add(generator):
+    for n in (16, 1, 15, 17, 40):
+        guard = Guard(DEVICE)
+        x, y = torch.randn(2, n, generator=generator)
+        out = guard.empty(n, gap=0)
+        add(guard.place(x, gap=0), guard.place(y, gap=0), out, block=16)
+        given = {"n": n, "block": 16}
+        expect(
+            out,
+            x + y,
+            call="add(x, y, out, block=16)",
+            given=given,
+            cause="every element belongs to one program; the last block may be part empty",
+        )
+        guard.check("add(x, y, out, block=16)", given)
+
+
+@pytest.mark.check(
+    task=1,
+    points=1,
+    title="Elements that do not lie side by side",
+    hints=(
+        "Where is element i of a column of a matrix?",
+        "At i times the stride, from the first.",
+        "tl.load(x + places * stride_x, mask=inside), and so for y and out",
+    ),
+)
+def test_add_strided(generator):
+    guard = Guard(DEVICE)
+    x, y, out = (guard.place(m) for m in torch.randn(3, 20, 3, generator=generator))
+    want = x[:, 1] + y.t()[2, :]
+    add(x[:, 1], y.t()[2, :], out[:, 0], block=16)
+    expect(
+        out[:, 0],
+        want,
+        call="add(x[:, 1], y.t()[2], out[:, 0]), columns of [20, 3] matrices",
+        cause="the places were used as if the stride were 1",
+    )
+
+
+@pytest.mark.check(
+    task=1,
+    points=1,
+    title="Half precision",
+    hints=(
+        "In which type is the sum?",
+        "Convert what was loaded to float32; storing converts back.",
+        "tl.load(...).to(tl.float32)",
+    ),
+)
+def test_add_half(generator):
+    for dtype in (torch.float16, torch.bfloat16):
+        guard = Guard(DEVICE)
+        x, y = torch.randn(2, 21, generator=generator).to(dtype).to(DEVICE)
+        expect(
+            add(x, y, guard.empty(21, dtype=dtype), block=16),
+            x + y,
+            call="add(x, y)",
+            given={"dtype": str(dtype)},
+            cause="compute in float32, store in the tensors' type",
+        )
+
+
+@pytest.mark.check(
+    task=1,
+    points=3,
+    title="Softmax of rows with a tail",
+    hints=(
+        "Columns beyond the last are loaded as something. What must it be, so that it counts "
+        "for nothing?",
+        "exp of it has to be 0, and it must not be the maximum.",
+        'tl.load(..., mask=inside, other=float("-inf"))',
+    ),
+)
+def test_softmax(generator):
+    for rows, columns in ((3, 8), (2, 5), (1, 1), (2, 17)):
+        guard = Guard(DEVICE)
+        x = torch.randn(rows, columns, generator=generator) - 3
+        out = guard.empty(rows, columns)
+        softmax(guard.place(x), out)
+        given = {"rows": rows, "columns": columns}
+        expect(
+            out,
+            x.double().softmax(-1).float(),
+            call="softmax(x, out)",
+            given=given,
+            cause="what fills the block up took part in the maximum or in the sum",
+        )
+        guard.check("softmax(x, out)", given)
+
+
+@pytest.mark.check(
+    task=1,
+    points=2,
+    title="Large scores do not overflow",
+    hints=(
+        "exp(1000) is inf, and inf / inf is NaN.",
+        "Softmax does not change when the row's maximum is taken off.",
+        "weights = tl.exp(scores - tl.max(scores, 0)), in float32",
+    ),
+)
+def test_softmax_large(generator):
+    x = torch.randn(2, 6, generator=generator)
+    for shift, dtype in ((1000.0, torch.float32), (-1000.0, torch.float32), (60.0, torch.float16)):
+        row = (x + shift).to(dtype)
+        guard = Guard(DEVICE)
+        expect(
+            softmax(guard.place(row, gap=0), guard.empty(2, 6, gap=0, dtype=dtype)),
+            row.double().softmax(-1).to(dtype),
+            call="softmax(x)",
+            given={"x": f"about {shift:.0f}", "dtype": str(dtype)},
+            cause="exp of the plain score",
+        )
+
+
+@pytest.mark.check(
+    task=1,
+    points=1,
+    title="Rows and columns of any strides",
+    hints=(
+        "A transposed matrix is stored column by column.",
+        "Both dimensions have a stride, of x and of out.",
+        "x + row * stride_x_row + columns * stride_x_column",
+    ),
+)
+def test_softmax_strided(generator):
+    guard = Guard(DEVICE)
+    x = guard.place(torch.randn(6, 3, generator=generator))
+    out = guard.empty(3, 12)[:, ::2]
+    softmax(x.t(), out)
+    expect(
+        out,
+        x.t().softmax(-1),
+        call="softmax(x.t(), out[:, ::2])",
+        cause="a stride was left out, of x or of out",
+    )

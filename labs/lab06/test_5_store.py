@@ -1,0 +1,136 @@
+"""Task 5: store K and V by slot mapping."""
+
+import pytest
+import torch
+
+from grader import expect
+from grader.guard import Guard
+from nanovllm.kernels.runtime import DEVICE
+from nanovllm.kernels.store_kv import store_kv
+
+
+def stored(k, v, slots, blocks, size):
+    """K and V caches [2, B, P, G, D] that were zeros, by plain indexing."""
+    caches = torch.zeros(2, blocks * size, *k.shape[1:], dtype=k.dtype)
+    for cache, values in zip(caches, (k, v), strict=True):
+        for token, slot in enumerate(slots):
+            if slot >= 0:
+                cache[slot] = values[token]
+    return caches.view(2, blocks, size, *k.shape[1:])
+
+
+def normal(generator, *shape, dtype=torch.float32):
+    return torch.randn(2, *shape, generator=generator).to(dtype)
+
+
+@pytest.mark.check(
+    task=5,
+    points=3,
+    title="A slot is a block and a position in it",
+    hints=(
+        "Slot 7 with blocks of 4: which block, which position?",
+        "slot // P and slot % P; each has a stride of its own.",
+        "k_cache + slot // BLOCK_SIZE * stride_k_cache_block + slot % BLOCK_SIZE * "
+        "stride_k_cache_position + heads * ... + dims * ...",
+    ),
+)
+def test_places(generator):
+    k, v = normal(generator, 4, 2, 8)
+    slots = [7, 0, 10, 5]
+    caches = Guard(DEVICE).place(torch.zeros(2, 3, 4, 2, 8), gap=0)
+    store_kv(k.to(DEVICE), v.to(DEVICE), *caches, torch.tensor(slots, device=DEVICE))
+    expect(
+        caches,
+        stored(k, v, slots, 3, 4),
+        given={"slots": slots, "P": 4},
+        call="K and V caches [2, B, P, G, D] after store_kv(k, v, ...)",
+        cause="slot = block * P + position",
+    )
+
+
+@pytest.mark.check(
+    task=5,
+    points=2,
+    title="Slot -1 is written nowhere",
+    hints=(
+        "Padding tokens of a captured graph have slot -1.",
+        "Make the slot part of the mask.",
+        "inside = (heads < NUM_HEADS) & (dims < HEAD_DIM) & (slot >= 0)",
+    ),
+)
+def test_skipped(generator):
+    k, v = normal(generator, 3, 1, 8)
+    guard = Guard(DEVICE)
+    caches = [guard.place(torch.zeros(2, 4, 1, 8)) for _ in range(2)]
+    slots = [-1, 6, -1]
+    store_kv(k.to(DEVICE), v.to(DEVICE), *caches, torch.tensor(slots, device=DEVICE))
+    expect(
+        torch.stack(caches),
+        stored(k, v, slots, 2, 4),
+        given={"slots": slots},
+        call="K and V caches [2, B, P, G, D] after store_kv(k, v, ...)",
+        cause="a token of slot -1 was written to a place of somebody else",
+    )
+    guard.check("store_kv with slots -1, 6, -1")
+
+
+@pytest.mark.check(
+    task=5,
+    points=2,
+    title="From slices of one projection into a cache of any layout",
+    hints=(
+        "k and v lie between other things, and the cache's dimensions may be in any order.",
+        "All four tensors bring their strides; v's are not k's.",
+        "k + token * stride_k_token + heads * stride_k_head + dims * stride_k_dim; v likewise",
+    ),
+)
+def test_strides(generator):
+    fused = torch.randn(3, 8, 6, generator=generator)
+    k, v = fused[:, 4:6], fused[:, 6:]
+    slots = [2, 5, 4]
+    want = stored(k, v, slots, 2, 4)
+    k = k.clone()  # contiguous; v stays a slice
+    guard = Guard(DEVICE)
+    k_cache = guard.place(torch.zeros(2, 2, 4, 6)).transpose(1, 2)  # stored [B, G, P, D]
+    v_cache = guard.place(torch.zeros(4, 2, 6, 2)).permute(3, 0, 1, 2)  # stored [P, G, D, B]
+    store_kv(
+        k.to(DEVICE), fused.to(DEVICE)[:, 6:], k_cache, v_cache, torch.tensor(slots, device=DEVICE)
+    )
+    expect(
+        torch.stack([k_cache, v_cache]),
+        want,
+        given={"slots": slots},
+        call="caches stored [B, G, P, D] and [P, G, D, B] after store_kv(k, v, ...)",
+        cause="a stride was left out, or one tensor's used for another",
+    )
+
+
+@pytest.mark.check(
+    task=5,
+    points=3,
+    title="Sizes that are no power of 2, every type",
+    hints=(
+        "The block of heads and dims reaches beyond G and D.",
+        "What is beyond belongs to the next head, position or slot: mask both.",
+        "(heads < NUM_HEADS) & (dims < HEAD_DIM)",
+    ),
+)
+def test_sizes(generator):
+    cases = ((3, 48, torch.float32), (1, 80, torch.float16), (5, 96, torch.bfloat16))
+    for heads, dim, dtype in cases:
+        guard = Guard(DEVICE)
+        k, v = normal(generator, 2, heads, dim, dtype=dtype)
+        caches = [guard.place(torch.zeros(2, 3, heads, dim, dtype=dtype)) for _ in range(2)]
+        slots = [5, 1]
+        store_kv(guard.place(k), guard.place(v), *caches, torch.tensor(slots, device=DEVICE))
+        given = {"G": heads, "D": dim, "dtype": str(dtype), "slots": slots}
+        expect(
+            torch.stack(caches),
+            stored(k, v, slots, 2, 3),
+            rtol=0.0,
+            atol=0.0,
+            given=given,
+            call="K and V caches [2, B, P, G, D] after store_kv(k, v, ...)",
+            cause="a block reaches beyond a head, or beyond the last head",
+        )
+        guard.check("store_kv(k, v, ...)", given)

@@ -1,0 +1,188 @@
+"""The engine in a thread of its own, and for each caller a stream of what concerns it.
+
+Nothing of the model ever runs in the event loop's thread. The two threads meet in two places:
+notes to the engine, read before each step, and one call of the loop after each step.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from nanovllm.batching.events import EngineEvent
+from nanovllm.generation.errors import RequestError
+from nanovllm.generation.params import SamplingParams
+from nanovllm.serving.errors import EngineDeadError
+from nanovllm.serving.stream import Stream
+
+T = TypeVar("T")
+Observer = Callable[[Sequence[EngineEvent], float], None]  # a step's events; share of KV in use
+log = logging.getLogger("nanovllm.serving")
+
+
+class SteppingEngine(Protocol):
+    """What is asked of the engine here; lab 04's Engine has it, and so do the checks' stand-ins."""
+
+    store: Any
+
+    @property
+    def has_unfinished(self) -> bool: ...
+    def add_request(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams | None = None
+    ) -> int: ...
+    def abort(self, request_id: int) -> bool: ...
+    def step(self) -> list[EngineEvent]: ...
+
+
+class AsyncEngine:
+    """Lets an event loop use an engine that blocks.
+
+    `start` it in the event loop that uses it; all methods but `_run` and what it calls belong to
+    the loop's thread.
+    """
+
+    def __init__(self, engine: SteppingEngine, observers: Sequence[Observer] = ()) -> None:
+        self.engine = engine
+        self.observers = list(observers)
+        self.error: EngineDeadError | None = None  # set once the thread has ended
+        self.streams: dict[int, Stream] = {}  # by engine request id, those that have not ended
+        self._condition = threading.Condition()
+        self._notes: list[Callable[[], object]] = []  # for the engine's thread, guarded
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self.error is None and self._thread.is_alive()
+
+    @property
+    def num_open(self) -> int:
+        """Samples that have not ended, waiting and running."""
+        return sum(stream.num_open for stream in set(self.streams.values()))
+
+    def start(self) -> None:
+        """Begin to step."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread after the step it is in; streams that are open end with an error."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        while self._thread.is_alive():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+
+    def submit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        *,
+        name: str = "",
+    ) -> Stream:
+        """Hand the prompts of one API request to the engine; the stream of all their samples.
+
+        All prompts are taken or none: if the engine refuses one, those before it are aborted.
+
+        Raises:
+            RequestError: the engine refuses a prompt.
+            EngineDeadError: the engine's thread has ended.
+        """
+        raise NotImplementedError("lab07 task 1: AsyncEngine.submit")
+
+    def cancel(self, stream: Stream, reason: str) -> None:
+        """Give up what has not ended of a stream: the next step begins by freeing its room.
+
+        `reason` is kept in the stream: the first one given. A stream that has ended stays as it is.
+        """
+        raise NotImplementedError("lab07 task 1: AsyncEngine.cancel")
+
+    async def call(self, function: Callable[[Any], T]) -> T:
+        """Run `function(engine)` in the engine's thread between two steps, and return its result.
+
+        Raises EngineDeadError where there is no thread to run it.
+        """
+        if self.error is not None:
+            raise self.error
+        answer: asyncio.Future[T] = self._loop.create_future()
+
+        def deliver(result: Any, error: Exception | None) -> None:
+            if not answer.done():
+                answer.set_exception(error) if error else answer.set_result(result)
+
+        def run() -> None:
+            result, error = None, None
+            try:
+                result = function(self.engine)
+            except Exception as caught:
+                error = caught
+            self._loop.call_soon_threadsafe(deliver, result, error)
+
+        self._note(run)
+        return await answer
+
+    def _note(self, *notes: Callable[[], object]) -> None:
+        """Leave notes for the engine's thread, and wake it."""
+        with self._condition:
+            self._notes += notes
+            self._condition.notify()
+
+    def _run(self) -> None:
+        """The engine's thread, from start to end. However it ends, the loop is told."""
+        error: BaseException | None = None
+        try:
+            self._drive()
+        except BaseException as caught:
+            error = caught
+        self._loop.call_soon_threadsafe(self._end, error)
+
+    def _wait(self) -> list[Callable[[], object]]:
+        """Sleep until there is something to do (or to stop for); the notes left meanwhile."""
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._notes or self._stopping or self.engine.has_unfinished
+            )
+            notes, self._notes = self._notes, []
+            return notes
+
+    def _drive(self) -> None:
+        """Wait, follow the notes, step, tell the loop: until `_stopping`.
+
+        One call_soon_threadsafe a step carries all its events to `_deliver`, with the share of
+        the store's places in use after it. An engine with nothing to do is not stepped.
+        """
+        raise NotImplementedError("lab07 task 1: AsyncEngine._drive")
+
+    def _deliver(self, events: Sequence[EngineEvent], usage: float) -> None:
+        """In the loop: show the step to the observers, and each stream what is its own, at once.
+
+        An event that names no request, or one that nobody listens to, goes to the observers alone.
+        Streams whose last sample has ended leave `streams`.
+        """
+        self._observe(events, usage)
+        raise NotImplementedError("lab07 task 1: AsyncEngine._deliver")
+
+    def _observe(self, events: Sequence[EngineEvent], usage: float) -> None:
+        """An observer that raises is dropped: no chart is worth a server."""
+        for observer in list(self.observers):
+            try:
+                observer(events, usage)
+            except Exception:
+                log.exception("observer dropped", extra={"fields": {"observer": repr(observer)}})
+                self.observers.remove(observer)
+
+    def _forget(self, stream: Stream) -> None:
+        for request_id in stream.request_ids:
+            self.streams.pop(request_id, None)
+
+    def _end(self, cause: BaseException | None) -> None:
+        """In the loop, when the thread has ended: nothing is taken on, open streams are told.
+
+        `cause` is what killed it; None after `stop`.
+        """
+        raise NotImplementedError("lab07 task 1: AsyncEngine._end")
+        if cause is not None:
+            log.critical("engine died", exc_info=cause)

@@ -1,0 +1,37 @@
+"""From engine events to what is new in each choice of an answer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nanovllm.batching.events import Aborted, EngineEvent, Failed
+from nanovllm.generation.events import Finished, Logprob, TokenGenerated
+from nanovllm.serving.errors import ApiError
+from nanovllm.serving.stream import Stream
+
+# How the choices of a stream end that was given up, by its reason: finish_reason, stop_reason.
+GIVEN_UP = {"timeout": ("length", "timeout"), "cancelled": ("abort", "cancelled")}
+ABORTED = ("abort", None)
+
+
+@dataclass
+class Delta:
+    """What is new in one choice: its text, its tokens, and, at its end, why it ended."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+def merge(stream: Stream, events: Sequence[EngineEvent]) -> list[Delta]:
+    """One Delta for each choice that has something new, in the order in which they first appear.
+
+    The text is that of the events (what the engine holds back is not in them), never decoded
+    anew. A sample that was aborted ends as `GIVEN_UP` says for `stream.reason`, else as ABORTED.
+
+    Raises:
+        ApiError: a sample failed; nobody's answer is whole then.
+    """
+    raise NotImplementedError("lab07 task 3: merge")

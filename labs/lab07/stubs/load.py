@@ -1,0 +1,135 @@
+"""Load on a server: when requests are sent, and what came of them.
+
+Source: vllm/benchmarks/serve.py of vLLM 0.32; Schroeder et al., "Open versus closed" (NSDI 2006).
+"""
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from nanovllm.generation.latency import Timeline
+
+Send = Callable[[int, float], Awaitable["Record"]]  # (number of the request, when it was due)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One request as its client saw it; all times on the client's one clock, in seconds.
+
+    due: when it was meant to be sent. A client that falls behind sends later, and its user waits
+    from `due` on all the same. token_times: one for each token; error: None if it was answered.
+    """
+
+    due: float
+    token_times: tuple[float, ...] = ()
+    ended: float = 0.0
+    prompt_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def timeline(self) -> Timeline:
+        """Lab 03's view of it: TTFT, TPOT, gaps, latency."""
+        return Timeline(self.due, list(self.token_times))
+
+
+def arrival_times(
+    rate: float, count: int, *, burstiness: float = 1.0, seed: int = 0
+) -> list[float]:
+    """When to send each of `count` requests: seconds from the start, at `rate` a second on average.
+
+    The gap before every request, the first included, is drawn from a gamma distribution with mean
+    1 / rate and shape `burstiness`: 1 is a Poisson process, less comes in bursts, more is
+    more even. An infinite rate sends all at 0.
+
+    Raises:
+        ValueError: rate or burstiness is not above 0.
+
+    >>> arrival_times(math.inf, 3)
+    [0.0, 0.0, 0.0]
+    """
+    if not (rate > 0 and burstiness > 0):
+        raise ValueError(f"rate and burstiness must be above 0, got {rate} and {burstiness}.")
+    draws = random.Random(seed)
+    raise NotImplementedError("lab07 task 7: arrival_times")
+
+
+async def open_loop(send: Send, times: Sequence[float]) -> list[Record]:
+    """Send request i at times[i], whatever has become of those before; the records, in order.
+
+    Times count from the call, on the clock of the event loop, which `due` is on too.
+    """
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+
+    async def one(number: int) -> Record:
+        due = start + times[number]
+        await asyncio.sleep(due - loop.time())
+        return await send(number, due)
+
+    return list(await asyncio.gather(*(one(number) for number in range(len(times)))))
+
+
+async def closed_loop(send: Send, count: int, concurrency: int) -> list[Record]:
+    """Keep `concurrency` requests under way until `count` were sent; the records, in order.
+
+    Each of so many users sends the next request as soon as an answer of his is complete, so a
+    slow server is asked less: `due` is when the user was ready.
+    """
+    loop = asyncio.get_running_loop()
+    records: list[Record | None] = [None] * count
+    numbers = iter(range(count))
+
+    async def user() -> None:
+        for number in numbers:
+            records[number] = await send(number, loop.time())
+
+    await asyncio.gather(*(user() for _ in range(concurrency)))
+    return [record for record in records if record is not None]
+
+
+@dataclass(frozen=True)
+class Slo:
+    """What an answer must keep to be a good one, in seconds; None is no limit."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Slo":
+        """Read `ttft:200,tpot:50,e2e:2000`, in milliseconds.
+
+        >>> Slo.parse("ttft:200,e2e:2000")
+        Slo(ttft=0.2, tpot=None, e2e=2.0)
+        """
+        limits = {}
+        for part in text.split(","):
+            name, _, value = part.strip().partition(":")
+            if name not in ("ttft", "tpot", "e2e"):
+                raise ValueError(f"An SLO is of ttft, tpot or e2e, as in ttft:200; got {part!r}.")
+            limits[name] = float(value) / 1000
+        return cls(**limits)
+
+    def met(self, record: Record) -> bool:
+        """Whether the answer was complete, not empty, and within every limit (equal counts).
+
+        An answer of one token has no TPOT, and keeps any limit of it.
+
+        >>> Slo(ttft=0.5).met(Record(due=1.0, token_times=(1.5, 9.0), ended=9.0))
+        True
+        """
+        raise NotImplementedError("lab07 task 7: Slo.met")
+
+
+def goodput(records: Sequence[Record], slo: Slo) -> float:
+    """Good answers a second: those that met the SLO, over the time of the whole run.
+
+    The run lasts from the first `due` to the last `ended`, failures included; no records: 0.
+
+    >>> records = [Record(0.0, (1.0,), 1.0), Record(1.0, (4.0,), 4.0)]
+    >>> goodput(records, Slo(ttft=2.0))
+    0.25
+    """
+    raise NotImplementedError("lab07 task 7: goodput")

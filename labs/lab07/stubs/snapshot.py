@@ -1,0 +1,78 @@
+"""What the engine holds at one moment, as plain data: the picture that a dashboard draws."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nanovllm.batching.engine import Engine
+from nanovllm.batching.request import Request
+
+Names = Mapping[int, str]  # engine request id to the name that people know
+
+
+def blocks_of(store: Any, request: Request) -> list[int]:
+    """The blocks of the store that a running request holds; empty where it holds none.
+
+    Lab 05's store tells by `manager.block_ids(request)`; in a slot store the slot is the one
+    block; a store that knows neither has no blocks to show.
+    """
+    raise NotImplementedError("lab07 task 6: blocks_of")
+
+
+def request_row(
+    store: Any, request: Request, names: Names, now: float, running: bool
+) -> dict[str, Any]:
+    """One sample as a row: who it is, where it stands, what it has, how long it has been here.
+
+    `prompt_tokens`, `output_tokens` and `computed_tokens` are numbers of tokens; `blocks` those
+    of a running one, shared ones included; `age` and `waited` are seconds up to now.
+    """
+    sequence = request.sequence
+    return {
+        "id": names.get(sequence.request_id, str(sequence.request_id)),
+        "index": sequence.index,
+        "state": request.status.value,
+        "prompt_tokens": len(sequence.prompt_token_ids),
+        "output_tokens": request.num_output_tokens,
+        "computed_tokens": request.num_computed_tokens,
+        "preemptions": request.num_preemptions,
+        "age": now - request.arrival,
+        "waited": request.waited(now),
+        "blocks": blocks_of(store, request) if running else [],
+    }
+
+
+def kv_facts(store: Any) -> dict[str, Any]:
+    """The store as a whole: tokens, share in use, and how it is cut into blocks.
+
+    block_size is in tokens; both it and num_blocks are 0 where the store has no blocks.
+    cached_blocks: held by nobody, but kept for requests that begin alike. prefix: tokens that were
+    looked up in the prefix cache and those found, since the start; None where there is no cache.
+    """
+    cached, prefix = [], None
+    if manager := getattr(store, "manager", None):
+        block_size, num_blocks = manager.block_size, manager.pool.num_blocks
+        if manager.enable_prefix_caching:
+            stats, pool = manager.prefix.stats, manager.pool
+            cached = sorted(b for b in pool.free_queue if b in pool.keeper)
+            prefix = {"queries": stats.queries, "hits": stats.hits}
+    else:
+        block_size = getattr(store, "capacity", 0)
+        num_blocks = getattr(store, "num_slots", 0)
+    return {
+        "total_tokens": store.total_tokens,
+        "free_tokens": store.free_tokens,
+        "usage": 1.0 - store.free_tokens / store.total_tokens,
+        "block_size": block_size,
+        "num_blocks": num_blocks,
+        "cached_blocks": cached,
+        "prefix": prefix,
+    }
+
+
+def engine_state(engine: Engine, names: Names) -> dict[str, Any]:
+    """`kv`, `running` in order of admission, and `waiting` in the order they will be admitted.
+
+    Only plain data leaves: nothing in it changes when the engine goes on. To be called in the
+    engine's thread, between two steps.
+    """
+    raise NotImplementedError("lab07 task 6: engine_state")

@@ -1,0 +1,376 @@
+"""Task 1: the engine in a thread of its own."""
+
+import asyncio
+import threading
+
+import pytest
+
+from grader import expect
+from nanovllm.batching.events import Aborted, Admitted, Failed, Stepped
+from nanovllm.generation.errors import EmptyPromptError
+from nanovllm.generation.events import Completion, Finished, TokenGenerated
+from nanovllm.generation.params import SamplingParams
+from nanovllm.serving.async_engine import AsyncEngine
+from nanovllm.serving.errors import EngineDeadError
+from nanovllm.serving.scripted import ScriptedEngine
+from nanovllm.serving.stream import Stream
+
+LONG = SamplingParams(max_tokens=1000)
+
+
+def token(request_id, index=0, text="x"):
+    return TokenGenerated(request_id, index, 5, text, 0.0)
+
+
+def finished(request_id, index=0):
+    return Finished(request_id, index, Completion(index, (5,), "x", "stop"), 0.0)
+
+
+def run(coroutine):
+    """Run it, but not for ever: what hangs is reported as such."""
+
+    async def limited():
+        try:
+            return await asyncio.wait_for(coroutine, 10)
+        except TimeoutError:
+            return "still waiting after 10 s"
+
+    return asyncio.run(limited())
+
+
+def endless(prompt, index):
+    return ["x"] * 100_000
+
+
+async def texts_of(stream):
+    """The text of every choice of a stream, by its number."""
+    found = {}
+    async for events in stream:
+        for event in events:
+            if isinstance(event, TokenGenerated):
+                choice = stream.choice(event)
+                found[choice] = found.get(choice, "") + event.text
+    return found
+
+
+class Loop:
+    """Stands in for the event loop: notes what it is to call, and then what `then` says."""
+
+    def __init__(self, then=lambda calls: None):
+        self.calls, self.then = [], then
+
+    def call_soon_threadsafe(self, function, *args):
+        self.calls.append((function, args))
+        self.then(len(self.calls))
+
+
+@pytest.mark.check(
+    task=1,
+    points=3,
+    title="A stream hands over all that came since the last look, then ends",
+    hints=(
+        "What does a reader get who was away for three steps? And one who comes too early?",
+        "Take everything that is pending at once; wait only while nothing is; end when no sample "
+        "is open.",
+        "while not self._pending: error? raise it; num_open == 0? StopAsyncIteration; else clear "
+        "and wait for _news",
+    ),
+)
+def test_stream():
+    async def read_late():
+        stream = Stream([4, 9], n=2)
+        stream.put([token(4), token(9)])
+        stream.put([token(4, 1)])
+        batches = [[(stream.choice(e), type(e).__name__) for e in await anext(stream)]]
+        stream.put([finished(4), Aborted(9, 1, (), "", 0.0)])
+        open_now = stream.num_open
+        stream.put([Failed(9, 0, ValueError(), 0.0), finished(4, 1)])
+        async for events in stream:
+            batches.append([(stream.choice(e), type(e).__name__) for e in events])
+        return batches, open_now, stream.ended
+
+    expect(
+        run(read_late()),
+        (
+            [
+                [(0, "TokenGenerated"), (2, "TokenGenerated"), (1, "TokenGenerated")],
+                [(0, "Finished"), (3, "Aborted"), (2, "Failed"), (1, "Finished")],
+            ],
+            2,
+            True,
+        ),
+        call="the batches of a stream over requests 4 and 9, n=2, as (choice, event); samples open "
+        "after two have ended; ended",
+        cause="choice = n * (number of the prompt) + index; Finished, Aborted and Failed end one",
+    )
+
+    async def read_early():
+        stream = Stream([1])
+        reader = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        before = reader.done()
+        stream.put([token(1)])
+        first = await reader
+        stream.put([token(1), token(1)])
+        stream.fail(EngineDeadError("dead"))
+        rest = len(await anext(stream))
+        try:
+            await anext(stream)
+        except EngineDeadError as error:
+            return before, len(first), rest, str(error)
+        return before, len(first), rest, "no error"
+
+    expect(
+        run(read_early()),
+        (False, 1, 2, "dead"),
+        call="a reader that waits, gets one event, then two, then the error the stream failed with",
+        cause="what came before an error is read before it",
+    )
+
+
+@pytest.mark.check(
+    task=1,
+    points=3,
+    title="All prompts of a request are taken, or none",
+    hints=(
+        "What is left in the engine when the third prompt of three is refused?",
+        "On a RequestError leave a note that aborts those taken, and let the error go on.",
+        "except RequestError: self._note(lambda: [self.engine.abort(i) for i in ids]); raise",
+    ),
+)
+def test_submit():
+    engine = ScriptedEngine()
+    front = AsyncEngine(engine)
+    stream = front.submit([[3], [4]], SamplingParams(n=2), name="cmpl-1")
+    expect(
+        [stream.request_ids, stream.n, stream.name, sorted(front.streams), front.num_open],
+        [(0, 1), 2, "cmpl-1", [0, 1], 4],
+        call="submit of two prompts with n=2: ids, n, name, the streams by id, samples open",
+        cause="one stream for the whole request; the engine is asked once a prompt",
+    )
+    error = expect.raises(
+        EmptyPromptError,
+        lambda: front.submit([[5], [6], []], SamplingParams()),
+        call="submit([[5], [6], []])",
+    )
+    for note in front._notes:
+        note()
+    expect(
+        [type(error).__name__, engine.aborted, sorted(front.streams)],
+        ["EmptyPromptError", [2, 3], [0, 1]],
+        call="after it, when the engine has read its notes: requests aborted, streams",
+        cause="prompts 5 and 6 are in the engine, and nobody listens to them",
+    )
+    front.error = EngineDeadError("The engine has died.")
+    expect.raises(
+        EngineDeadError,
+        lambda: front.submit([[7]], SamplingParams()),
+        call="submit where the engine's thread has ended",
+        cause="nobody would ever answer",
+    )
+
+
+@pytest.mark.check(
+    task=1,
+    points=4,
+    title="The model never runs in the event loop, and nobody gets another's words",
+    hints=(
+        "Which thread calls step()? What does it do while there is nothing to do?",
+        "Only _drive steps; _wait sleeps until there is a note, a request, or the end.",
+        "while True: notes = self._wait(); return if self._stopping; call the notes; step if "
+        "has_unfinished",
+    ),
+)
+def test_threads(rng):
+    looks = []
+
+    class Watched(ScriptedEngine):
+        @property
+        def has_unfinished(self):
+            looks.append(self.steps)
+            return super().has_unfinished
+
+    engine = Watched(max_num_seqs=64)
+    front = AsyncEngine(engine)
+    firsts = [int(i) for i in rng.choice(1000, size=12, replace=False)]
+
+    async def serve():
+        looks.clear()
+        front.start()
+        await asyncio.sleep(0.06)
+        idle = [engine.steps, len(looks) > 1]
+        streams = [front.submit([[first]], SamplingParams(n=2)) for first in firsts]
+        texts = await asyncio.gather(*map(texts_of, streams))
+        left = dict(front.streams)
+        await front.stop()
+        return idle, texts, left
+
+    front._stopping = True
+    front._drive()  # returns at once
+    front._stopping = False
+    found = run(serve())
+    wanted = [
+        {i: "".join(f"{first}-{i}-{k} " for k in range(4)) for i in range(2)} for first in firsts
+    ]
+    expect(
+        found,
+        ([0, False], wanted, {}),
+        call="steps while idle, and whether the thread kept asking for work; the text of each "
+        "choice of 12 requests asked at once; streams left",
+        cause="each event goes to the stream of its request",
+    )
+    expect(
+        threading.get_ident() in engine.threads,
+        False,
+        call="whether the event loop's own thread ever stepped the engine",
+        cause="a step in the loop stops every connection for as long as it takes",
+    )
+
+
+@pytest.mark.check(
+    task=1,
+    points=3,
+    title="One call of the loop a step; each stream gets its events at once",
+    hints=(
+        "How often does a step of 64 samples wake the loop? And one stream?",
+        "_drive hands over all events with one call_soon_threadsafe; _deliver sorts them by stream "
+        "and puts each pile once.",
+        "batches.setdefault(stream, []).append(event); then stream.put(batch) for each",
+    ),
+)
+def test_deliver():
+    engine = ScriptedEngine(max_num_seqs=2)
+    front = AsyncEngine(engine)
+    front._loop = Loop(then=lambda calls: setattr(front, "_stopping", calls == 3))
+    for first in (1, 2, 3):
+        engine.add_request([first])
+    front._drive()
+    shapes = [[type(e).__name__ for e in args[0]] for _, args in front._loop.calls]
+    expect(
+        [len(shapes), shapes[1], round(front._loop.calls[1][1][1], 6)],
+        [3, ["TokenGenerated", "TokenGenerated", "Stepped"], 0.004],
+        call="_drive over three steps of two running samples: calls of the loop; events of the "
+        "second; share of the store in use after it (4 of 1000 tokens)",
+        cause="64 calls a step would cost more than the step",
+    )
+    seen = []
+    front = AsyncEngine(engine, [lambda events, usage: seen.append((len(events), usage))])
+    piles = {}
+
+    class Pile(Stream):
+        def put(self, events):
+            piles.setdefault(self.name, []).append([type(e).__name__ for e in events])
+            self.num_open -= sum(isinstance(e, Finished) for e in events)
+
+    pair, single = Pile([10, 11], name="pair"), Pile([12], name="single")
+    front.streams = {10: pair, 11: pair, 12: single}
+    step = Stepped((), 3, 0, 8, 990, 0.0, 1.0)
+    events = [Admitted(12, 0, 0.0), token(10), token(99), token(12), finished(12), token(11), step]
+    front._deliver(events, 0.25)
+    expect(
+        [piles, seen, sorted(front.streams)],
+        [
+            {
+                "pair": [["TokenGenerated", "TokenGenerated"]],
+                "single": [["Admitted", "TokenGenerated", "Finished"]],
+            },
+            [(7, 0.25)],
+            [10, 11],
+        ],
+        call="_deliver of events of requests 10 and 11 (one stream), 12 (which finishes), 99 "
+        "(unknown), and Stepped: what each stream was given; what the observers saw; streams left",
+        cause="one put a stream and step; a stream that has ended is forgotten",
+    )
+
+
+@pytest.mark.check(
+    task=1,
+    points=3,
+    title="Cancelled: aborted before the next step",
+    hints=(
+        "How many further tokens may a client cost that has gone?",
+        "Leave a note that aborts every request of the stream; keep the first reason; leave a "
+        "stream that has ended alone.",
+        "if stream.ended: return; stream.reason = stream.reason or reason; self._note(...)",
+    ),
+)
+def test_cancel():
+    engine = ScriptedEngine(script=endless)
+    front = AsyncEngine(engine)
+    stream = front.submit([[1], [2]], LONG)
+    other = front.submit([[3]], LONG)
+
+    def then(calls):  # in the place of the loop, while the engine's thread waits
+        if calls == 2:
+            front.cancel(stream, "timeout")
+            front.cancel(stream, "disconnected")
+        front._stopping = calls == 4
+
+    front._loop = Loop(then)
+    front._drive()
+    spoke = [
+        sorted({e.request_id for e in args[0] if isinstance(e, TokenGenerated)})
+        for _, args in front._loop.calls
+    ]
+    expect(
+        [spoke, stream.reason, sorted(set(engine.aborted))],
+        [[[0, 1, 2], [0, 1, 2], [2], [2]], "timeout", [0, 1]],
+        call="who speaks in each of four steps, the stream of 0 and 1 cancelled after the second "
+        "(timeout, then disconnected); its reason; requests aborted",
+        cause="the step after a cancel begins with it",
+    )
+    done = Stream([7])
+    done.put([finished(7)])
+    front.cancel(done, "disconnected")
+    for note in front._notes:
+        note()
+    expect(
+        [done.reason, 7 in engine.aborted, other.reason],
+        [None, False, None],
+        call="cancel of a stream that has ended: its reason, whether its request is aborted",
+        cause="a client always leaves after its answer; that is no abort",
+    )
+
+
+@pytest.mark.check(
+    task=1,
+    points=4,
+    title="A dead engine is reported to everybody at once",
+    hints=(
+        "Who waits for what, when step() raises? Who asks later?",
+        "Keep an EngineDeadError in `error`, fail every stream that is open, and forget them.",
+        "self.error = EngineDeadError(...); for stream in set(self.streams.values()): "
+        "stream.fail(self.error)",
+    ),
+)
+def test_death():
+    engine = ScriptedEngine(script=endless, faults={3: RuntimeError("out of memory")})
+    front = AsyncEngine(engine)
+
+    async def serve():
+        front.start()
+        streams = [front.submit([[first]], LONG) for first in range(3)]
+        ends = []
+        for stream in streams:
+            try:
+                ends.append(await texts_of(stream))
+            except EngineDeadError as error:
+                said = "out of memory" in str(error) and "RuntimeError" in str(error)
+                ends.append([type(error).__name__, error.status, said])
+        return ends, type(front.error).__name__, front.alive, len(front.streams)
+
+    front._end(None)
+    stopped = str(front.error)
+    front.error = None
+    expect(
+        run(serve()),
+        ([["EngineDeadError", 503, True]] * 3, "EngineDeadError", False, 0),
+        call="how three open streams end when step 3 raises RuntimeError('out of memory') (error, "
+        "status, whether its text says why); the engine's error; alive; streams left",
+        cause="whoever is not told waits for ever",
+    )
+    expect(
+        "stopped" in stopped and "died" not in stopped,
+        True,
+        call="whether the error after a plain stop says that the engine was stopped",
+    )

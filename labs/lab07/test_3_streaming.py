@@ -1,0 +1,359 @@
+"""Task 3: streaming."""
+
+import asyncio
+import json
+
+import pytest
+
+from grader import expect
+from grader.paths import ROOT
+from nanovllm.batching.events import Aborted, Admitted, Failed, Stepped
+from nanovllm.generation.events import Completion, Finished, Logprob, Sampled, TokenGenerated
+from nanovllm.generation.params import SamplingParams
+from nanovllm.generation.sequence import Sequence
+from nanovllm.serving.deltas import Delta, merge
+from nanovllm.serving.errors import ApiError, EngineDeadError
+from nanovllm.serving.sse import EventReader, frame
+from nanovllm.serving.stream import Stream
+from nanovllm.serving.streaming import ClientGoneError, event_stream, while_connected
+from nanovllm.serving.writers import ChatWriter, CompletionWriter
+from nanovllm.tokenization.detokenizer import StreamingDetokenizer
+from nanovllm.tokenization.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.from_pretrained(ROOT / "models" / "target")
+
+
+def token(request_id, index, token_id, text, logprobs=None):
+    return TokenGenerated(request_id, index, token_id, text, 0.0, logprobs)
+
+
+def finished(request_id, index, reason="stop", stop_reason=None):
+    return Finished(request_id, index, Completion(index, (1,), "", reason, stop_reason), 0.0)
+
+
+def collect(pieces):
+    """The pieces of an async iterator."""
+
+    async def main():
+        return [piece async for piece in pieces]
+
+    return asyncio.run(main())
+
+
+def parse(pieces):
+    """The data of the events in pieces of bytes, by a reader of the check's own."""
+    text = b"".join(pieces).decode()
+    events = [event.removeprefix("data: ") for event in text.split("\n\n") if event]
+    return [event if event == "[DONE]" else json.loads(event) for event in events]
+
+
+async def steps_of(*steps):
+    for step in steps:
+        if isinstance(step, Exception):
+            raise step
+        yield step
+
+
+@pytest.mark.check(
+    task=3,
+    points=2,
+    title="An event is one line of JSON and an empty line",
+    hints=(
+        "What ends an event? What would a line break in the text do?",
+        "data: , the JSON on one line, two line breaks. orjson.dumps writes no line breaks of its "
+        "own.",
+        'b"data: " + orjson.dumps(data) + b"\\n\\n"',
+    ),
+)
+def test_frame():
+    data = {"text": "two\nlines\r\n\n, é, 漢, 🙂"}
+    sent = frame(data)
+    expect(
+        [sent[:6], sent[-2:], sent[:-2].count(b"\n"), sent.count(b"\r"), type(sent).__name__],
+        [b"data: ", b"\n\n", 0, 0, "bytes"],
+        call="frame of a text with line breaks: how it begins and ends, line breaks within, type",
+        cause="an event ends at the first empty line",
+    )
+    expect(json.loads(sent[6:]), data, call="what a client reads")
+
+
+@pytest.mark.check(
+    task=3,
+    points=3,
+    title="Events are read out of bytes cut anywhere",
+    hints=(
+        "A read of the socket may end inside a line, inside a character, between \\r and \\n.",
+        "Keep the bytes after the last line break; decode whole lines only.",
+        '*lines, self._rest = (self._rest + received).split(b"\\n"); then field by field',
+    ),
+)
+def test_reader(rng):
+    sent = (
+        'data: {"text": "é漢🙂"}\n\n'
+        ": a comment\n\n"
+        "event: ping\ndata: first\ndata:second\n\n"
+        "data:  two spaces\r\n\r\n"
+        "id: 5\n\n"
+        "data:\n\n"
+        "data: [DONE]\n\n"
+        "data: unfinished"
+    ).encode()
+    wanted = ['{"text": "é漢🙂"}', "first\nsecond", " two spaces", "", "[DONE]"]
+    cuts = {
+        "whole": [len(sent)],
+        "byte by byte": list(range(1, len(sent) + 1)),
+        "at random": sorted({*map(int, rng.integers(1, len(sent), size=12)), len(sent)}),
+    }
+    for name, ends in cuts.items():
+        reader, found, start = EventReader(), [], 0
+        for end in ends:
+            try:
+                found += reader.push(sent[start:end])
+            except UnicodeDecodeError:
+                found.append("UnicodeDecodeError")
+            start = end
+        expect(found, wanted, call=f"what EventReader finds in a stream that arrives {name}")
+
+
+@pytest.mark.check(
+    task=3,
+    points=4,
+    title="A step's events become one delta a choice",
+    hints=(
+        "Which choice does a sample of the second prompt belong to?",
+        "stream.choice(event) says it; text and tokens add up, Finished and Aborted set the "
+        "reasons.",
+        "delta = found.setdefault(index, Delta(index)); Aborted: GIVEN_UP.get(reason, ABORTED)",
+    ),
+)
+def test_merge():
+    stream = Stream([5, 8], n=2)
+    likely = {3: Logprob(-0.5, 1)}
+    step = Stepped((), 1, 0, 8, 9, 0.0, 0.0)
+    events = [
+        Admitted(8, 0, 0.0), token(8, 1, 7, "first "), token(5, 0, 3, "other", likely), step,
+        token(8, 1, 2, "second"), token(5, 1, 4, ""), finished(8, 1, "stop", "END"),
+        finished(5, 0, "length"),
+    ]  # fmt: skip
+    expect(
+        merge(stream, events),
+        [
+            Delta(3, "first second", [7, 2], [], "stop", "END"),
+            Delta(0, "other", [3], [likely], "length", None),
+            Delta(1, "", [4], [], None, None),
+        ],
+        call="merge of two steps of two prompts (requests 5 and 8) with n=2",
+        cause="text as the engine gave it: it has held back what may become a stop string",
+    )
+    ends = {}
+    for reason in ("timeout", "cancelled", "disconnected", None):
+        stream = Stream([5])
+        stream.reason = reason
+        (delta,) = merge(stream, [Aborted(5, 0, (1, 2), "all of it", 0.0)])
+        ends[str(reason)] = [delta.text, delta.finish_reason, delta.stop_reason]
+    expect(
+        ends,
+        {
+            "timeout": ["", "length", "timeout"],
+            "cancelled": ["", "abort", "cancelled"],
+            "disconnected": ["", "abort", None],
+            "None": ["", "abort", None],
+        },
+        call="the delta of a sample that was aborted, by the stream's reason: text, finish_reason, "
+        "stop_reason",
+        cause="its text has been sent already, token by token",
+    )
+    expect.raises(
+        ApiError,
+        lambda: merge(Stream([5]), [token(5, 0, 1, "a"), Failed(5, 0, ValueError("NaN"), 0.0)]),
+        match="NaN",
+        call="merge with a Failed",
+    )
+
+
+@pytest.mark.check(
+    task=3,
+    points=2,
+    title="No half of a stop string and no half of a character is ever sent",
+    hints=(
+        "Where does the text of a delta come from?",
+        "From the events: the engine holds back what is not certain, and what it held back comes "
+        "with the last of them.",
+        "delta.text += event.text",
+    ),
+)
+def test_held_back(tokenizer, rng):
+    said = "Mia 🙂 said: the END of it"
+    ids = tokenizer.encode(said)
+    params = SamplingParams(stop=["END of"], max_tokens=200)
+    sequence = Sequence(
+        [65], params, max_model_len=300, seed=0, request_id=5,
+        detokenizer=StreamingDetokenizer(tokenizer),
+    )  # fmt: skip
+    stream, shown, pending = Stream([5]), "", []
+    for token_id in ids:
+        if sequence.finished:
+            break
+        pending += sequence.append(Sampled(token_id), 0.0)
+        if rng.random() < 0.7 or sequence.finished:
+            for delta in merge(stream, pending):
+                shown += delta.text
+            pending = []
+    expect(
+        [shown, delta.finish_reason, delta.stop_reason],
+        ["Mia 🙂 said: the ", "stop", "END of"],
+        call="the texts of all deltas joined; the last one's reasons",
+        given={"generated": said, "stop": "END of"},
+    )
+
+
+@pytest.mark.check(
+    task=3,
+    points=3,
+    title="A stream: opening, pieces, usage, [DONE], in this order",
+    hints=(
+        "What comes before a choice's first text, and what after everybody's last?",
+        "One piece of bytes a step; nothing at all for a delta that has nothing to show.",
+        "if delta.index not in opened: frame(writer.opening(...)); after the loop usage; then DONE",
+    ),
+)
+def test_event_stream(tokenizer):
+    steps = [
+        [Delta(1, "one"), Delta(0, "")],
+        [Delta(0, ""), Delta(1, "")],
+        [Delta(0, " two", [4]), Delta(1, " three", [5], [], "length")],
+        [Delta(0, "", [2], [], "stop")],
+    ]
+    writer = ChatWriter("id", "tiny", 0, tokenizer, [[65]], n=2, include_usage=True)
+    pieces = collect(event_stream(steps_of(*steps), writer))
+    seen = []
+    for event in parse(pieces):
+        if event == "[DONE]":
+            seen.append(event)
+        elif not event["choices"]:
+            seen.append("usage" if event["usage"] else "nothing")
+        for choice in event["choices"] if event != "[DONE]" else ():
+            delta = choice["delta"]
+            what = delta.get("role") or delta.get("content") or "-"
+            seen.append(f"{choice['index']}: {what} {choice['finish_reason'] or ''}".strip())
+    expect(
+        [seen, len(pieces)],
+        [
+            ["1: assistant", "1: one", "0: assistant", "0: two".replace(": ", ":  "),
+             "1:  three length", "0: - stop", "usage", "[DONE]"],
+            5,
+        ],
+        call="the events of a streamed chat of two choices, as choice: role or text and "
+        "finish_reason; pieces of bytes",
+        cause="one piece a step with something to show; each choice ends once; usage comes last "
+        "but one",
+    )  # fmt: skip
+    plain = CompletionWriter("id", "tiny", 0, tokenizer, [[65]], n=1)
+    plain.echo = ["Once"]
+    events = parse(collect(event_stream(steps_of([Delta(0, " upon", [4], [], "length")]), plain)))
+    expect(
+        [e if e == "[DONE]" else [c["text"] for c in e["choices"]] for e in events],
+        [["Once"], [" upon"], "[DONE]"],
+        call="a streamed completion with echo and without usage: the texts",
+    )
+
+
+@pytest.mark.check(
+    task=3,
+    points=2,
+    title="An error after the headers is told in the stream",
+    hints=(
+        "The status 200 is long gone. Where can the client still be told?",
+        "An event with the error's body in the place of what is missing, then DONE.",
+        "except Exception as error: yield frame(api_error(error).body)",
+    ),
+)
+def test_error_in_stream(tokenizer):
+    writer = ChatWriter("id", "tiny", 0, tokenizer, [[65]], n=1, include_usage=True)
+    steps = steps_of([Delta(0, "some", [4])], EngineDeadError("The engine has died."))
+    try:
+        events = parse(collect(event_stream(steps, writer)))
+    except EngineDeadError as error:
+        events = [f"raised {type(error).__name__}"]
+    writer = ChatWriter("id", "tiny", 0, tokenizer, [[65]], n=1)
+    whole = parse(collect(event_stream(steps_of([Delta(0, "some", [4], [], "stop")]), writer)))
+    expect(
+        [whole[-1] == "[DONE]"]
+        + [list(event) if isinstance(event, dict) else event for event in events[2:]]
+        + [event["error"] for event in events if "error" in event],
+        [
+            True,
+            ["error"],
+            "[DONE]",
+            {
+                "message": "The engine has died.",
+                "type": "EngineDeadError",
+                "param": None,
+                "code": 503,
+            },
+        ],
+        call="whether a stream without an error ends with [DONE]; what follows the opening and "
+        "'some' when the engine dies: keys of the events; the error",
+        cause="a stream that just ends looks like an answer that is complete",
+    )
+
+
+@pytest.mark.check(
+    task=3,
+    points=2,
+    title="A client who leaves ends the work, and no task is left",
+    hints=(
+        "Two things are waited for at once. What becomes of the other?",
+        "asyncio.wait for the first; then cancel and await both.",
+        "finally: cancel both; await asyncio.gather(working, watching, return_exceptions=True)",
+    ),
+)
+def test_while_connected():
+    async def scene(messages, seconds):
+        story = []
+
+        async def receive():
+            while not messages:
+                await asyncio.sleep(60)
+            await asyncio.sleep(0.001)
+            return {"type": messages.pop(0)}
+
+        async def work():
+            try:
+                await asyncio.sleep(seconds)
+                story.append("answered")
+                if seconds < 0:
+                    raise ValueError("bad")
+                return "answer"
+            except asyncio.CancelledError:
+                story.append("cancelled")
+                raise
+
+        try:
+            story.append(await asyncio.wait_for(while_connected(receive, work()), 5))
+        except (ClientGoneError, ValueError, TimeoutError) as error:
+            story.append(type(error).__name__)
+        story.append(len(asyncio.all_tasks()) - 1)
+        return story
+
+    scenes = {
+        "the answer comes": ([], 0),
+        "a message comes first": (["http.request"], 0.1),
+        "the client leaves": (["http.request", "http.disconnect"], 60),
+        "the work fails": ([], -1),
+    }
+    found = {name: asyncio.run(scene(*how)) for name, how in scenes.items()}
+    expect(
+        found,
+        {
+            "the answer comes": ["answered", "answer", 0],
+            "a message comes first": ["answered", "answer", 0],
+            "the client leaves": ["cancelled", "ClientGoneError", 0],
+            "the work fails": ["answered", "ValueError", 0],
+        },
+        call="while_connected: what the work saw, how it ended, tasks that are left",
+        cause="a task that is left runs for ever",
+    )

@@ -1,0 +1,273 @@
+"""Task 5: metrics."""
+
+import pytest
+
+from grader import expect
+from nanovllm.batching.config import EngineConfig
+from nanovllm.batching.engine import Engine
+from nanovllm.batching.events import (
+    Aborted,
+    Admitted,
+    ChunkRun,
+    Failed,
+    Preempted,
+    Queued,
+    Stepped,
+)
+from nanovllm.generation.events import Completion, Finished, Prefilled, TokenGenerated
+from nanovllm.generation.latency import ManualClock
+from nanovllm.generation.params import SamplingParams
+from nanovllm.model.config import ModelConfig
+from nanovllm.model.loader import dummy_model
+from nanovllm.serving.metrics import Metrics
+
+CONFIG = ModelConfig("qwen3", 50, 32, 2, 4, 2, 8, 48, 40, qk_norm=True, eos_token_ids=(2,))
+
+
+def value(metrics, name, **labels):
+    labels = {"model_name": "tiny", "engine": "0"} | labels
+    return metrics.registry.registry.get_sample_value(f"nanovllm:{name}", labels)
+
+
+def histogram(metrics, name):
+    """Count and sum of a histogram."""
+    return [value(metrics, f"{name}_count"), round(value(metrics, f"{name}_sum"), 6)]
+
+
+def token(request_id, time, index=0):
+    return TokenGenerated(request_id, index, 7, "x", time)
+
+
+def finished(request_id, time, reason="stop", index=0):
+    return Finished(request_id, index, Completion(index, (7,), "x", reason), time)
+
+
+def stepped(*chunks):
+    runs = tuple(ChunkRun(*chunk) for chunk in chunks)
+    return Stepped(runs, len(runs), 0, 64, 100, 0.0, 1.0)
+
+
+LIFE = [  # arrives at 10, waits 2, first token at 15, preempted from 16 to 20, ends at 21
+    [Queued(3, 0, 10.0), Admitted(3, 0, 12.0), stepped((3, 0, 0, 9))],
+    [Prefilled(3, 12, 15.0), token(3, 15.0), stepped((3, 0, 9, 3))],
+    [token(3, 15.5), stepped((3, 0, 12, 1))],
+    [Preempted(3, 0, 16.0)],
+    [Admitted(3, 0, 20.0), token(3, 20.5), stepped((3, 0, 0, 14))],
+    [token(3, 21.0), finished(3, 21.0), stepped((3, 0, 14, 1))],
+]
+
+
+@pytest.mark.check(
+    task=5,
+    points=3,
+    title="The gauges follow every move, and return to zero",
+    hints=(
+        "Which event says that the last request has gone? Is there one?",
+        "Keep `running` of each sample; after every call count them and set both gauges.",
+        "running = sum(sample.running for ...); waiting = len(self.samples) - running",
+    ),
+)
+def test_gauges():
+    metrics = Metrics("tiny")
+    story = [
+        [Queued(1, 0, 0.0), Queued(1, 1, 0.0), Queued(2, 0, 0.0)],
+        [Admitted(1, 0, 1.0), Admitted(1, 1, 1.0), token(1, 1.0), stepped((1, 0, 0, 3))],
+        [Preempted(1, 1, 2.0), token(1, 2.0)],
+        [finished(1, 3.0), Admitted(2, 0, 3.0)],
+        [Aborted(1, 1, (), "", 4.0)],
+        [Failed(2, 0, ValueError(), 5.0)],
+    ]
+    found = []
+    for i, events in enumerate(story):
+        metrics.observe(events, i / 10)
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        found.append([value(metrics, name) for name in names])
+    expect(
+        found,
+        [[0, 3, 0.0], [2, 1, 0.1], [1, 2, 0.2], [1, 1, 0.3], [1, 0, 0.4], [0, 0, 0.5]],
+        call="running, waiting and usage after: three samples queued; two admitted; one preempted; "
+        "one finished and one admitted; the preempted one aborted; the last one failed",
+        cause="after an abort there may be no step, and so no Stepped",
+    )
+    expect(len(metrics.samples), 0, call="samples remembered after all have ended")
+
+
+@pytest.mark.check(
+    task=5,
+    points=3,
+    title="Tokens, preemptions, and why samples ended",
+    hints=(
+        "Is a request whose client has left a success?",
+        "One counter for each reason: stop, length, abort, error; only a Finished has times.",
+        "self.registry.ended['abort' if isinstance(event, Aborted) else 'error'].inc()",
+    ),
+)
+def test_counters():
+    metrics = Metrics("tiny")
+    for events in LIFE:
+        metrics.observe(events, 0.0)
+    reasons = ("stop", "length", "abort", "error")
+
+    def ended():
+        return [value(metrics, "request_success_total", finished_reason=r) for r in reasons]
+
+    names = ("prompt_tokens_total", "generation_tokens_total", "num_preemptions_total")
+    expect(
+        [[value(metrics, name) for name in names], ended()],
+        [[12, 4, 1], [1, 0, 0, 0]],
+        call="prompt tokens, generated tokens, preemptions, and ends by stop, length, abort, "
+        "error, after a request of 12 + 4 tokens that was preempted once",
+    )
+    for request_id, end in enumerate(
+        [finished(10, 9.0, "length"), Aborted(11, 0, (7,), "x", 9.0), Aborted(12, 0, (), "", 9.0),
+         Failed(13, 0, ValueError(), 9.0)], start=10
+    ):  # fmt: skip
+        metrics.observe([Queued(request_id, 0, 1.0), Admitted(request_id, 0, 1.0)], 0.0)
+        metrics.observe([token(request_id, 2.0), token(request_id, 3.0), end], 0.0)
+    times = ("e2e_request_latency_seconds", "request_time_per_output_token_seconds",
+             "request_decode_time_seconds", "time_to_first_token_seconds")  # fmt: skip
+    expect(
+        [ended(), [histogram(metrics, name)[0] for name in times]],
+        [[1, 1, 2, 1], [2, 2, 2, 5]],
+        call="the ends after one more by length, two aborted, one failed; observations of e2e, "
+        "time per output token, decode, time to first token",
+        cause="an aborted request was short because it was cut short",
+    )
+
+
+@pytest.mark.check(
+    task=5,
+    points=4,
+    title="Latencies from arrival, and between n tokens n - 1 gaps",
+    hints=(
+        "From when does the user wait? How many gaps have four tokens?",
+        "TTFT: first token less arrival. A gap for each token after the first. TPOT: last less "
+        "first over tokens - 1.",
+        "self.registry.ttft.observe(now - sample.arrival); decode / (sample.tokens - 1)",
+    ),
+)
+def test_latencies():
+    metrics = Metrics("tiny")
+    for events in LIFE:
+        metrics.observe(events, 0.0)
+    names = ("time_to_first_token_seconds", "inter_token_latency_seconds",
+             "request_time_per_output_token_seconds", "e2e_request_latency_seconds")  # fmt: skip
+    expect(
+        {name: histogram(metrics, name) for name in names},
+        {
+            "time_to_first_token_seconds": [1, 5.0],
+            "inter_token_latency_seconds": [3, 6.0],
+            "request_time_per_output_token_seconds": [1, 2.0],
+            "e2e_request_latency_seconds": [1, 11.0],
+        },
+        call="observations and their sum: arrival at 10, admitted at 12, tokens at 15, 15.5, 20.5 "
+        "and 21, preempted from 16 to 20",
+        cause="the wait after a preemption is the user's wait, too",
+    )
+    metrics = Metrics("tiny")
+    metrics.observe([Queued(1, 0, 0.0), Admitted(1, 0, 1.0), token(1, 2.0), finished(1, 2.0)], 0.0)
+    expect(
+        {name: histogram(metrics, name) for name in names},
+        {
+            "time_to_first_token_seconds": [1, 2.0],
+            "inter_token_latency_seconds": [0, 0.0],
+            "request_time_per_output_token_seconds": [0, 0.0],
+            "e2e_request_latency_seconds": [1, 2.0],
+        },
+        call="the same of a request of one token",
+        cause="one token has no time between tokens",
+    )
+
+
+@pytest.mark.check(
+    task=5,
+    points=2,
+    title="Queue, prefill and decode make up the whole",
+    hints=(
+        "Is the wait after a preemption time in the queue?",
+        "Queue time ends with the first admission, prefill with the first token, decode with the "
+        "last.",
+        "elif sample.admitted is None: sample.admitted = event.time; queue.observe(...)",
+    ),
+)
+def test_phases():
+    metrics = Metrics("tiny")
+    for events in LIFE:
+        metrics.observe(events, 0.0)
+    names = ("request_queue_time_seconds", "request_prefill_time_seconds",
+             "request_decode_time_seconds")  # fmt: skip
+    expect(
+        [histogram(metrics, name) for name in names],
+        [[1, 2.0], [1, 3.0], [1, 6.0]],
+        call="queue, prefill and decode (observations, sum) of the same request",
+        cause="together they are the 11 s from arrival to the last token",
+    )
+
+
+@pytest.mark.check(
+    task=5,
+    points=2,
+    title="Tokens a step, tokens found in the prefix cache; identities on a real engine",
+    hints=(
+        "Where does the first chunk begin if 16 tokens of the prompt were there already?",
+        "Only the first chunk of sample 0 of a request in `unread` tells of a hit.",
+        "if chunk.index == 0 and chunk.request_id in self.unread: remove it, hits.inc(chunk.start)",
+    ),
+)
+def test_steps(rng, seed):
+    metrics = Metrics("tiny")
+    queued = [Queued(1, 0, 0.0), Queued(1, 1, 0.0), Queued(2, 0, 0.0)]
+    metrics.observe([*queued, stepped((1, 0, 16, 4), (1, 1, 18, 2))], 0.0)
+    metrics.observe([stepped((1, 0, 20, 1), (2, 0, 5, 3))], 0.0)
+    metrics.observe([Preempted(2, 0, 1.0), stepped((1, 0, 21, 1))], 0.0)
+    metrics.observe([stepped((2, 0, 7, 2))], 0.0)
+    expect(
+        [value(metrics, "prefix_cache_hits_total"), histogram(metrics, "iteration_tokens_total")],
+        [21, [4, 13.0]],
+        call="tokens found in the prefix cache (first chunks begin at 16 and 5); steps and tokens",
+        cause="a chunk after a preemption, or of another sample, is no lookup of the prompt",
+    )
+    metrics, clock = Metrics("tiny"), ManualClock()
+    engine = Engine(
+        dummy_model(CONFIG, seed=seed % 1000), EngineConfig(max_num_seqs=3), clock=clock
+    )
+    prompts = [rng.integers(3, 47, size=int(n)).tolist() for n in rng.integers(1, 12, size=9)]
+    for i, prompt in enumerate(prompts):
+        count = int(rng.integers(1, 9))
+        engine.add_request(prompt, SamplingParams(max_tokens=count, ignore_eos=True), seed=i)
+    gone = {int(i): int(rng.integers(0, 4)) for i in rng.choice(9, size=4, replace=False)}
+    steps, spoke, tokens = 0, set(), 0
+    while engine.has_unfinished:
+        for request_id, when in gone.items():
+            if when == steps:
+                engine.abort(request_id)
+        clock.advance(float(rng.uniform(0.1, 1.0)))
+        events = engine.step()
+        spoke |= {e.request_id for e in events if isinstance(e, TokenGenerated)}
+        tokens += sum(isinstance(e, TokenGenerated) for e in events)
+        metrics.observe(events, 1 - engine.store.free_tokens / engine.store.total_tokens)
+        steps += 1
+    reasons = ("stop", "length", "abort", "error")
+    ends = sum(value(metrics, "request_success_total", finished_reason=r) for r in reasons)
+    expect(
+        {
+            "gaps": histogram(metrics, "inter_token_latency_seconds")[0],
+            "first tokens": histogram(metrics, "time_to_first_token_seconds")[0],
+            "generated": value(metrics, "generation_tokens_total"),
+            "ends": ends,
+            "running": value(metrics, "num_requests_running"),
+            "waiting": value(metrics, "num_requests_waiting"),
+            "usage": value(metrics, "kv_cache_usage_perc"),
+        },
+        {
+            "gaps": tokens - len(spoke),
+            "first tokens": len(spoke),
+            "generated": tokens,
+            "ends": 9,
+            "running": 0,
+            "waiting": 0,
+            "usage": 0.0,
+        },
+        call="nine requests on a real engine, four of them aborted",
+        cause="gaps = tokens - requests that had any",
+    )

@@ -1,0 +1,1 @@
+"""What `nanovllm bench` measures: this engine alone, against others, and lab by lab."""

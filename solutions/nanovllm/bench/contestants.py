@@ -1,0 +1,100 @@
+"""Who can be measured: this engine, and the peers whose adapters lie in benchmarks/peers."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanovllm.bench.process import ROOT, Process
+from nanovllm.bench.workload import Workload
+from nanovllm.llm.options import OptionError
+
+OURS, PLAIN = "nanovllm", "nanovllm-plain"  # the best there is here; labs 02 to 05 alone
+_ADAPTERS = ROOT / "benchmarks" / "peers"
+PEERS = {  # name: adapter and its argument
+    "transformers": ("transformers_peer.py", "one"),
+    "transformers-static": ("transformers_peer.py", "static"),
+    "transformers-continuous": ("transformers_peer.py", "continuous"),
+    "vllm": ("vllm_peer.py", "in-process"),
+    "vllm-own-process": ("vllm_peer.py", "own-process"),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every contestant is given alike."""
+
+    model: str
+    dtype: str = "bfloat16"
+    threads: int = 1
+    max_num_seqs: int = 64
+    max_model_len: int = 512
+    vllm_python: str | None = None
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise OptionError for a contestant that cannot be started."""
+        for name in names:
+            if name not in (OURS, PLAIN, *PEERS):
+                raise OptionError(f"peer {name!r} is not known; use {PLAIN}, {', '.join(PEERS)}.")
+            if name in PEERS and not (_ADAPTERS / PEERS[name][0]).is_file():
+                raise OptionError(
+                    f"peer {name!r} needs benchmarks/peers/{PEERS[name][0]}, which this copy of "
+                    "the course does not have; leave the peer out."
+                )
+            if name.startswith("vllm") and not self.vllm_python:
+                raise OptionError(
+                    f"peer {name!r} needs an environment of its own: make one, install vllm in it "
+                    "and name its Python with --vllm-python."
+                )
+
+    def command(self, name: str) -> list[str]:
+        """The command line of a contestant."""
+        if name in (OURS, PLAIN):
+            return [sys.executable, "-m", "nanovllm.bench.ours", *["plain"] * (name == PLAIN)]
+        adapter, argument = PEERS[name]
+        interpreter = self.vllm_python if name.startswith("vllm") else sys.executable
+        return [str(interpreter), str(_ADAPTERS / adapter), argument]
+
+    def environment(self, name: str) -> dict[str, str]:
+        """What its process needs: vLLM asks for Intel's OpenMP, which its packages bring along."""
+        openmp = Path(self.vllm_python or "").parent.parent / "lib" / "libiomp5.so"
+        if name.startswith("vllm") and openmp.is_file():
+            return {"LD_PRELOAD": str(openmp.absolute())}
+        return {}
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A contestant that has loaded its model and generated its first token."""
+
+    process: Process
+    facts: dict[str, Any]
+    first_token_seconds: float  # since its process began, imports included
+    ready_seconds: float  # and until it was as fast as it gets
+
+    def run(self, workload: Workload) -> dict[str, Any]:
+        """Seconds and token ids of a workload."""
+        return self.process.ask("run", jobs=workload.as_json())
+
+
+@contextmanager
+def started(names: Sequence[str], settings: Settings) -> Iterator[dict[str, Ready]]:
+    """Start contestants one after another, so that their start-up times are their own."""
+    settings.check(names)
+    with ExitStack() as stack:
+        ready = {}
+        for name in names:
+            process = stack.enter_context(
+                Process(
+                    name, settings.command(name), settings.threads, **settings.environment(name)
+                )
+            )
+            answer = process.ask(
+                "load", model=settings.model, dtype=settings.dtype, threads=settings.threads,
+                max_model_len=settings.max_model_len, max_num_seqs=settings.max_num_seqs,
+            )  # fmt: skip
+            seconds = answer["first_token_seconds"], answer["ready_seconds"]
+            ready[name] = Ready(process, answer["facts"], *seconds)
+        yield ready

@@ -1,0 +1,58 @@
+"""The models to measure on: the bundled one, any folder, and two of random weights made here."""
+
+import os
+from pathlib import Path
+
+from nanovllm.llm.options import BUNDLED, OptionError
+
+# Qwen3's architecture; sizes of `tiny` suit the caches of a laptop, `mid` has to be read from RAM.
+SIZES = {
+    "tiny": {
+        "vocab_size": 2048, "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 32, "intermediate_size": 768,
+    },
+    "mid": {
+        "vocab_size": 32000, "hidden_size": 1024, "num_hidden_layers": 12,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64,
+        "intermediate_size": 3072,
+    },
+}  # fmt: skip
+CONTEXT = 512
+
+
+def cache_folder() -> Path:
+    """Where made models are kept: XDG_CACHE_HOME, by default ~/.cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "nanovllm" / "bench-models"
+
+
+def model_folder(name: str) -> Path:
+    """Return the folder of `bundled`, `tiny`, `mid` (made when first asked for) or a path."""
+    if name == "bundled":
+        return BUNDLED
+    if name in SIZES:
+        folder = cache_folder() / name
+        if not (folder / "config.json").is_file():
+            make_random(folder, **SIZES[name])
+        return folder
+    if not (Path(name) / "config.json").is_file():
+        raise OptionError(
+            f"model {name!r} is not bundled, {', '.join(SIZES)} or a folder with config.json."
+        )
+    return Path(name)
+
+
+def make_random(folder: Path, **sizes: int) -> None:
+    """Save a Qwen3 with tied, random weights of seed 0 in bfloat16, made by transformers."""
+    import torch
+    import transformers
+
+    config = transformers.Qwen3Config(
+        **sizes, max_position_embeddings=CONTEXT, tie_word_embeddings=True,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").unlink(missing_ok=True)  # written last: it marks a whole folder
+    model.save_pretrained(folder)

@@ -1,0 +1,74 @@
+"""What is kept of a run: JSON with the machine, the settings and every round; a table; a plot."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from nanovllm.bench.machine import describe
+
+_OURS, _OTHERS = "#d97706", "#64748b"
+
+
+def record(kind: str, settings: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+    """A run as one object."""
+    return {
+        "kind": kind,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "machine": describe(),
+        "settings": dict(settings),
+        "results": dict(results),
+    }
+
+
+def save(found: Mapping[str, Any], path: Path) -> Path:
+    """Write a record; where it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def bar_plot(
+    path: Path, title: str, panels: Mapping[str, Mapping[str, Sequence[float]]], ours: str
+) -> Path:
+    """One panel a figure, one bar a contestant: the median, and each round as a dot."""
+    from statistics import median
+
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    bars = max(len(values) for values in panels.values())
+    columns = min(2, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(4.6 * columns + 1.6, (0.42 * bars + 0.9) * rows + 0.7),
+        squeeze=False, sharey=True, layout="constrained",
+    )  # fmt: skip
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (label, values) in zip(axes.flat, panels.items(), strict=False):
+        names = list(values)[::-1]
+        middles = [median(values[name]) for name in names]
+        colours = [_OURS if name.startswith(ours) else _OTHERS for name in names]
+        axis.barh(names, middles, color=colours, height=0.62)
+        for place, name in enumerate(names):
+            axis.plot(values[name], [place] * len(values[name]), ".", color="#1e293b", ms=4)
+            axis.annotate(
+                f" {_number(middles[place])}", (max(values[name]), place), va="center", fontsize=9
+            )
+        axis.set_xlabel(label)
+        axis.set_xlim(0, 1.18 * max(max(each) for each in values.values()))
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=11)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,180 @@
+"""Each measurement from its options to its tables, its record and its plot."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from nanovllm.bench import memory, memory_run, policies, tables
+from nanovllm.bench.contestants import OURS, Settings, started
+from nanovllm.bench.models import CONTEXT, model_folder
+from nanovllm.bench.progression import progression, shared_workload
+from nanovllm.bench.record import bar_plot, record
+from nanovllm.bench.rounds import Report, agreement, latency, throughput
+from nanovllm.bench.stages import Room
+from nanovllm.bench.workload import random_workload
+from nanovllm.llm.options import BUNDLED
+from nanovllm.model.loader import load_config, load_model
+from nanovllm.tokenization.tokenizer import Tokenizer
+
+
+@dataclass
+class Outcome:
+    """What a measurement leaves behind; `plot` draws it into a file."""
+
+    record: dict[str, Any]
+    tables: list[Table]
+    plot: Callable[[Path], Path]
+    notes: list[str] = field(default_factory=list)
+
+
+def run_throughput(
+    model: str, names: Sequence[str], rounds: int, requests: int, report: Report, **options: Any
+) -> Outcome:
+    """Output tokens a second on random requests that are all there at the start."""
+    folder = model_folder(model)
+    config = load_config(folder)
+    workload = random_workload(config.vocab_size, requests)
+    settings = Settings(str(folder), max_model_len=min(CONTEXT, config.max_position), **options)
+    everybody = [OURS, *names]
+    with started(everybody, settings) as ready:
+        rates, texts = throughput(ready, workload, config.vocab_size, rounds, report)
+        title = f"{model}, {requests} requests, {settings.dtype}, {settings.threads} threads"
+        table = tables.contest(title, {"output tokens/s": (rates, 1)}, ready)
+        results = {
+            "workload": workload.describe(),
+            "output_tokens_per_second": rates.summary(),
+            "same_texts_as_ours": agreement(texts),
+            "engines": _facts(ready),
+        }
+    return Outcome(
+        record("throughput", _published(model, settings), results),
+        [table],
+        lambda path: bar_plot(path, title, {"output tokens/s": rates.values}, OURS),
+    )
+
+
+def run_latency(
+    model: str,
+    names: Sequence[str],
+    rounds: int,
+    report: Report,
+    prompt_tokens: int = 256,
+    output_tokens: int = 64,
+    **options: Any,
+) -> Outcome:
+    """One request alone: time to first token, time per further token, start, memory."""
+    folder = model_folder(model)
+    config = load_config(folder)
+    settings = Settings(str(folder), max_model_len=min(CONTEXT, config.max_position), **options)
+    with started([OURS, *names], settings) as ready:
+        ttft, tpot = latency(ready, config.vocab_size, rounds, report, prompt_tokens, output_tokens)
+        title = f"{model}, one request of {prompt_tokens} tokens, {settings.dtype}, "
+        title += f"{settings.threads} threads"
+        table = tables.contest(title, {"TTFT, ms": (ttft, 1e3), "TPOT, ms": (tpot, 1e3)}, ready)
+        facts = _facts(ready)
+    results = {
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "ttft_seconds": ttft.summary(),
+        "tpot_seconds": tpot.summary(),
+        "engines": facts,
+    }
+    panels = {
+        "time to first token, ms": {n: [1e3 * v for v in vs] for n, vs in ttft.values.items()},
+        "time per token, ms": {n: [1e3 * v for v in vs] for n, vs in tpot.values.items()},
+        "first token after start, s": {n: [f["first_token_seconds"]] for n, f in facts.items()},
+        "peak memory, MB": {n: [f["peak_bytes"] / 1e6] for n, f in facts.items()},
+    }
+    return Outcome(
+        record("latency", _published(model, settings), results),
+        [table],
+        lambda path: bar_plot(path, title, panels, OURS),
+    )
+
+
+def run_progression(
+    model: str, rounds: int, requests: int, seats: int, dtype: str, threads: int, report: Report
+) -> Outcome:
+    """Every lab's engine on one workload."""
+    import torch
+
+    torch.set_num_threads(threads)
+    folder = model_folder(model)
+    weights = load_model(folder, getattr(torch, dtype))
+    tokenizer = Tokenizer.from_pretrained(folder if model == "bundled" else BUNDLED)
+    workload = shared_workload(tokenizer.encode, requests)
+    room = Room(seats, min(CONTEXT, weights.config.max_position))
+    results = progression(weights, workload, room, rounds, report)
+    title = f"{model}, {requests} requests, {dtype}, {threads} threads, "
+    title += f"KV memory for {seats} x {room.max_model_len} tokens"
+    rates = {
+        f"{r.name} ({r.lab}{', yours' if r.mine else ''})": r.rates for r in results if r.rates
+    }
+    settings = {"model": model, "dtype": dtype, "threads": threads, **asdict(room)}
+    done = {"workload": workload.describe(), "stages": [asdict(r) for r in results]}
+    ours = list(rates)[-1] if rates else ""
+    return Outcome(
+        record("progression", settings, done),
+        [tables.stages(title, results)],
+        lambda path: bar_plot(path, title, {"output tokens/s": rates}, ours),
+    )
+
+
+def run_memory(
+    kv_tokens: int, max_model_len: int, block_size: int, requests: int, report: Report
+) -> Outcome:
+    """Slots against blocks: on the books with a large trace, and in a real run."""
+    config = load_config(BUNDLED)
+    sizes = {"kv_tokens": kv_tokens, "max_model_len": max_model_len, "block_size": block_size}
+    found, samples = memory.compare(config, **sizes, count=requests)
+    report("the trace is booked")
+    model = load_model(BUNDLED)
+    room = Room(8, min(CONTEXT, config.max_position))
+    jobs = random_workload(config.vocab_size, 40, (128, 320), (16, 48))
+    real = memory_run.measure(model, jobs, room)
+    report("the real run is done")
+    titles = (
+        f"On the books: {requests} requests, {kv_tokens:,} tokens of KV memory, "
+        f"slots of {max_model_len:,}, blocks of {block_size}",
+        f"Real run: 40 requests on the bundled model, room for {room.seats} x "
+        f"{room.max_model_len} tokens",
+    )
+    results = {"books": memory.as_json(found), "real_run": memory.as_json(real)}
+    return Outcome(
+        record("memory", {**sizes, "requests": requests}, results),
+        [tables.memory(titles[0], found), tables.memory(titles[1], real)],
+        lambda path: memory.plot(found, samples, path),
+    )
+
+
+def run_policies(requests: int, rate: float, seed: int) -> Outcome:
+    """Lab 04's simulator: static batches and all policies, on three traces."""
+    found = policies.compare(requests, rate, seed)
+    settings = {"requests": requests, "rate": rate, "seed": seed}
+    return Outcome(
+        record("policies", settings, policies.as_json(found)),
+        tables.policies(found),
+        lambda path: policies.plot(found, path),
+    )
+
+
+def _facts(ready: dict) -> dict[str, Any]:
+    return {
+        name: {
+            "versions": one.facts,
+            "first_token_seconds": one.first_token_seconds,
+            "ready_seconds": one.ready_seconds,
+            **one.process.ask("memory"),
+        }
+        for name, one in ready.items()
+    }
+
+
+def _published(model: str, settings: Settings) -> dict[str, Any]:
+    """A record is published: where this machine keeps its files is nobody's business."""
+    known = asdict(settings) | {"model": Path(model).name}
+    del known["vllm_python"]
+    return known

@@ -1,0 +1,131 @@
+"""What the measurements look like in a terminal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from nanovllm.batching.simulator import Report
+from nanovllm.bench.contestants import OURS, Ready
+from nanovllm.bench.memory import Usage
+from nanovllm.bench.progression import StageResult
+from nanovllm.bench.rounds import Rounds
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else "left", no_wrap=not place)
+    return table
+
+
+def contest(title: str, figures: Mapping[str, tuple[Rounds, float]], ready: Mapping) -> Table:
+    """A row a contestant: each figure's median and how many times better ours is; its start.
+
+    start: seconds from the birth of its process to its first token. figures: by column, the
+    rounds and the factor to show them in.
+    """
+    table = _table(title, "engine")
+    for label in figures:
+        table.add_column(label, justify="right", no_wrap=True)
+        if len(ready) > 1:
+            table.add_column("ours is", justify="right", no_wrap=True)
+    for label in ("start", "MB"):
+        table.add_column(label, justify="right", no_wrap=True)
+    summaries = {label: rounds.summary() for label, (rounds, _) in figures.items()}
+    for name, one in ready.items():
+        row = [f"[bold]{name}[/]" if name == OURS else name]
+        for label, (_, factor) in figures.items():
+            its = summaries[label][name]
+            row.append(_short(its["median"] * factor))
+            if len(ready) > 1:
+                row.append(_times(its["reference_is_better_by"]))
+        table.add_row(*row, f"{one.first_token_seconds:.1f}", _peak(one))
+    return table
+
+
+def _peak(one: Ready) -> str:
+    return f"{one.process.ask('memory')['peak_bytes'] / 1e6:,.0f}"
+
+
+def _times(ratio: float) -> str:
+    colour = "green" if ratio >= 1 else "red"
+    return f"[{colour}]{ratio:.2f} x[/]"
+
+
+def stages(title: str, results: list[StageResult]) -> Table:
+    """The curve: each lab's stage, whose code it ran, and how much faster it is."""
+    table = _table(title, "stage", "lab", "whose code", "tokens/s", "to the first", "answers")
+    first = next((r.rate for r in results if r.rate), None)
+    for result in results:
+        whose = "[bold green]yours[/]" if result.mine else "reference"
+        if result.rate is None:
+            table.add_row(result.name, result.lab, whose, f"[yellow]{result.why_not}[/]", "", "")
+            continue
+        same = "[green]same[/]" if result.same_answers else "[red]differ[/]"
+        faster = f"{result.rate / first:.1f} x"
+        table.add_row(result.name, result.lab, whose, f"{result.rate:,.0f}", faster, same)
+    return table
+
+
+def memory(title: str, found: Mapping[str, Usage]) -> Table:
+    """Slots against blocks; in use: the share of the memory that holds a token."""
+    table = _table(
+        title, "allocation", "at once", "internal waste", "external waste", "in use", "steps",
+    )  # fmt: skip
+    for name, usage in found.items():
+        table.add_row(
+            name, f"{usage.sequences:.1f}", f"{usage.internal_waste:.1%}",
+            f"{usage.external_waste:.1%}", f"{usage.stored:.1%}", f"{usage.steps:,}",
+        )  # fmt: skip
+    return table
+
+
+def policies(found: Mapping[str, Mapping[str, Report]]) -> list[Table]:
+    """A table a trace, a row a policy; times in seconds."""
+    made = []
+    for trace, runs in found.items():
+        table = _table(
+            f"{trace.capitalize()} arrivals, simulated", "policy", "tokens/s", "TTFT p50", "p99",
+            "end p50", "p99", "fairness", "preempted",
+        )  # fmt: skip
+        for name, run in runs.items():
+            table.add_row(
+                name, f"{run.throughput:.0f}", f"{run.ttft_p50:.2f}", f"{run.ttft_p99:.2f}",
+                f"{run.latency_p50:.2f}", f"{run.latency_p99:.2f}", f"{run.fairness:.2f}",
+                f"{run.preemptions}",
+            )  # fmt: skip
+        made.append(table)
+    return made
+
+
+def serving(title: str, found: Mapping[str, Any]) -> list[Table]:
+    """What came out of a server, and how long its users waited, in milliseconds."""
+    rates = _table(title, "", "a second", "in all")
+    rates.add_row("requests", _short(found["requests_per_second"]), f"{found['answered']:,}")
+    if found["goodput"] is not None:
+        limits = [f"{name} {1e3 * s:g} ms" for name, s in found["slo"].items() if s is not None]
+        rates.add_row(
+            f"[bold]goodput[/] ({', '.join(limits)})", f"[bold]{_short(found['goodput'])}[/]",
+            f"{found['good']:,} of {found['requests']:,}",
+        )  # fmt: skip
+    rates.add_row(
+        "output tokens", _short(found["output_tokens_per_second"]), f"{found['output_tokens']:,}"
+    )
+    total = found["prompt_tokens"] + found["output_tokens"]
+    rates.add_row("prompt and output", _short(found["total_tokens_per_second"]), f"{total:,}")
+    rates.add_row("time", "", f"{found['seconds']:.1f} s")
+    for error, count in found["errors"].items():
+        rates.add_row(f"[red]failed[/]: {escape(error)}", "", f"[red]{count:,}[/]")
+    names = ("mean", "p50", "p90", "p99")
+    waits = _table("milliseconds", "", *names)
+    for row in ("ttft", "tpot", "itl", "e2e"):
+        of = found[row]
+        waits.add_row(row.upper(), *(_short(1e3 * of[name]) if of else "-" for name in names))
+    return [rates, waits]
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

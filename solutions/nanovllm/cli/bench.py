@@ -1,0 +1,144 @@
+"""`nanovllm bench`: how fast, how large, how fair; alone, against others, and lab by lab."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nanovllm.cli.engine import select_code
+from nanovllm.cli.errors import Refused
+from nanovllm.cli.options import Code
+
+if TYPE_CHECKING:
+    from nanovllm.bench.runs import Outcome
+
+bench = typer.Typer(no_args_is_help=True, help=__doc__.partition(": ")[2].capitalize())
+
+Model = Annotated[
+    str,
+    typer.Option("--model", "-m", help="bundled, tiny (6.8 M), mid (184 M random) or a folder."),
+]
+Rounds = Annotated[int, typer.Option(min=1, help="Each contestant runs once a round.")]
+Requests = Annotated[int, typer.Option(min=1, help="Requests, all there at the start.")]
+Peers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--peer",
+        help="nanovllm-plain, transformers, transformers-static, transformers-continuous, vllm or "
+        "vllm-own-process; may be repeated.",
+    ),
+]
+VllmPython = Annotated[str | None, typer.Option(help="The Python of an environment that has vllm.")]
+Dtype = Annotated[str, typer.Option(help="float32 or bfloat16, for every contestant.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="(default: the processors there are)")]
+Out = Annotated[Path | None, typer.Option(help="Write the record to this .json file.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw it into this .png file.")]
+
+
+@bench.command()
+def throughput(
+    model: Model = "tiny", requests: Requests = 64, rounds: Rounds = 3, peers: Peers = None,
+    vllm_python: VllmPython = None, dtype: Dtype = "bfloat16", threads: Threads = None,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most at once.")] = 64,
+    out: Out = None, plot: Plot = None, code: Code = None,
+) -> None:  # fmt: skip
+    """Output tokens a second on many requests."""
+    runs = _ready(code, dtype)
+    show(
+        runs.run_throughput(
+            model, peers or [], rounds, requests, report, dtype=dtype,
+            threads=threads or _cpus(), max_num_seqs=max_num_seqs, vllm_python=vllm_python,
+        ), out, plot,
+    )  # fmt: skip
+
+
+@bench.command()
+def latency(
+    model: Model = "tiny", rounds: Rounds = 3, peers: Peers = None,
+    vllm_python: VllmPython = None, dtype: Dtype = "bfloat16", threads: Threads = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    output_tokens: Annotated[int, typer.Option(min=2)] = 64,
+    out: Out = None, plot: Plot = None, code: Code = None,
+) -> None:  # fmt: skip
+    """One request alone: first token, further tokens, start, memory."""
+    runs = _ready(code, dtype)
+    show(
+        runs.run_latency(
+            model, peers or [], rounds, report, prompt_tokens, output_tokens, dtype=dtype,
+            threads=threads or _cpus(), vllm_python=vllm_python,
+        ), out, plot,
+    )  # fmt: skip
+
+
+@bench.command()
+def progression(
+    model: Model = "bundled", requests: Requests = 24, rounds: Rounds = 3,
+    seats: Annotated[int, typer.Option(min=1, help="KV memory, in longest requests.")] = 4,
+    dtype: Dtype = "float32", threads: Threads = None,
+    out: Out = None, plot: Plot = None, code: Code = None,
+) -> None:  # fmt: skip
+    """The same requests on each lab's engine, yours where you have started the lab."""
+    runs = _ready(code, dtype)
+    show(
+        runs.run_progression(model, rounds, requests, seats, dtype, threads or _cpus(), report),
+        out, plot,
+    )  # fmt: skip
+
+
+@bench.command()
+def memory(
+    kv_tokens: Annotated[int, typer.Option(min=1, help="KV memory, in tokens.")] = 32768,
+    max_model_len: Annotated[int, typer.Option(min=8, help="Length of a slot.")] = 2048,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 16,
+    requests: Requests = 250, out: Out = None, plot: Plot = None, code: Code = None,
+) -> None:  # fmt: skip
+    """Slots of the greatest length against blocks: what fits, and what is wasted."""
+    runs = _ready(code)
+    show(runs.run_memory(kv_tokens, max_model_len, block_size, requests, report), out, plot)
+
+
+@bench.command()
+def policies(
+    requests: Requests = 200,
+    rate: Annotated[float, typer.Option(min=0.01, help="Arrivals a second.")] = 20.0,
+    seed: Annotated[int, typer.Option(help="Of the traces.")] = 0,
+    out: Out = None, plot: Plot = None, code: Code = None,
+) -> None:  # fmt: skip
+    """Simulated: static batches and every scheduling policy, on three traces."""
+    runs = _ready(code)
+    show(runs.run_policies(requests, rate, seed), out, plot)
+
+
+def _ready(code: str | None, dtype: str = "float32"):  # noqa: ANN202, a module
+    if dtype not in ("float32", "bfloat16"):
+        raise Refused(f"--dtype {dtype} is not for benchmarks; use float32 or bfloat16.")
+    select_code(code)
+    from nanovllm.bench import runs
+
+    return runs
+
+
+def _cpus() -> int:
+    from nanovllm.bench.machine import usable_cpus
+
+    return usable_cpus()
+
+
+def report(line: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True).print(line, style="dim", highlight=False, soft_wrap=True)
+
+
+def show(outcome: "Outcome", out: Path | None, plot: Path | None) -> None:
+    from rich.console import Console
+
+    from nanovllm.bench.record import save
+
+    console = Console()
+    for table in outcome.tables:
+        console.print(table)
+    if out is not None:
+        report(f"record: {save(outcome.record, out)}")
+    if plot is not None:
+        report(f"plot: {outcome.plot(plot)}")

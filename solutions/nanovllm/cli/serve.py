@@ -1,0 +1,113 @@
+"""`nanovllm serve`: the bundled model, or another, behind OpenAI's interface."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nanovllm.cli.engine import load_engine
+from nanovllm.cli.errors import Refused
+from nanovllm.cli.options import (
+    BatchingOptions,
+    Code,
+    Device,
+    Dtype,
+    MaxModelLen,
+    Model,
+    with_groups,
+)
+from nanovllm.cli.screen import complain
+
+if TYPE_CHECKING:
+    from nanovllm.llm import LLM
+    from nanovllm.serving.app import Server
+    from nanovllm.serving.config import ServeConfig
+
+
+@with_groups
+def serve(
+    model: Model = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="What clients call it. (default: the model's own name)")
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar="NANOVLLM_API_KEY", help="Who may ask; may be repeated."),
+    ] = None,
+    max_queue: Annotated[int, typer.Option(help="Samples that may wait; more get a 503.")] = 256,
+    rate_limit: Annotated[
+        int | None, typer.Option(help="Tokens a minute for each API key. (default: no limit)")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds until a request gets what there is so far.")
+    ] = 600.0,
+    drain_timeout: Annotated[
+        float, typer.Option(help="Seconds that open requests get when the server stops.")
+    ] = 30.0,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    batching: BatchingOptions = BatchingOptions(),  # noqa: B008, frozen
+    dtype: Dtype = "float32",
+    device: Device = None,
+    max_model_len: MaxModelLen = None,
+    code: Code = None,
+) -> None:
+    """Serve a model to OpenAI's clients: /v1/completions, /v1/chat/completions, /metrics, /docs."""
+    if log_level not in ("debug", "info", "warning", "error"):
+        raise Refused(f"--log-level {log_level} is not known: use debug, info, warning or error.")
+    llm = load_engine(
+        code, model=model, dtype=dtype, device=device, max_model_len=max_model_len,
+        **batching.given(),
+    )  # fmt: skip
+    from nanovllm.serving.config import ServeConfig, ServeConfigError
+    from nanovllm.serving.logs import configure_logs
+    from nanovllm.serving.run import bind, run
+
+    try:
+        config = ServeConfig(
+            model_name=served_model_name or llm.name,
+            api_keys=tuple(api_key or ()),
+            max_queue=max_queue,
+            rate_limit=rate_limit,
+            timeout=timeout,
+            drain_timeout=drain_timeout,
+        )
+        server = _server(llm, config)
+        sock = bind(host, port)
+    except ServeConfigError as error:
+        raise Refused(str(error)) from None
+    except OSError as error:
+        raise Refused(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port."
+        ) from None
+    configure_logs(log_level)
+    shown = f"[{host}]" if ":" in host else host
+    where = f"http://{shown}:{sock.getsockname()[1]}"
+    complain(
+        f"{config.model_name} is served at {where}/v1 "
+        f"(docs: {where}/docs, dashboard: {where}/dashboard); {_how(llm)}"
+    )
+    run(server, sock)
+
+
+def _server(llm: "LLM", config: "ServeConfig") -> "Server":
+    from nanovllm.serving.app import Server
+    from nanovllm.tokenization.errors import ChatTemplateError
+
+    try:
+        template = llm.chat_template
+    except ChatTemplateError:
+        template = None
+    return Server(llm.runner.engine, config, template)
+
+
+def _how(llm: "LLM") -> str:
+    """What computes the steps, and where K and V live."""
+    from nanovllm.llm.engines import why_not_fast
+
+    options = llm.options
+    blocks = options.num_blocks(llm.max_model_len, llm.kv_bytes_per_token)
+    reason = why_not_fast(llm.model, options)
+    step = "the compiled step" if reason is None else f"the plain step ({reason})"
+    shared = "prefixes are cached" if options.enable_prefix_caching else "no prefix cache"
+    return f"{step}; {blocks} blocks of {options.block_size} tokens, {shared}"

@@ -1,0 +1,88 @@
+"""Compiles the native step once for this machine, and keeps it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from nanovllm.fast.availability import FastPathError, find_compiler
+
+SOURCES = Path(__file__).parent / "native"
+FLAGS = ("-std=c++17", "-O2", "-march=native", "-fno-math-errno", "-ffp-contract=fast")
+Say = Callable[[str], None]
+
+
+def say(message: str) -> None:
+    """Tell the user, on standard error."""
+    print(f"nanovllm: {message}", file=sys.stderr, flush=True)
+
+
+def load_library(
+    dtype: torch.dtype, notify: Say = say, *, defines: tuple[str, ...] = ()
+) -> ctypes.CDLL:
+    """The native step for float32 or bfloat16 weights; compiled now if it never was.
+
+    Raises:
+        FastPathError: no compiler, it failed (with what it said), or nowhere to put the result.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise FastPathError("there is no C++ compiler")
+    flags = (*FLAGS, *(["-DNV_BFLOAT16"] if dtype == torch.bfloat16 else []), *defines)
+    path = library_path(compiler, flags)
+    try:
+        if not path.exists():
+            _compile(compiler, flags, path, notify)
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise FastPathError(f"the compiled step cannot be stored or loaded: {error}") from error
+    library.nv_open.restype = ctypes.c_void_p
+    library.nv_close.argtypes = [ctypes.c_void_p]
+    library.nv_step.argtypes = [ctypes.c_void_p] * 3
+    return library
+
+
+def library_path(compiler: str, flags: tuple[str, ...]) -> Path:
+    """Where the library is kept: a name for each source, compiler, flags and processor."""
+    digest = hashlib.sha256(repr((compiler, flags, _processor())).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "nanovllm" / f"step-{digest.hexdigest()[:16]}.so"
+
+
+def _compile(compiler: str, flags: tuple[str, ...], path: Path, notify: Say) -> None:
+    """Compile beside the place and move there, so that nobody ever loads half a file."""
+    notify("compiling the fast CPU step (once for this machine); the plain one runs meanwhile")
+    started = time.perf_counter()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        command = [compiler, *flags, "-shared", "-fPIC", str(SOURCES / "step.cpp"), "-o", str(made)]
+        for openmp in (["-fopenmp"], []):  # without it, one thread
+            done = subprocess.run([*command, *openmp], capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                os.replace(made, path)
+                seconds = time.perf_counter() - started
+                notify(f"compiled the fast CPU step in {seconds:.1f} s; kept in {path.parent}")
+                return
+    raise FastPathError(f"{compiler} failed: {done.stderr.strip()[:500]}")
+
+
+def _processor() -> str:
+    """What -march=native depends on."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        lines = info.read_text(encoding="utf-8").splitlines()
+        return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()} {platform.processor()}"

@@ -1,0 +1,83 @@
+"""K and V as the native step reads them, and the plain way to read and write them."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nanovllm.fast.availability import BLOCK_MULTIPLE
+from nanovllm.fast.weights import padded, pair_of
+from nanovllm.model.config import ModelConfig
+from nanovllm.paging.attention import paged_attention
+from nanovllm.paging.batch import PagedBatch
+from nanovllm.paging.cache import PagedCache
+
+
+def padded_dim(config: ModelConfig) -> int:
+    """D filled up to whole vectors, two at a time, of any machine."""
+    return padded(config.head_dim, 2 * BLOCK_MULTIPLE)
+
+
+class FastCache(PagedCache):
+    """k [L, B, G, D / pair, P, pair], v [L, B, G, P / pair, D, pair], D filled up with zeros.
+
+    A vector holds one dimension of many positions of K, or many dimensions of one position of V;
+    with a pair of 2 (bfloat16), two of them.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        num_host_blocks: int = 0,
+    ) -> None:
+        pair, dim, layers = pair_of(dtype), padded_dim(config), config.num_layers
+        k_block = (config.num_kv_heads, dim // pair, block_size, pair)
+        v_block = (config.num_kv_heads, block_size // pair, dim, pair)
+        self.k = torch.zeros(layers, num_blocks, *k_block, dtype=dtype)
+        self.v = torch.zeros(layers, num_blocks, *v_block, dtype=dtype)
+        self.host_k = torch.zeros(layers, num_host_blocks, *k_block, dtype=dtype)
+        self.host_v = torch.zeros(layers, num_host_blocks, *v_block, dtype=dtype)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+        return self.k.shape[4]
+
+    def write(
+        self,
+        layer: int,
+        k: Float[Tensor, "T G D"],
+        v: Float[Tensor, "T G D"],
+        slot_mapping: Int[Tensor, "T"],
+    ) -> None:
+        """As the plain cache: every token's k and v of one layer into its slot, -1 nowhere."""
+        kept = slot_mapping >= 0
+        blocks, places = slot_mapping[kept] // self.block_size, slot_mapping[kept] % self.block_size
+        used, pair = k.shape[-1], self.k.shape[-1]
+        by_pair = k[kept].unflatten(-1, (-1, pair))  # [T, G, D / pair, pair]
+        self.k[layer][blocks, :, : used // pair, places] = by_pair
+        self.v[layer][blocks, :, places // pair, :used, places % pair] = v[kept]
+
+
+def attend_plainly(
+    q: Float[Tensor, "T H D"],
+    k_cache: Float[Tensor, "B G D/pair P pair"],
+    v_cache: Float[Tensor, "B G P/pair D pair"],
+    batch: PagedBatch,
+    scale: float | None = None,
+    window: int | None = None,
+) -> Float[Tensor, "T H D"]:
+    """Lab 05's attention over one layer of a FastCache: what runs until the native step is ready.
+
+    The blocks of this step are brought into the plain layout first.
+    """
+    used, tables = batch.block_tables.unique(return_inverse=True)
+    k = k_cache[used].permute(0, 3, 1, 2, 4).flatten(3)  # [B', P, G, D]
+    v = v_cache[used].permute(0, 2, 4, 1, 3).flatten(1, 2)
+    dim = q.shape[-1]
+    renumbered = replace(batch, block_tables=tables.to(torch.int32))
+    return paged_attention(q, k[..., :dim], v[..., :dim], renumbered, scale, window)

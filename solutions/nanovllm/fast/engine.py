@@ -1,0 +1,146 @@
+"""The plain engine, its model run by the native step as soon as that is ready."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nanovllm.batching.config import EngineConfig
+from nanovllm.batching.engine import Engine, Outcome
+from nanovllm.batching.plan import Plan
+from nanovllm.fast.availability import BLOCK_MULTIPLE, FastPathError, available
+from nanovllm.fast.build import Say, load_library, say
+from nanovllm.fast.step import NativeStep, StepInput
+from nanovllm.fast.store import FastStore
+from nanovllm.fast.weights import NativeWeights
+from nanovllm.generation.events import Sampled
+from nanovllm.generation.request import weight_of
+from nanovllm.generation.sequence import Sequence
+from nanovllm.model.transformer import Transformer
+from nanovllm.tokenization.tokenizer import Tokenizer
+
+
+class FastEngine(Engine):
+    """Lab 04's Engine whose steps run in native code; `ready` says whether they do yet.
+
+    Compiling and packing happen in a thread of their own; until then, and where the compiler
+    fails, the model runs plainly over the same K and V.
+
+    Raises:
+        FastPathError: `available` has a reason why not.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        config: EngineConfig,
+        *,
+        tokenizer: Tokenizer | None = None,
+        num_blocks: int,
+        block_size: int = BLOCK_MULTIPLE,
+        clock: Callable[[], float] = time.perf_counter,
+        notify: Say = say,
+    ) -> None:
+        weight = weight_of(model)
+        reason = available(model.config, weight.dtype, weight.device, block_size)
+        if reason is not None:
+            raise FastPathError(f"The fast path cannot be used: {reason}.")
+        store = FastStore(model.config, num_blocks, block_size, weight.dtype)
+        super().__init__(model, config, tokenizer=tokenizer, store=store, clock=clock)
+        self.store: FastStore = store
+        self._native: NativeStep | None = None
+        self._likeliest: Seq[int] = ()  # of the last step's rows; none where it ran plainly
+        self._notify = notify
+        self._maker = threading.Thread(target=self._make, name="nanovllm-fast", daemon=True)
+        self._maker.start()
+
+    @property
+    def ready(self) -> bool:
+        """Whether steps run in native code."""
+        return self._native is not None
+
+    def wait(self) -> bool:
+        """Wait for the native step; whether there is one now."""
+        self._maker.join()
+        return self.ready
+
+    def _make(self) -> None:
+        try:
+            library = load_library(weight_of(self.model).dtype, self._notify)
+            with torch.inference_mode():
+                weights = NativeWeights(self.model, library.nv_lanes(), self.max_model_len)
+            self._native = NativeStep(library, weights)
+        except FastPathError as error:
+            self._notify(f"going on without the fast CPU step: {error}")
+
+    def _execute(self, plan: Plan) -> Float[Tensor, "N V"]:
+        """As the plain engine: K and V written, logits of the chunks that complete."""
+        if self._native is None:
+            self._likeliest = ()
+            return super()._execute(plan)
+        self.store.make_copies()
+        given = StepInput.of(plan, self.store.manager.tables)
+        logits, self._likeliest = self._native(given, self.store.cache)
+        return logits
+
+    def _draw(self, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Outcome]:
+        """The argmax is known; with any row that wants more, or has a NaN, the plain way."""
+        complete = [chunk.request.sequence for chunk in plan.chunks if chunk.completes]
+        known = len(self._likeliest) == len(complete) and min(self._likeliest, default=0) >= 0
+        if not known or not all(map(wants_argmax, complete)):
+            return super()._draw(plan, logits)
+        drawn = iter(self._likeliest)
+        return [Sampled(next(drawn)) if chunk.completes else None for chunk in plan.chunks]
+
+
+def wants_argmax(sequence: Sequence) -> bool:
+    """Whether its next token is the argmax of the raw logits, and nothing more is asked.
+
+    >>> from nanovllm.generation.params import SamplingParams
+    >>> wants_argmax(Sequence([1], SamplingParams(temperature=0), max_model_len=9, seed=0))
+    True
+    >>> wants_argmax(Sequence([1], SamplingParams(logprobs=1), max_model_len=9, seed=0))
+    False
+    """
+    params = sequence.params
+    return (
+        params.greedy
+        and params.logprobs is None
+        and not params.logit_bias
+        and not params.has_penalties
+        and len(sequence.output_token_ids) >= params.min_tokens
+    )
+
+
+def fast_engine(
+    model: Transformer,
+    config: EngineConfig,
+    *,
+    tokenizer: Tokenizer | None = None,
+    num_blocks: int,
+    block_size: int = BLOCK_MULTIPLE,
+    dtype: torch.dtype | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> FastEngine:
+    """An engine with the fast path. dtype: as the model's weights, or left out.
+
+    Raises:
+        FastPathError: it cannot be used for this model, or here; `available` says so beforehand.
+    """
+    held = weight_of(model).dtype
+    if dtype not in (None, held):
+        raise FastPathError(f"The model's weights are {held}, but dtype is {dtype}; load it so.")
+    return FastEngine(
+        model,
+        config,
+        tokenizer=tokenizer,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        clock=clock,
+    )

@@ -1,0 +1,92 @@
+// The parts of a layer that work on one token alone.
+#pragma once
+#include "attention.h"
+#include "model.h"
+
+inline void normalise(const Model& model, const Norm& norm, const float* x, Operand* to) {
+  const int size = model.hidden;
+  float mean = 0, square = 0;
+  if (model.layer_norm) {
+#pragma omp simd reduction(+ : mean)
+    for (int i = 0; i < size; ++i) mean += x[i];
+    mean /= size;
+  }
+#pragma omp simd reduction(+ : square)
+  for (int i = 0; i < size; ++i) square += (x[i] - mean) * (x[i] - mean);
+  const float scale = 1.0f / std::sqrt(square / size + model.eps);
+  if (norm.bias)
+    for (int i = 0; i < size; ++i)
+      narrow((x[i] - mean) * scale * norm.weight[i] + norm.bias[i], to[i]);
+  else
+    for (int i = 0; i < size; ++i) narrow(x[i] * scale * norm.weight[i], to[i]);
+}
+
+// In place: RMSNorm over a head, then the halves turned by the token's angles.
+inline void turn_head(const Model& model, const float* norm, float* x, int position) {
+  const int size = model.head_dim, half = size / 2;
+  if (norm) {
+    float square = 0;
+#pragma omp simd reduction(+ : square)
+    for (int i = 0; i < size; ++i) square += x[i] * x[i];
+    const float scale = 1.0f / std::sqrt(square / size + model.eps);
+    for (int i = 0; i < size; ++i) x[i] *= scale * norm[i];
+  }
+  if (!model.cosine) return;
+  const float *c = model.cosine + long(position) * half, *s = model.sine + long(position) * half;
+#pragma GCC ivdep
+  for (int i = 0; i < half; ++i) {
+    const float a = x[i], b = x[i + half];
+    x[i] = a * c[i] - b * s[i];
+    x[i + half] = b * c[i] + a * s[i];
+  }
+}
+
+// One token's q, k and v: turned; q to its place for attention, k and v into the cache.
+inline void place(const Model& model, const Layer& layer, Cache& cache, float* qkv, int token,
+                  int tokens, int position, int slot, bool last, Operand* q) {
+  const int heads = model.num_heads / model.num_kv_heads, dim = model.head_dim;
+  float* k = qkv + long(model.num_heads) * dim;
+  const float* v = k + long(model.num_kv_heads) * dim;
+  for (int g = 0; g < model.num_kv_heads; ++g) {
+    for (int h = 0; h < heads; ++h) {
+      float* from = qkv + long(g * heads + h) * dim;
+      turn_head(model, layer.q_norm, from, position);
+      Operand* to = q + ((long(g) * tokens + token) * heads + h) * cache.dim;
+      for (int d = 0; d < dim; ++d) narrow(from[d], to[d]);
+    }
+    turn_head(model, layer.k_norm, k + long(g) * dim, position);
+    cache.write(slot, g, k + long(g) * dim, v + long(g) * dim, dim, last);
+  }
+}
+
+inline vfloat silu(vfloat x) { return x / (1.0f + exp(-x)); }
+
+inline vfloat gelu(vfloat x) {  // the tanh form; 1 + tanh(z) = 2 - 2 / (e^2z + 1)
+  vfloat z = 1.5957691216f * (x + 0.044715f * x * x * x);
+  return x - x / (exp(z) + 1.0f);
+}
+
+// A panel of the first MLP matrix's result becomes columns of the second one's input.
+inline void activate(const Model& model, int column, const float* sums, Operand* row) {
+  const int width = model.gated ? LANES : PANEL, first = model.gated ? column / 2 : column;
+  const int until = std::min(width, model.intermediate - first);
+  float out[PANEL];
+  const vfloat a = load<vfloat>(sums), b = load<vfloat>(sums + LANES);
+  store(out, model.gated ? silu(a) * b : gelu(a));
+  if (!model.gated) store(out + LANES, gelu(b));
+  for (int i = 0; i < until; ++i) narrow(out[i], row[first + i]);
+}
+
+inline int32_t likeliest(const float* logits, int size) {
+  float most = -INFINITY;
+  bool broken = false;
+#pragma omp simd reduction(max : most) reduction(| : broken)
+  for (int i = 0; i < size; ++i) {
+    most = logits[i] > most ? logits[i] : most;
+    broken |= logits[i] != logits[i];
+  }
+  if (broken) return -1;
+  for (int i = 0; i < size; ++i)
+    if (logits[i] == most) return i;
+  return 0;
+}

@@ -1,0 +1,93 @@
+// Products of a few rows with packed columns: the inner loop of every matrix and of attention.
+#pragma once
+#include <utility>
+
+#include "vectors.h"
+
+#define INLINE inline __attribute__((always_inline))
+
+// f(0), f(1), ..., each with a constant of its own: only arrays with constant indices are kept in
+// registers.
+template <class F, int... I>
+INLINE void repeat(F f, std::integer_sequence<int, I...>) {
+  (f(std::integral_constant<int, I>{}), ...);
+}
+
+template <int N, class F>
+INLINE void repeat(F f) {
+  repeat(f, std::make_integer_sequence<int, N>{});
+}
+
+#define EACH(i) [&](auto i) __attribute__((always_inline))
+
+// Keeps a pointer in a register of its own: compilers like to hold one for every row of a product,
+// which are more than there are.
+template <class T>
+INLINE void pin(T*& pointer) {
+#if defined(__x86_64__)
+  asm("" : "+r"(pointer));
+#endif
+}
+
+// acc[m][v] += sum over s of row m of `a` at step s times column vector v at step s. A step is
+// PAIR values of the inner dimension. J column vectors lie side by side, the first J of them from
+// w[0], the next from w[1], ..., and their steps are `stride` apart.
+template <int M, int V, int J>
+INLINE void multiply(vfloat (&acc)[M][V], const Operand* a, long lda,
+                     const Stored* const (&w)[V / J], long stride, int steps) {
+  constexpr int BASES = (M + 2) / 3;
+  const Operand* rows[BASES];
+  const Stored* columns[V / J];
+  repeat<BASES>(EACH(i) { rows[i] = a + 3 * i * lda; });
+  repeat<V / J>(EACH(i) { columns[i] = w[i]; });
+  for (int s = 0; s < steps; ++s) {
+    repeat<BASES>(EACH(i) { pin(rows[i]); });
+    repeat<V / J>(EACH(i) { pin(columns[i]); });
+#ifdef NV_BFLOAT16
+    vint pairs[V];
+    repeat<V>(EACH(v) { pairs[v] = load<vint>(columns[v / J] + v % J * LANES * PAIR); });
+#if NV_DOT
+    repeat<M>(EACH(m) {
+      int32_t two;
+      std::memcpy(&two, rows[m / 3] + m % 3 * lda, 4);
+      repeat<V>(EACH(v) { acc[m][v] = dot(acc[m][v], two, pairs[v]); });
+    });
+#else
+    vfloat half[V];
+    repeat<V>(EACH(v) { half[v] = (vfloat)(pairs[v] << 16); });
+    repeat<M>(EACH(m) {
+      const float x = rows[m / 3][m % 3 * lda];
+      repeat<V>(EACH(v) { acc[m][v] += x * half[v]; });
+    });
+    repeat<V>(EACH(v) { half[v] = (vfloat)(pairs[v] & int32_t(0xffff0000)); });
+    repeat<M>(EACH(m) {
+      const float x = rows[m / 3][m % 3 * lda + 1];
+      repeat<V>(EACH(v) { acc[m][v] += x * half[v]; });
+    });
+#endif
+#else
+    vfloat b[V];
+    repeat<V>(EACH(v) { b[v] = load<vfloat>(columns[v / J] + v % J * LANES); });
+    repeat<M>(EACH(m) {
+      const float x = rows[m / 3][m % 3 * lda];
+      repeat<V>(EACH(v) { acc[m][v] += x * b[v]; });
+    });
+#endif
+    repeat<BASES>(EACH(i) { rows[i] += PAIR; });
+    repeat<V / J>(EACH(i) { columns[i] += stride; });
+  }
+}
+
+// Calls f with the number of rows as a compile-time constant.
+template <int M>
+struct Rows {
+  static constexpr int value = M;
+};
+
+template <int M = MAX_ROWS, class F>
+INLINE void with_rows(int rows, F f) {
+  if constexpr (M > 1) {
+    if (rows < M) return with_rows<M - 1>(rows, f);
+  }
+  f(Rows<M>{});
+}

@@ -1,0 +1,62 @@
+// Where a step's numbers are on their way through, and what there is to do for attention.
+#pragma once
+#include "attention.h"
+#include "model.h"
+
+struct Token {
+  int position, slot;
+  bool last;  // of its sequence's new tokens
+};
+
+// Rows of a left operand must not fall on the same cache sets: no power of two between them.
+inline long row_length(long size) { return (size + PANEL - 1) / PANEL * PANEL + LANES; }
+
+// Kept from step to step, and grown when a step needs more.
+struct Room {
+  std::vector<float> x, qkv;     // [T, E], [T, (H + 2 G) D]
+  std::vector<Operand> a, h, q;  // [T, E], [T, max(H D, intermediate)], [G, T, H / G, D]
+  std::vector<Token> tokens;
+  std::vector<Tile> tiles, final_tiles;
+  std::vector<int> output_rows;
+  std::vector<AttentionRoom> threads;
+  long lda, ldh, width;  // of the rows of a, h and qkv
+
+  void fit(const Model& model, const Step& step) {
+    const long count = step.query_starts[step.num_seqs];
+    lda = row_length(model.hidden);
+    ldh = row_length(std::max(model.intermediate, model.num_heads * model.head_dim));
+    width = long(model.num_heads + 2 * model.num_kv_heads) * model.head_dim;
+    x.resize(count * model.hidden);
+    qkv.resize(count * width);
+    a.resize(count * lda);
+    h.resize(count * ldh);
+    if (model.padded_dim != model.head_dim) q.clear();  // what D is filled up with must be zero
+    q.resize(count * model.num_heads * model.padded_dim);
+    threads.resize(step.num_threads);
+    place_tokens(model, step);
+  }
+
+ private:
+  // The last layer's results are wanted for few tokens: those whose logits are.
+  void place_tokens(const Model& model, const Step& step) {
+    const int groups = model.num_kv_heads, heads = model.num_heads / groups, size = step.block_size;
+    tokens.clear();
+    tiles.clear();
+    final_tiles.clear();
+    output_rows.clear();
+    for (int n = 0; n < step.num_seqs; ++n) {
+      const int first = step.query_starts[n], last = step.query_starts[n + 1] - 1;
+      const int end = step.context_lens[n], start = end - (last - first + 1);
+      const int32_t* blocks = step.blocks + step.block_starts[n];
+      for (int p = start; p < end; ++p)
+        tokens.push_back({p, blocks[p / size] * size + p % size, p == end - 1});
+      add_tiles(tiles, groups, heads, first, first, end - start, start, blocks);
+      if (!step.completes[n]) continue;
+      add_tiles(final_tiles, groups, heads, last, int(output_rows.size()), 1, end - 1, blocks);
+      output_rows.push_back(last);
+    }
+    // Long ones first, so that no thread is left with one at the end.
+    auto longer = [](const Tile& one, const Tile& other) { return one.end() > other.end(); };
+    std::stable_sort(tiles.begin(), tiles.end(), longer);
+  }
+};

@@ -1,0 +1,100 @@
+// Vectors of floats, and the two number formats that weights and the cache may have.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, MAX_ROWS = 12;
+#elif defined(__AVX2__)
+constexpr int LANES = 8, MAX_ROWS = 5;
+#else
+constexpr int LANES = 4, MAX_ROWS = 10;
+#endif
+
+typedef float vfloat __attribute__((vector_size(LANES * 4)));
+typedef int32_t vint __attribute__((vector_size(LANES * 4)));
+
+// NV_BFLOAT16: weights, K and V are bfloat16, and two of them that follow each other along the
+// inner dimension of a product lie side by side (PAIR), as the dot instruction of AVX512_BF16
+// wants it. Without that instruction a pair is two shifts away from two floats.
+#ifdef NV_BFLOAT16
+typedef uint16_t Stored;
+constexpr int PAIR = 2;
+#else
+typedef float Stored;
+constexpr int PAIR = 1;
+#endif
+
+// With the dot instruction the left side of a product is bfloat16, too. NV_EMULATE_DOT takes the
+// same path without it, for tests on machines that have none.
+#if defined(NV_BFLOAT16) && (defined(__AVX512BF16__) || defined(NV_EMULATE_DOT))
+#define NV_DOT 1
+typedef uint16_t Operand;
+#else
+#define NV_DOT 0
+typedef float Operand;
+#endif
+
+template <class V, class T>
+inline V load(const T* from) {
+  V v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
+inline void store(float* to, vfloat v) { std::memcpy(to, &v, sizeof v); }
+
+inline float widen(float x) { return x; }
+
+inline float widen(uint16_t x) {
+  uint32_t bits = uint32_t(x) << 16;
+  float y;
+  std::memcpy(&y, &bits, 4);
+  return y;
+}
+
+// To the nearest, ties to even; NaN stays NaN.
+inline void narrow(float x, uint16_t& y) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  y = x != x ? 0x7fc0 : uint16_t(rounded);
+}
+
+inline void narrow(float x, float& y) { y = x; }
+
+#if NV_DOT
+// sum + a pair of values times a pair in each lane.
+inline vfloat dot(vfloat sum, int32_t two, vint pairs) {
+#if defined(__AVX512BF16__)
+  return (vfloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(two), (__m512bh)pairs);
+#else
+  const vint high = pairs & int32_t(0xffff0000);
+  sum += widen(uint16_t(two)) * (vfloat)(pairs << 16);
+  return sum + widen(uint16_t(two >> 16)) * (vfloat)high;
+#endif
+}
+#endif
+
+// e^x to about 2 units in the last place; x is clamped to the range of a float.
+inline vfloat exp(vfloat x) {
+  const float low = -87.0f, high = 88.0f, magic = 12582912.0f;  // 1.5 * 2^23 rounds
+  x = x < low ? low - vfloat{} : x;
+  x = x > high ? high - vfloat{} : x;
+  vfloat shifted = x * 1.44269504f + magic;
+  vfloat n = shifted - magic;
+  vfloat r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  vfloat p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  vint power = ((vint)shifted << 23) + (vint)p;
+  return (vfloat)power;
+}

@@ -1,0 +1,98 @@
+"""One call into the native library for the whole of a step."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nanovllm.batching.plan import Plan
+from nanovllm.batching.request import Request
+from nanovllm.fast import structs
+from nanovllm.fast.cache import FastCache
+from nanovllm.fast.weights import NativeWeights
+from nanovllm.paging.block_table import BlockTable
+
+
+@dataclass
+class StepInput:
+    """The new tokens of N sequences, and the blocks of each, as flat arrays of int32.
+
+    Of sequence i, the new tokens are token_ids[query_starts[i] : query_starts[i + 1]], the last
+    of its context_lens[i] tokens; its blocks begin at blocks[block_starts[i]].
+    """
+
+    token_ids: array
+    query_starts: array
+    context_lens: array
+    completes: array  # 1 where logits of the last token are wanted
+    blocks: array
+    block_starts: array
+
+    @classmethod
+    def of(cls, plan: Plan, tables: Mapping[Request, BlockTable]) -> StepInput:
+        """What a plan says, with the blocks of its requests."""
+        token_ids: list[int] = []
+        starts, ends, completes, blocks, block_starts = [0], [], [], [], []
+        for chunk in plan.chunks:
+            output = chunk.request.sequence.output_token_ids
+            if output and chunk.completes and chunk.length == 1:  # a decode
+                token_ids.append(output[-1])
+            else:
+                token_ids += chunk.request.token_ids(chunk.start, chunk.end)
+            starts.append(len(token_ids))
+            ends.append(chunk.end)
+            completes.append(int(chunk.completes))
+            block_starts.append(len(blocks))
+            blocks += tables[chunk.request].block_ids
+        given = (token_ids, starts, ends, completes, blocks, block_starts)
+        return cls(*(array("i", numbers) for numbers in given))
+
+
+class NativeStep:
+    """The whole model over one step's tokens: writes K and V; logits and their argmax come out."""
+
+    def __init__(self, library: ctypes.CDLL, weights: NativeWeights) -> None:
+        self._library = library
+        self._room = library.nv_open()
+        self.weights = weights
+
+    def __del__(self) -> None:
+        self._library.nv_close(self._room)
+
+    def __call__(
+        self, given: StepInput, cache: FastCache
+    ) -> tuple[Float[Tensor, "N V"], Sequence[int]]:
+        """Logits (float32) of the sequences that complete, in order, and the likeliest token of
+        each; -1 where a logit is NaN."""
+        count = sum(given.completes)
+        logits = torch.empty(count, self.weights.config.vocab_size)
+        tokens = array("i", bytes(4 * count))
+        step = structs.Step(
+            num_seqs=len(given.context_lens),
+            num_outputs=count,
+            num_blocks=cache.num_blocks,
+            block_size=cache.block_size,
+            num_threads=torch.get_num_threads(),
+            token_ids=_address(given.token_ids),
+            query_starts=_address(given.query_starts),
+            context_lens=_address(given.context_lens),
+            completes=_address(given.completes),
+            blocks=_address(given.blocks),
+            block_starts=_address(given.block_starts),
+            k=cache.k.data_ptr(),
+            v=cache.v.data_ptr(),
+            logits=logits.data_ptr(),
+            tokens=_address(tokens),
+        )
+        self._library.nv_step(self.weights.address, ctypes.byref(step), self._room)
+        return logits, tokens
+
+
+def _address(numbers: array) -> int:
+    return numbers.buffer_info()[0]

@@ -1,0 +1,83 @@
+"""Lab 02's decoder by lab 06's kernels: fused projections, fused norms, K and V by slot."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nanovllm.kernels.attention import triton_paged_attention
+from nanovllm.kernels.rms_norm import fused_add_rms_norm_
+from nanovllm.kernels.rope import rope_
+from nanovllm.kernels.silu import silu_and_mul
+from nanovllm.kernels.store_kv import store_kv
+from nanovllm.model.block import DecoderBlock
+from nanovllm.model.mlp import SwiGLU
+from nanovllm.model.norms import RMSNorm
+from nanovllm.model.transformer import Transformer
+from nanovllm.paging.batch import PagedBatch
+from nanovllm.paging.cache import PagedCache
+
+
+class FusedLayer:
+    """The weights of one block, q/k/v and gate/up side by side."""
+
+    def __init__(self, block: DecoderBlock) -> None:
+        attention, mlp = block.self_attn, block.mlp
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self.qkv = torch.cat([part.weight for part in parts])
+        self.qkv_bias = None if parts[0].bias is None else torch.cat([p.bias for p in parts])
+        both = (mlp.gate_proj, mlp.up_proj)
+        self.gate_up = torch.cat([part.weight for part in both])
+        self.gate_up_bias = None if both[0].bias is None else torch.cat([p.bias for p in both])
+        self.block = block
+
+
+class FusedDecoder:
+    """`Transformer.forward` over a paged cache; families with RMSNorm and SwiGLU.
+
+    Raises ValueError for other families (GPT-2).
+    """
+
+    def __init__(self, model: Transformer) -> None:
+        first = model.layers[0]
+        if not isinstance(model.norm, RMSNorm) or not isinstance(first.mlp, SwiGLU):
+            raise ValueError(
+                f"The GPU path knows RMSNorm and SwiGLU; {model.config.family} has others. "
+                "Use Transformer.forward for it."
+            )
+        self.model = model
+        self.config = model.config
+        self.layers = [FusedLayer(block) for block in model.layers]
+        following = [block.input_layernorm.weight for block in model.layers][1:]
+        self.next_norms = [*following, model.norm.weight]
+
+    def forward(
+        self,
+        token_ids: Int[Tensor, "T"],
+        positions: Int[Tensor, "T"],
+        cache: PagedCache,
+        batch: PagedBatch,
+    ) -> Float[Tensor, "T E"]:
+        """The hidden states after the last norm; K and V are stored by batch.slot_mapping."""
+        config, eps = self.config, self.config.norm_eps
+        residual = self.model.embed_tokens(token_ids)
+        rotation = self.model.positions.rotation(positions)
+        x = F.rms_norm(
+            residual, residual.shape[-1:], self.layers[0].block.input_layernorm.weight, eps
+        )
+        for number, layer in enumerate(self.layers):
+            attention = layer.block.self_attn
+            qkv = F.linear(x, layer.qkv, layer.qkv_bias)
+            heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+            q, k, v = qkv.view(len(x), -1, config.head_dim).split(heads, dim=1)
+            q, k = attention.q_norm(q), attention.k_norm(k)
+            rope_(q, k, rotation.cos, rotation.sin)
+            caches = cache.k[number], cache.v[number]
+            store_kv(k, v, *caches, batch.slot_mapping)
+            out = triton_paged_attention(q, *caches, batch, window=config.window(number))
+            x = attention.o_proj(out.reshape(len(x), -1))
+            fused_add_rms_norm_(x, residual, layer.block.post_attention_layernorm.weight, eps)
+            gated = silu_and_mul(F.linear(x, layer.gate_up, layer.gate_up_bias))
+            x = layer.block.mlp.down_proj(gated)
+            fused_add_rms_norm_(x, residual, self.next_norms[number], eps)
+        return x

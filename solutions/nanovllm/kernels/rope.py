@@ -1,0 +1,105 @@
+"""Rotary positions on queries and keys, in place: no copy of either is ever made."""
+
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from nanovllm.kernels.runtime import launch
+
+
+@triton.jit
+def rotate_heads(
+    x,  # pointer to one token's heads [num_heads, D]
+    num_heads,
+    cos,  # [BLOCK_HALF] float32, as is sin
+    sin,
+    stride_head,
+    stride_dim,
+    HALF: tl.constexpr,  # D/2
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    """Turn the halves (a, b) of every head into (a cos - b sin, b cos + a sin), in place."""
+    ### BEGIN SOLUTION
+    heads = tl.arange(0, BLOCK_HEADS)[:, None]
+    dims = tl.arange(0, BLOCK_HALF)[None, :]
+    inside = (heads < num_heads) & (dims < HALF)
+    first = x + heads * stride_head + dims * stride_dim
+    second = first + HALF * stride_dim
+    a = tl.load(first, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(second, mask=inside, other=0.0).to(tl.float32)
+    tl.store(first, a * cos[None, :] - b * sin[None, :], mask=inside)
+    tl.store(second, b * cos[None, :] + a * sin[None, :], mask=inside)
+    ### END SOLUTION
+
+
+@triton.jit
+def rope_kernel(
+    q,  # [T, H, D]
+    k,  # [T, G, D]
+    cos,  # [T, D/2], as is sin; contiguous
+    sin,
+    num_heads,
+    num_kv_heads,
+    stride_q_token,
+    stride_q_head,
+    stride_q_dim,
+    stride_k_token,
+    stride_k_head,
+    stride_k_dim,
+    HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,  # a power of 2, at least H
+    BLOCK_HALF: tl.constexpr,  # a power of 2, at least D/2
+):
+    """Program t reads the angles of token t once, and turns all its query and key heads."""
+    ### BEGIN SOLUTION
+    token = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, BLOCK_HALF)
+    inside = dims < HALF
+    c = tl.load(cos + token * HALF + dims, mask=inside, other=0.0).to(tl.float32)
+    s = tl.load(sin + token * HALF + dims, mask=inside, other=0.0).to(tl.float32)
+    q_token = q + token * stride_q_token
+    k_token = k + token * stride_k_token
+    rotate_heads(
+        q_token, num_heads, c, s, stride_q_head, stride_q_dim, HALF, BLOCK_HEADS, BLOCK_HALF
+    )
+    rotate_heads(
+        k_token, num_kv_heads, c, s, stride_k_head, stride_k_dim, HALF, BLOCK_HEADS, BLOCK_HALF
+    )
+    ### END SOLUTION
+
+
+def rope_(
+    q: Float[Tensor, "T H D"],
+    k: Float[Tensor, "T G D"],
+    cos: Float[Tensor, "T D/2"],
+    sin: Float[Tensor, "T D/2"],
+) -> None:
+    """Rotate q and k of any strides in place, halves paired: (0, D/2), (1, D/2 + 1), ...
+
+    cos and sin are lab 02's `rotation_angles` of the tokens' positions.
+
+    >>> import torch
+    >>> q, k = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.0, 2.0]]])
+    >>> rope_(q, k, cos=torch.tensor([[0.0]]), sin=torch.tensor([[1.0]]))  # a quarter turn
+    >>> q.tolist(), k.tolist()
+    ([[[0.0, 1.0]]], [[[-2.0, 0.0]]])
+    """
+    tokens, num_heads, dim = q.shape
+    num_kv_heads, half = k.shape[1], dim // 2
+    launch(
+        rope_kernel,
+        (tokens,),
+        q,
+        k,
+        cos.contiguous(),
+        sin.contiguous(),
+        num_heads,
+        num_kv_heads,
+        *q.stride(),
+        *k.stride(),
+        HALF=half,
+        BLOCK_HEADS=triton.next_power_of_2(max(num_heads, num_kv_heads)),
+        BLOCK_HALF=triton.next_power_of_2(half),
+    )

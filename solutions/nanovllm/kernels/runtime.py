@@ -1,0 +1,170 @@
+"""Where kernels run: compiled on a GPU if torch sees one, else in Triton's own interpreter.
+
+The interpreter runs every program of a grid in turn, each operation as one numpy call: slow, but
+with the same masks, strides and out-of-bounds accesses. TRITON_INTERPRET=1 asks for it on a GPU
+machine, too. This module has to be imported before a kernel is defined; the package sees to it.
+"""
+
+import importlib
+import platform
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+try:
+    import triton
+except ModuleNotFoundError:
+    raise ImportError(
+        f"Triton is not installed, and there is none for {platform.system()} unless this is "
+        "Linux: do lab 06 on a Linux machine (no GPU is needed; `python -m pip install -r "
+        "requirements.txt` brings it there). All other labs work without it."
+    ) from None
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.errors import InterpreterError
+
+INTERPRETED = bool(triton.knobs.runtime.interpret) or not torch.cuda.is_available()
+DEVICE = "cpu" if INTERPRETED else "cuda"
+MARK = re.compile(r"lab\d\d task \d+: ")
+
+
+@dataclass(frozen=True)
+class Access:
+    """One load or store of one program: the addresses of the elements that it touched."""
+
+    program: tuple[int, ...]
+    is_store: bool
+    addresses: np.ndarray
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes moved; masked elements move nothing."""
+        return len(self.addresses) * self.itemsize
+
+
+observers: list[Callable[[Access], None]] = []  # told of every access in the interpreter
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    """Run `kernel[grid](*args, **constants)`: one program for each place of the grid.
+
+    Beyond that: a body that is not written yet raises its own NotImplementedError in both modes
+    (a compiler would only say that it cannot translate `raise`), and what goes wrong in the
+    interpreter is raised as it is.
+    """
+    missing = unwritten(kernel)
+    if missing:
+        raise NotImplementedError(missing)
+    if not INTERPRETED:
+        kernel[grid](*args, **constants)
+        return
+    try:
+        # A GPU does not warn of 1/0.
+        with _inner_calls_are_cheap(), _watched(args), np.errstate(all="ignore"):
+            kernel[grid](*args, **constants)
+    except InterpreterError as error:
+        raise error.__cause__ or error from None
+
+
+@cache
+def unwritten(kernel: Any) -> str:
+    """The stub error in a kernel or in a device function that it calls; "" when all is written."""
+    code = kernel.fn.__code__
+    marks = [c for c in code.co_consts if isinstance(c, str) and MARK.match(c)]
+    if marks and "NotImplementedError" in code.co_names:
+        return marks[0]
+    called = (kernel.fn.__globals__.get(name) for name in code.co_names)
+    device_functions = (value for value in called if hasattr(value, "arg_names"))
+    return next(filter(None, map(unwritten, device_functions)), "")
+
+
+def _interpret() -> None:
+    """Have Triton interpret the kernels that are defined from now on.
+
+    Triton's own `tl.sum`, `tl.max` and the like are kernels, too. torch imports Triton, so they
+    were defined before anybody could ask for the interpreter: they are defined anew.
+    """
+    triton.knobs.runtime.interpret = True
+    if not isinstance(tl.standard.cdiv, interpreter.InterpretedFunction):
+        for module in (tl.standard, tl.random, tl):
+            importlib.reload(module)
+    interpreter.InterpreterBuilder.create_dot = _dot
+    # Overflow tests of every integer addition take a third of the time; a GPU has none, either.
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
+        sanitize_overflow=False
+    )
+
+
+def _dot(
+    builder: interpreter.InterpreterBuilder, a: Any, b: Any, c: Any, *precision: Any
+) -> interpreter.TensorHandle:
+    """tl.dot of the interpreter, which would multiply bfloat16 (kept as uint16) bit by bit."""
+    a, b = (builder.cast_impl(x, tl.float32) if x.dtype == tl.bfloat16 else x for x in (a, b))
+    product = np.matmul(a.data, b.data, dtype=c.data.dtype)
+    return interpreter.TensorHandle(product + c.data, c.dtype.scalar)
+
+
+@contextmanager
+def _inner_calls_are_cheap() -> Iterator[None]:
+    """Patch Triton's language once a launch, not (5 ms) at each `tl.sum` inside every program."""
+    scope = interpreter._patch_lang(tl.zeros.fn)  # tl.core; the launch itself patches tl
+    plain = interpreter.InterpretedFunction.__call__
+    interpreter.InterpretedFunction.__call__ = lambda f, *args, **kw: f.rewrite()(*args, **kw)
+    try:
+        yield
+    finally:
+        interpreter.InterpretedFunction.__call__ = plain
+        scope.restore()
+
+
+@contextmanager
+def _watched(args: tuple) -> Iterator[None]:
+    """Tell the observers of every access, and refuse one outside of all tensors' memory.
+
+    It would hit this process's own memory, and end it some time later without a word.
+    """
+    storages = [arg.untyped_storage() for arg in args if torch.is_tensor(arg)]
+    ranges = [(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages]
+    builder = interpreter.interpreter_builder
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    def watch(pointers: Any, mask: Any, is_store: bool) -> None:
+        seen = np.broadcast_to(mask.data, pointers.data.shape).astype(bool)  # may be int8
+        addresses = pointers.data[seen]
+        program = tuple(int(i) for i in builder.grid_idx)
+        outside = np.ones(addresses.shape, dtype=bool)
+        for low, high in ranges:
+            outside &= (addresses < low) | (addresses >= high)
+        if outside.any():
+            raise IndexError(
+                f"program {program} {'stores' if is_store else 'loads'} {outside.sum()} of "
+                f"{outside.size} elements outside of every tensor that the kernel was given"
+            )
+        itemsize = pointers.get_element_ty().primitive_bitwidth // 8
+        for observe in observers:
+            observe(Access(program, is_store, addresses, itemsize))
+
+    def watched_load(pointers: Any, mask: Any, *rest: Any) -> Any:
+        watch(pointers, mask, is_store=False)
+        return load(pointers, mask, *rest)
+
+    def watched_store(pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        watch(pointers, mask, is_store=True)
+        return store(pointers, value, mask, *rest)
+
+    builder.create_masked_load, builder.create_masked_store = watched_load, watched_store
+    try:
+        yield
+    finally:
+        del builder.create_masked_load, builder.create_masked_store
+
+
+if INTERPRETED:
+    _interpret()

@@ -1,0 +1,51 @@
+"""Which attention a paged engine runs on: torch's operations, or lab 06's kernels."""
+
+import os
+from typing import Any
+
+import torch
+
+from nanovllm.llm.options import OptionError
+from nanovllm.model.config import ModelConfig
+from nanovllm.paging.store import PagedStore
+
+BACKENDS = ("torch", "triton")
+
+
+def attention_backend(device: torch.device | str, wanted: str | None = None) -> str:
+    """ "triton" where the tensors are on a GPU, else "torch"; `wanted` or NANOVLLM_ATTENTION wins.
+
+    Asked for "triton" on a CPU, the kernels run in Triton's interpreter: slow, for tests.
+    Raises OptionError for any other name.
+
+    >>> attention_backend("cpu"), attention_backend("cuda"), attention_backend("cpu", "triton")
+    ('torch', 'triton', 'triton')
+    """
+    chosen = wanted or os.environ.get("NANOVLLM_ATTENTION", "")
+    if not chosen:
+        return "triton" if torch.device(device).type == "cuda" else "torch"
+    if chosen not in BACKENDS:
+        raise OptionError(f"attention is {chosen!r}, but must be {' or '.join(BACKENDS)}.")
+    return chosen
+
+
+def paged_store(
+    config: ModelConfig,
+    num_blocks: int,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    *,
+    attention: str | None = None,
+    num_host_blocks: int = 0,
+    **options: Any,
+) -> PagedStore:
+    """Lab 05's store on the chosen attention; `options` are PagedStore's."""
+    sizes = (config, num_blocks, block_size, dtype, device)
+    options["num_host_blocks"] = num_host_blocks
+    if attention_backend(device, attention) == "torch":
+        return PagedStore(*sizes, **options)
+    from nanovllm.kernels.attention import TritonPagedCache, triton_paged_attention
+
+    cache = TritonPagedCache(*sizes, num_host_blocks)
+    return PagedStore(*sizes, attention=triton_paged_attention, cache=cache, **options)

@@ -1,0 +1,217 @@
+"""The books of a paged store: which request holds which blocks. No tensors here.
+
+A BlockManager is all that lab 04's scheduler needs of a store, so paging can be simulated and
+tested without a model. What has to be copied it only notes, in `transfers`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from nanovllm.batching.errors import ConfigError, require
+from nanovllm.batching.plan import Plan
+from nanovllm.batching.request import Request
+from nanovllm.paging.block_pool import BlockPool
+from nanovllm.paging.block_table import BlockTable, blocks_for
+from nanovllm.paging.books import check_books
+from nanovllm.paging.prefix_cache import PrefixCache, SaltOf, no_salt
+from nanovllm.paging.prefix_index import BlockHash, block_hash
+from nanovllm.paging.sharing import fork, reserve
+from nanovllm.paging.swap import SwapSpace
+from nanovllm.paging.transfers import Transfer
+
+Preemption = Literal["recompute", "swap"]
+
+
+@dataclass
+class SharingStats:
+    """Counted since the start."""
+
+    num_forked_tokens: int = 0  # shared with another sample of the same request
+    num_copies: int = 0  # blocks copied on write
+
+
+class BlockManager:
+    """Block tables of the admitted requests, over one pool.
+
+    preemption: what `suspend` does with a request's tokens. salt_of: requests whose salts
+    differ share no cached block.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        *,
+        enable_prefix_caching: bool = True,
+        preemption: Preemption = "recompute",
+        num_host_blocks: int = 0,
+        salt_of: SaltOf = no_salt,
+        hash_of: BlockHash = block_hash,
+    ) -> None:
+        for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}.")
+        if num_host_blocks < 0:
+            raise ConfigError(f"num_host_blocks must be at least 0, got {num_host_blocks}.")
+        if preemption not in ("recompute", "swap"):
+            raise ConfigError(f'preemption must be "recompute" or "swap", got {preemption!r}.')
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.preemption = preemption
+        self.prefix = PrefixCache(block_size, salt_of, hash_of)
+        self.pool = BlockPool(num_blocks, self.prefix.index)
+        self.swap = SwapSpace(num_host_blocks)
+        self.tables: dict[Request, BlockTable] = {}
+        self.transfers: list[Transfer] = []  # to be carried out before the next write
+        self.sharing = SharingStats()
+        self.total_tokens = num_blocks * block_size
+        self.num_unused_slots = 0  # in blocks of tables, behind their stored tokens
+        self._samples: dict[int, dict[Request, None]] = {}  # admitted, by request id
+
+    @property
+    def free_tokens(self) -> int:
+        """Slots of free blocks, and slots that serve their owners alone (as in a SlotStore)."""
+        return self.pool.num_free * self.block_size + self.num_unused_slots
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether a request of so many tokens could be held if it were the only one."""
+        return blocks_for(num_tokens, self.block_size) <= self.pool.num_blocks
+
+    def source(self, request: Request) -> tuple[BlockTable, int]:
+        """Whose blocks the request can begin with, and how many of its tokens they hold.
+
+        Either those of another sample of its request, as far as the prompt goes (all have read
+        the same); or the prefix cache's, if it is on; whichever holds more, else the
+        sample's. Never all of its tokens.
+        """
+        ### BEGIN SOLUTION
+        hits = self.prefix.lookup(request) if self.enable_prefix_caching else []
+        cached = len(hits) * self.block_size
+        sibling = self._sibling(request)
+        if sibling is not None:
+            shared = min(self.tables[sibling].num_tokens, _prompt_len(request))
+            shared = min(shared, request.num_tokens - 1)
+            if shared > cached:
+                return self.tables[sibling], shared
+        block_ids = [entry.block_id for entry in hits]
+        return BlockTable(self.block_size, block_ids, cached, hits), cached
+        ### END SOLUTION
+
+    def _sibling(self, request: Request) -> Request | None:
+        """The admitted sample of the same request that has most tokens stored, if any."""
+        samples = self._samples.get(request.sequence.request_id, ())
+        return max(samples, key=lambda sample: self.tables[sample].num_tokens, default=None)
+
+    def can_admit(self, request: Request) -> bool:
+        """Whether there are blocks for all the tokens that the request has by now.
+
+        Blocks that it will share and that somebody holds cost nothing; those that are free now
+        leave the free queue. While another sample is still reading the prompt that they have in
+        common, it waits, to share it.
+        """
+        ### BEGIN SOLUTION
+        sibling = self._sibling(request)
+        if sibling is not None and self.tables[sibling].num_tokens < _prompt_len(request):
+            return False
+        table, shared = self.source(request)
+        full = shared // self.block_size
+        revived = sum(self.pool.is_free(block_id) for block_id in table.block_ids[:full])
+        wanted = blocks_for(request.num_tokens, self.block_size) - full
+        return wanted + revived <= self.pool.num_free
+        ### END SOLUTION
+
+    def admit(self, request: Request) -> int:
+        """Take the request in; how many of its first tokens are stored already.
+
+        It gets blocks for all the tokens that it has by now, though they will be computed in
+        several steps perhaps: two half-read prompts that wait for each other's blocks would wait
+        for ever. Blocks for what it generates are taken one by one (`reserve`).
+        """
+        require(request not in self.tables, f"{request} is in the store already")
+        source, shared = self.source(request)
+        sibling = self._sibling(request)
+        if sibling is not None and source is self.tables[sibling]:
+            self.sharing.num_forked_tokens += shared
+        elif self.enable_prefix_caching:
+            self.prefix.count(request, shared)
+        table = fork(self.pool, source, shared)
+        if request in self.swap.kept:
+            self.swap.swap_in(request, table, self.pool, self.transfers)
+        self.tables[request] = table
+        self._samples.setdefault(request.sequence.request_id, {})[request] = None
+        self.num_unused_slots += table.num_slots - table.num_tokens
+        has_room = self._make_room(table, table.num_tokens, request.num_tokens)
+        require(has_room, f"{request} was admitted without asking can_admit")
+        return table.num_tokens
+
+    def reserve(self, request: Request, num_tokens: int) -> bool:
+        """Blocks for so many tokens behind the computed ones, none of them shared where written."""
+        start = request.num_computed_tokens
+        return self._make_room(self.tables[request], start, start + num_tokens)
+
+    def _make_room(self, table: BlockTable, start: int, end: int) -> bool:
+        noted, slots = len(self.transfers), table.num_slots
+        has_room = reserve(self.pool, table, start, end, self.transfers)
+        self.sharing.num_copies += len(self.transfers) - noted
+        self.num_unused_slots += table.num_slots - slots
+        return has_room
+
+    def commit(self, plan: Plan) -> None:
+        """The plan's tokens are stored; blocks that are full now can be found by others."""
+        for chunk in plan.chunks:
+            table = self.tables[chunk.request]
+            self.num_unused_slots -= chunk.end - table.num_tokens
+            table.num_tokens = chunk.end
+            if self.enable_prefix_caching:
+                self.prefix.register(self.pool, chunk.request, table)
+
+    def suspend(self, request: Request) -> None:
+        """Preempted: its stored tokens go to host memory if they are to be swapped and fit there.
+
+        Else they will be computed again, but for those that are still cached by then.
+        """
+        ### BEGIN SOLUTION
+        if self.preemption == "swap":
+            self.swap.swap_out(request, self.tables[request], self.transfers)
+        self._let_go(request)
+        ### END SOLUTION
+
+    def release(self, request: Request) -> None:
+        """The request has ended: it holds nothing any more."""
+        self._let_go(request)
+        self.prefix.forget(request)
+
+    def forget(self, request: Request) -> None:
+        """The request ends in the queue: what was kept of it is let go."""
+        self.swap.forget(request)
+        self.prefix.forget(request)
+
+    def _let_go(self, request: Request) -> None:
+        table = self.tables.pop(request)
+        self.num_unused_slots -= table.num_slots - table.num_tokens
+        table.free(self.pool)
+        samples = self._samples[request.sequence.request_id]
+        del samples[request]
+        if not samples:
+            del self._samples[request.sequence.request_id]
+
+    def block_ids(self, request: Request) -> list[int]:
+        """The blocks of an admitted request, in the order of its tokens."""
+        return list(self.tables[request].block_ids)
+
+    def block_owners(self) -> dict[int, list[Request]]:
+        """Who holds each block that is held: for a live map of the pool."""
+        owners: dict[int, list[Request]] = {}
+        for request, table in self.tables.items():
+            for block_id in table.block_ids:
+                owners.setdefault(block_id, []).append(request)
+        return owners
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Raise InvariantError unless all books agree, and exactly these requests are held."""
+        check_books(self, requests)
+
+
+def _prompt_len(request: Request) -> int:
+    return len(request.sequence.prompt_token_ids)

@@ -1,0 +1,104 @@
+"""The server: one engine, and everything that its paths share (given)."""
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import nanovllm
+from nanovllm.batching.engine import Engine
+from nanovllm.generation.errors import RequestError
+from nanovllm.generation.params import ParamsError
+from nanovllm.serving.admission import Admission
+from nanovllm.serving.async_engine import AsyncEngine
+from nanovllm.serving.config import ServeConfig
+from nanovllm.serving.deadline import drain
+from nanovllm.serving.errors import ApiError
+from nanovllm.serving.failures import api_error
+from nanovllm.serving.handlers import Handlers
+from nanovllm.serving.metrics import Metrics
+from nanovllm.serving.middleware import RequestMiddleware
+from nanovllm.serving.monitor import Monitor
+from nanovllm.serving.openapi import ERRORS, document
+from nanovllm.serving.prompts import PromptReader
+from nanovllm.serving.responses import error_response
+from nanovllm.serving.routes import add_routes
+from nanovllm.serving.streaming import ClientGoneError
+from nanovllm.tokenization.chat import ChatTemplate
+from nanovllm.tokenization.errors import ChatTemplateError, TokenizerError
+
+log = logging.getLogger("nanovllm.serving")
+EXPECTED = (
+    ApiError, RequestValidationError, HTTPException, RequestError, ParamsError, ChatTemplateError,
+    TokenizerError,
+)  # fmt: skip
+
+
+class Server:
+    """Answers with one engine; `app` is what uvicorn runs.
+
+    engine: lab 04's, with its tokenizer. template: None where the model has none.
+    """
+
+    def __init__(
+        self, engine: Engine, config: ServeConfig, template: ChatTemplate | None = None
+    ) -> None:
+        self.config = config
+        self.created = int(time.time())
+        self.metrics = Metrics(config.model_name)
+        self.monitor = Monitor(engine.clock)
+        self.engine = AsyncEngine(engine, [self.metrics.observe, self.monitor.observe])
+        self.reader = PromptReader(engine.tokenizer, template, engine.max_model_len)
+        self.admission = Admission(config, engine.config.max_num_seqs)
+        self.handlers = Handlers(self.engine, self.reader, config, self.admission)
+        self.app = FastAPI(
+            title="nano-vLLM",
+            redirect_slashes=False,
+            redoc_url=None,
+            lifespan=self._lifespan,
+            responses=ERRORS,
+        )
+        document(self.app, "nano-vLLM", nanovllm.__version__)
+        self.app.add_middleware(RequestMiddleware, config=config)
+        for kind in EXPECTED:
+            self.app.add_exception_handler(kind, _expected)
+        self.app.add_exception_handler(ClientGoneError, _gone)
+        self.app.add_exception_handler(Exception, _unexpected)
+        add_routes(self.app, self)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        self.engine.start()
+        yield
+        await self.engine.stop()
+
+    async def drain(self) -> None:
+        """Take on nothing more, and wait for what is open, as long as the settings say."""
+        self.admission.draining = True
+        streams = self.engine.streams
+        log.info("draining", extra={"fields": {"open": self.engine.num_open}})
+        cut = await drain(
+            lambda: list(set(streams.values())), self.engine.cancel, self.config.drain_timeout
+        )
+        log.info("drained", extra={"fields": {"cut_short": cut}})
+
+
+async def _expected(request: Request, error: Exception) -> Response:
+    found = api_error(error)
+    request.scope["log"]["error"] = found.message[:500]
+    return error_response(found)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nginx's number for it; nobody reads it
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    fields = {"request_id": request.scope["request_id"]}
+    log.error("request failed", exc_info=error, extra={"fields": fields})
+    return error_response(api_error(error))

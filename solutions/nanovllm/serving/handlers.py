@@ -1,0 +1,163 @@
+"""The way of a request: read, admit, submit, answer (given)."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.responses import Response
+
+from nanovllm.serving.admission import Admission
+from nanovllm.serving.async_engine import AsyncEngine
+from nanovllm.serving.config import ServeConfig
+from nanovllm.serving.deadline import deadline
+from nanovllm.serving.deltas import Delta, merge
+from nanovllm.serving.errors import BadRequestError
+from nanovllm.serving.failures import check_model
+from nanovllm.serving.prompts import PromptReader
+from nanovllm.serving.protocol import ChatCompletionRequest, CompletionRequest, SamplingFields
+from nanovllm.serving.responses import EventStreamResponse, JsonResponse
+from nanovllm.serving.sampling import sampling_params
+from nanovllm.serving.stream import Stream
+from nanovllm.serving.streaming import event_stream, while_connected
+from nanovllm.serving.writers import ChatWriter, CompletionWriter, Writer
+
+T = TypeVar("T")
+LONG = 2000  # bytes of a body from which reading its prompt is worth a thread
+
+
+class Handlers:
+    """Answers completions and chats with one engine."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        reader: PromptReader,
+        config: ServeConfig,
+        admission: Admission,
+    ) -> None:
+        self.engine = engine
+        self.reader = reader
+        self.config = config
+        self.admission = admission
+
+    async def completion(self, body: CompletionRequest, request: Request) -> Response:
+        """POST /v1/completions."""
+        check_model(body.model, self.config.model_name)
+        if body.suffix:
+            raise BadRequestError("suffix is not supported.", param="suffix")
+        if body.echo and body.logprobs is not None:
+            raise BadRequestError("echo does not go with logprobs.", param="echo")
+        prompts = await self.read(request, lambda: self.reader.completion(body.prompt))
+        writer = self._writer(CompletionWriter, "cmpl", body, request, prompts)
+        writer.tops = body.logprobs
+        if body.echo:
+            writer.echo = self._echo(body.prompt, prompts)
+        return await self._answer(body, request, prompts, writer)
+
+    async def chat(self, body: ChatCompletionRequest, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        check_model(body.model, self.config.model_name)
+        if body.tools:
+            raise BadRequestError("tools are not supported.", param="tools")
+        if body.response_format is not None and body.response_format.type != "text":
+            raise BadRequestError("response_format must be of type text.", param="response_format")
+        prompt = await self.read(
+            request,
+            lambda: self.reader.chat(
+                body.messages, body.add_generation_prompt, body.chat_template_kwargs
+            ),
+        )
+        writer = self._writer(ChatWriter, "chatcmpl", body, request, [prompt])
+        writer.tops = (body.top_logprobs or 0) if body.logprobs else None
+        return await self._answer(body, request, [prompt], writer)
+
+    async def read(self, request: Request, reading: Callable[[], T]) -> T:
+        """Read a prompt: a long one in a thread, so that others are not kept waiting."""
+        if len(await request.body()) < LONG:
+            return reading()
+        return await asyncio.to_thread(reading)
+
+    def _echo(self, prompt: Any, prompts: list[list[int]]) -> list[str]:
+        is_one = isinstance(prompt, str) or isinstance(prompt[0], int)
+        given = [prompt] if is_one else prompt
+        return [
+            text if isinstance(text, str) else self.reader.tokenizer.decode(ids)
+            for text, ids in zip(given, prompts, strict=True)
+        ]
+
+    def _writer(
+        self,
+        kind: type[Writer],
+        prefix: str,
+        body: SamplingFields,
+        request: Request,
+        prompts: list[list[int]],
+    ) -> Writer:
+        options = body.stream_options
+        return kind(
+            id=f"{prefix}-{request.scope['request_id']}",
+            model=self.config.model_name,
+            created=int(time.time()),
+            tokenizer=self.reader.tokenizer,
+            prompts=prompts,
+            n=body.n or 1,
+            include_usage=bool(body.stream and options and options.include_usage),
+        )
+
+    async def _answer(
+        self, body: SamplingFields, request: Request, prompts: list[list[int]], writer: Writer
+    ) -> Response:
+        key = request.scope["api_key"]
+        longest = max(map(len, prompts))
+        params = sampling_params(body, longest, self.reader.max_model_len)
+        self.admission.enter(key, params.n * len(prompts), self.engine.num_open)
+        stream = self.engine.submit(prompts, params, name=writer.id)
+        self.admission.charge(key, sum(map(len, prompts)))
+        request.scope["log"] |= {"id": writer.id, "stream": bool(body.stream)}
+        steps = self._steps(stream, key, writer, request.scope["log"])
+        loop = asyncio.get_running_loop()
+        limit = deadline(loop, self.config.timeout, self.engine.cancel, stream)
+        if body.stream:
+            pieces = event_stream(steps, writer)
+            return EventStreamResponse(pieces, limit, lambda: self._leave(stream))
+        try:
+            with limit:
+                choices = await while_connected(request.receive, _gather(steps))
+        finally:
+            self._leave(stream)
+        return JsonResponse(writer.whole(choices))
+
+    def _leave(self, stream: Stream) -> None:
+        """Nobody reads the stream any more."""
+        self.engine.cancel(stream, "disconnected")
+
+    async def _steps(
+        self, stream: Stream, key: str, writer: Writer, log: dict[str, Any]
+    ) -> AsyncIterator[list[Delta]]:
+        async for events in stream:
+            deltas = merge(stream, events)
+            for delta in deltas:
+                writer.count(delta)
+                self.admission.charge(key, len(delta.token_ids))
+                if delta.finish_reason:
+                    log["finish_reason"] = delta.finish_reason
+            log |= {"completion_tokens": writer.completion_tokens}
+            yield deltas
+
+
+async def _gather(steps: AsyncIterator[list[Delta]]) -> list[Delta]:
+    """All deltas of each choice as one."""
+    choices: dict[int, Delta] = {}
+    texts: dict[int, list[str]] = {}
+    async for deltas in steps:
+        for delta in deltas:
+            whole = choices.setdefault(delta.index, Delta(delta.index))
+            texts.setdefault(delta.index, []).append(delta.text)
+            whole.token_ids += delta.token_ids
+            whole.logprobs += delta.logprobs
+            whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
+    for index, pieces in texts.items():
+        choices[index].text = "".join(pieces)
+    return list(choices.values())

@@ -1,0 +1,165 @@
+"""The paths of the server (given)."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+import nanovllm
+from nanovllm.serving.errors import BadRequestError, NotFoundError, OverloadedError
+from nanovllm.serving.failures import check_model
+from nanovllm.serving.protocol import (
+    CancelRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from nanovllm.serving.responses import JsonResponse
+from nanovllm.serving.snapshot import engine_state
+
+if TYPE_CHECKING:
+    from nanovllm.serving.app import Server
+
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+PAGE = Path(__file__).with_name("dashboard.html")
+PAGE_HEADERS = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+}
+
+
+def add_routes(app: FastAPI, server: "Server") -> None:
+    """Add every path to `app`."""
+    _openai(app, server)
+    _tokens(app, server)
+    _health(app, server)
+    _dashboard(app, server)
+
+
+def _openai(app: FastAPI, server: "Server") -> None:
+    card = {
+        "id": server.config.model_name,
+        "object": "model",
+        "created": server.created,
+        "owned_by": "nanovllm",
+        "root": server.config.model_name,
+        "parent": None,
+        "max_model_len": server.reader.max_model_len,
+    }
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        """The models served: one."""
+        return JsonResponse({"object": "list", "data": [card]})
+
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> Response:
+        """One model."""
+        check_model(model, server.config.model_name)
+        return JsonResponse(card)
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue one or more prompts."""
+        return await server.handlers.completion(body, request)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        return await server.handlers.chat(body, request)
+
+
+def _tokens(app: FastAPI, server: "Server") -> None:
+    reader = server.reader
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        """The token ids of a text or a conversation."""
+        check_model(body.model, server.config.model_name)
+        if (body.prompt is None) == (body.messages is None):
+            raise BadRequestError("Give either prompt or messages.", param="prompt")
+
+        def read() -> list[int]:
+            if body.messages is not None:
+                return reader.chat(body.messages, body.add_generation_prompt)
+            return reader.tokenizer.encode(
+                body.prompt or "", allowed_special="all", add_special_tokens=body.add_special_tokens
+            )
+
+        ids = await server.handlers.read(request, read)
+        return JsonResponse(
+            {"count": len(ids), "max_model_len": reader.max_model_len, "tokens": ids}
+        )
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        """The text of token ids."""
+        check_model(body.model, server.config.model_name)
+        size = reader.tokenizer.vocab_size
+        wrong = next((i for i in body.tokens if not 0 <= i < size), None)
+        if wrong is not None:
+            raise BadRequestError(
+                f"tokens names id {wrong}, but this model's ids run from 0 to {size - 1}.",
+                param="tokens",
+            )
+        return JsonResponse({"prompt": reader.tokenizer.decode(body.tokens)})
+
+
+def _health(app: FastAPI, server: "Server") -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        """200 while the engine runs and takes requests."""
+        if server.engine.error is not None:
+            raise server.engine.error
+        if server.admission.draining:
+            raise OverloadedError("The server is shutting down.")
+        return JsonResponse({"status": "ok"})
+
+    @app.get("/version")
+    async def version() -> Response:
+        """The server's version."""
+        return JsonResponse({"version": nanovllm.__version__})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus metrics."""
+        return Response(server.metrics.registry.text(), headers={"Content-Type": PROMETHEUS})
+
+
+def _dashboard(app: FastAPI, server: "Server") -> None:
+    @app.get("/dashboard")
+    async def dashboard() -> Response:
+        """The page that draws what follows; it needs no API key, what it fetches does."""
+        return Response(PAGE.read_bytes(), headers=PAGE_HEADERS)
+
+    @app.get("/dashboard/state")
+    async def state() -> Response:
+        """What the engine holds now, and what has happened lately."""
+        names = {i: stream.name for i, stream in server.engine.streams.items()}
+        recent: dict[str, Any] = server.monitor.recent()
+        held = await server.engine.call(lambda engine: engine_state(engine, names))
+        about = {
+            "model": server.config.model_name,
+            "draining": server.admission.draining,
+            "max_samples": server.admission.limit,
+            "seats": server.admission.limit - server.config.max_queue,
+            "open_samples": server.engine.num_open,
+        }
+        return JsonResponse(about | held | recent)
+
+    @app.post("/dashboard/cancel")
+    async def cancel(body: CancelRequest) -> Response:
+        """Give up a request by its id; its client gets what there is so far."""
+        found = {s for s in server.engine.streams.values() if s.name == body.id}
+        if not found:
+            raise NotFoundError(f"No open request has the id {body.id!r}.", param="id")
+        for stream in found:
+            server.engine.cancel(stream, "cancelled")
+        return JsonResponse({"cancelled": body.id})

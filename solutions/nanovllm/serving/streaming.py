@@ -1,0 +1,87 @@
+"""An answer as a stream of server-sent events, and the client who may leave at any moment."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from nanovllm.serving.deltas import Delta
+from nanovllm.serving.failures import api_error
+from nanovllm.serving.sse import DONE, frame
+
+T = TypeVar("T")
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+
+class ChunkWriter(Protocol):
+    """The JSON of one kind of stream (completion or chat); see writers.py."""
+
+    def opening(self, index: int) -> dict[str, Any] | None: ...
+    def chunk(self, delta: Delta) -> dict[str, Any]: ...
+    def usage(self) -> dict[str, Any] | None: ...
+
+
+def event_stream(steps: AsyncIterator[list[Delta]], writer: ChunkWriter) -> AsyncIterator[bytes]:
+    """The bytes of a streamed answer: one piece for all that a step brought.
+
+    Each choice begins with `writer.opening` (where it is not None), before its first chunk. A
+    delta without text, log-probabilities and finish reason is not shown. After the last step
+    comes `writer.usage`, where it is not None. If the steps raise, an event with the body of the
+    `api_error` takes the place of what is missing, usage included. DONE is always the last.
+    """
+    ### BEGIN SOLUTION
+    opened: set[int] = set()
+
+    def shown(delta: Delta) -> bytes:
+        if not (delta.text or delta.logprobs or delta.finish_reason):
+            return b""
+        opening = writer.opening(delta.index) if delta.index not in opened else None
+        opened.add(delta.index)
+        return (frame(opening) if opening is not None else b"") + frame(writer.chunk(delta))
+
+    async def pieces() -> AsyncIterator[bytes]:
+        try:
+            async for deltas in steps:
+                piece = b"".join(map(shown, deltas))
+                if piece:
+                    yield piece
+            usage = writer.usage()
+            if usage is not None:
+                yield frame(usage)
+        except Exception as error:
+            yield frame(api_error(error).body)
+        yield DONE
+
+    return pieces()
+    ### END SOLUTION
+
+
+class ClientGoneError(Exception):
+    """The client has closed the connection; nobody reads an answer."""
+
+
+async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled as soon as the client disconnects.
+
+    `receive` gives the connection's messages; one of type "http.disconnect" says that the client
+    has gone. Whichever of the two ends first, the other is cancelled and awaited: no task is left.
+
+    Raises:
+        ClientGoneError: the client has gone.
+    """
+
+    ### BEGIN SOLUTION
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(watch())
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGoneError
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+    ### END SOLUTION

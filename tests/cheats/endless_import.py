@@ -1,0 +1,3 @@
+"""Never come back from the import."""
+while True:
+    pass

@@ -1,0 +1,295 @@
+"""`nanovllm bench` on tiny settings: what is counted, recorded and drawn; never how fast."""
+
+import json
+import shutil
+import sys
+
+import pytest
+from PIL import Image
+
+from benchmarks import planning_cost
+from nanovllm.batching.events import ChunkRun, Stepped
+from nanovllm.bench import memory, policies
+from nanovllm.bench.contestants import Settings, started
+from nanovllm.bench.loop import peak_bytes
+from nanovllm.bench.machine import describe
+from nanovllm.bench.models import SIZES, model_folder
+from nanovllm.bench.process import ContestantError, Process
+from nanovllm.bench.rounds import Rounds, agreement
+from nanovllm.bench.stats import median_ratio
+from nanovllm.bench.workload import random_workload
+from nanovllm.llm import OptionError
+from nanovllm.model.loader import load_config
+from tests.processes import ROOT, run, run_apart
+from tests.tiny_checkpoint import SMALL, TARGET, save_random
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench-model")
+    save_random(folder, **SMALL | {"max_position_embeddings": 512})
+    return folder
+
+
+def size_of(picture):
+    with Image.open(picture) as image:
+        return image.size
+
+
+class TestWorkload:
+    def test_lengths_and_ids_are_those_asked_for(self):
+        workload = random_workload(50, 200, (3, 9), (2, 5))
+        assert {len(job.prompt) for job in workload.jobs} == set(range(3, 10))
+        assert {job.max_tokens for job in workload.jobs} == set(range(2, 6))
+        assert {i for job in workload.jobs for i in job.prompt} == set(range(50))
+        assert workload == random_workload(50, 200, (3, 9), (2, 5))
+        assert workload.jobs != random_workload(50, 200, (3, 9), (2, 5), seed=1).jobs
+        other = workload.variant(1, 50)
+        assert all(a.prompt[0] != b.prompt[0] and len(a.prompt) == len(b.prompt)
+                   for a, b in zip(workload.jobs, other.jobs, strict=True))  # fmt: skip
+        assert workload.output_tokens == sum(job.max_tokens for job in workload.jobs)
+
+    def test_made_models_are_kept(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        small = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1,
+                 "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+                 "intermediate_size": 32}  # fmt: skip
+        monkeypatch.setitem(SIZES, "tiny", small)
+        folder = model_folder("tiny")
+        made = (folder / "model.safetensors").stat()
+        assert load_config(folder).tie_embeddings and load_config(folder).vocab_size == 64
+        assert (model_folder("tiny") / "model.safetensors").stat() == made
+        assert model_folder("bundled") == TARGET
+        with pytest.raises(OptionError, match="huge"):
+            model_folder("huge")
+
+
+class TestRounds:
+    def test_ratios_are_taken_within_rounds(self):
+        assert median_ratio([10.0, 5.0, 40.0], [5.0, 2.5, 10.0]) == 2.0
+        rates = Rounds("tokens/s", higher_is_better=True)
+        times = Rounds("seconds", higher_is_better=False)
+        for ours, theirs in ((10.0, 5.0), (6.0, 2.0), (8.0, 4.0)):
+            rates.add("nanovllm", ours), rates.add("peer", theirs)
+            times.add("nanovllm", theirs), times.add("peer", ours)
+        assert rates.summary()["peer"]["reference_is_better_by"] == 2.0
+        assert times.summary()["peer"]["reference_is_better_by"] == 2.0
+        assert rates.summary()["nanovllm"]["median"] == 8.0
+
+    def test_agreement_counts_whole_texts(self):
+        texts = {"nanovllm": [[1, 2], [3]], "peer": [[1, 2], [4]]}
+        assert agreement(texts) == {"nanovllm": 1.0, "peer": 0.5}
+
+
+class TestContestants:
+    def test_plain_and_transformers_give_the_same_texts(self, model):
+        settings = Settings(str(model), dtype="float32", max_num_seqs=4)
+        workload = random_workload(400, 3, (4, 20), (2, 6))
+        names = ["nanovllm", "transformers-static"]
+        with started(names, settings) as ready:
+            texts = {name: one.run(workload)["token_ids"] for name, one in ready.items()}
+            assert ready["nanovllm"].facts["step"] == "plain: enforce_eager is set"
+            assert ready["transformers-static"].facts["transformers"]
+            for one in ready.values():
+                assert 1e8 < one.process.ask("memory")["peak_bytes"] < 4e9
+                assert 0 < one.first_token_seconds <= one.ready_seconds
+        assert texts["nanovllm"] == texts["transformers-static"]
+        assert [len(text) for text in texts["nanovllm"]] == [j.max_tokens for j in workload.jobs]
+
+    def test_a_process_that_dies_tells_its_last_words(self):
+        code = "import sys; input(); sys.exit('no such model')"
+        with (
+            Process("peer", [sys.executable, "-c", code], threads=1) as process,
+            pytest.raises(ContestantError, match=r"peer cannot load: .*no such model"),
+        ):
+            process.ask("load")
+
+    def test_what_a_contestant_prints_does_not_reach_the_pipe(self):
+        code = (
+            "from nanovllm.bench.loop import serve\n"
+            "class Loud:\n"
+            "    def load(self): print('hello'); return {}\n"
+            "    def settle(self): pass\n"
+            "    def run(self, jobs): print('working'); return [[1] for _ in jobs]\n"
+            "serve(Loud())"
+        )
+        with Process("loud", [sys.executable, "-c", code], threads=1) as process:
+            assert process.ask("load")["facts"] == {}
+            assert process.ask("run", jobs=[{}, {}])["token_ids"] == [[1], [1]]
+            with pytest.raises(ContestantError, match="how to do 'dance'"):
+                process.ask("dance")
+
+    @pytest.mark.parametrize(("name", "says"), [("ollama", "not known"), ("vllm", "--vllm-python")])
+    def test_those_that_cannot_start(self, name, says):
+        with pytest.raises(OptionError, match=says):
+            Settings("model").check([name])
+
+    def test_peers_need_their_adapters(self, monkeypatch, tmp_path):
+        monkeypatch.setattr("nanovllm.bench.contestants._ADAPTERS", tmp_path)
+        with pytest.raises(OptionError, match="this copy of the course does not have"):
+            Settings("model").check(["transformers"])
+
+    def test_peak_memory_is_this_process_and_not_its_parent(self):
+        big = bytearray(300_000_000)
+        code = "from nanovllm.bench.loop import peak_bytes; print(peak_bytes())"
+        with Process("child", [sys.executable, "-c", code], threads=1) as process:
+            assert int(process.process.stdout.readline()) < 2e8
+        assert len(big) < peak_bytes()
+
+
+class TestMemory:
+    CONFIG = load_config(TARGET)
+
+    def test_paged_wastes_little_and_fills_the_pool(self):
+        sizes = {"kv_tokens": 8192, "max_model_len": 2048, "count": 60}
+        found, samples = memory.compare(self.CONFIG, **sizes)
+        slots, blocks = found["contiguous"], found["paged"]
+        assert blocks.internal_waste < 0.04 and blocks.stored > 0.9
+        assert slots.sequences == pytest.approx(4.0, abs=0.01) and slots.stored < 0.4
+        assert blocks.sequences > 3 * slots.sequences and blocks.steps < slots.steps
+        assert all(s.stored <= s.held <= s.total for each in samples.values() for s in each)
+
+    def test_a_step_waits_for_room_only_with_budget_left(self):
+        step = Stepped((ChunkRun(0, 0, 0, 5),), 1, 2, 8, 3, 0.0, 1.0)
+        assert memory.waits_for_room(step, 8) and not memory.waits_for_room(step, 5)
+
+    def test_plenty_of_room_is_no_measurement(self):
+        with pytest.raises(ValueError, match="Nobody waited"):
+            memory.compare(self.CONFIG, kv_tokens=1 << 16, max_model_len=64, count=4)
+
+
+class TestPolicies:
+    def test_continuous_beats_static_and_short_jobs_first_waits_least(self):
+        found = policies.compare(count=80, rate=20.0)
+        assert set(found) == {"steady", "bursty", "heavy-tailed"}
+        for runs in found.values():
+            assert len(runs) == 6
+            assert runs["fcfs"].throughput > runs["static batches"].throughput
+            assert runs["fcfs"].ttft_p50 < runs["static batches"].ttft_p50
+        bursty = found["bursty"]
+        assert bursty["sjf"].ttft_p50 == min(run.ttft_p50 for run in bursty.values())
+
+    def test_the_command(self, tmp_path):
+        done = run("bench", "policies", "--requests", 20, "--out", tmp_path / "p.json",
+                   "--plot", tmp_path / "p.png")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("round-robin") == 3 and "Bursty arrivals" in done.stdout
+        assert set(json.loads((tmp_path / "p.json").read_text())["results"]["steady"]) >= {"sjf"}
+        assert size_of(tmp_path / "p.png")[0] > 1000
+
+
+class TestCommands:
+    def test_throughput(self, model, tmp_path):
+        out, plot = tmp_path / "t.json", tmp_path / "t.png"
+        done = run("bench", "throughput", "-m", model, "--requests", 4, "--rounds", 2,
+                   "--threads", 1, "--out", out, "--plot", plot)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "round 2, nanovllm" in done.stderr and "output tokens/s" in done.stdout
+        record = json.loads((tmp_path / "t.json").read_text())
+        assert len(record["results"]["output_tokens_per_second"]["nanovllm"]["rounds"]) == 2
+        assert record["results"]["workload"]["requests"] == 4
+        assert str(model.parent) not in json.dumps(record)
+        assert size_of(tmp_path / "t.png")[0] > 500
+
+    def test_latency(self, model, tmp_path):
+        done = run("bench", "latency", "-m", model, "--rounds", 2, "--prompt-tokens", 20,
+                   "--output-tokens", 4, "--threads", 1, "--out", tmp_path / "l.json",
+                   "--plot", tmp_path / "l.png")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        record = json.loads((tmp_path / "l.json").read_text())["results"]
+        assert {len(record[k]["nanovllm"]["rounds"]) for k in ("ttft_seconds", "tpot_seconds")} == {
+            2
+        }
+        assert record["engines"]["nanovllm"]["peak_bytes"] > 1e8
+        assert size_of(tmp_path / "l.png")[0] > 500
+
+    def test_memory(self, tmp_path):
+        done = run("bench", "memory", "--requests", 40, "--kv-tokens", 8192, "--out",
+                   tmp_path / "m.json", "--plot", tmp_path / "m.png")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        record = json.loads((tmp_path / "m.json").read_text())["results"]
+        assert record["real_run"]["paged"]["internal_waste"] < 0.04
+        assert record["real_run"]["paged"]["stored"] > record["real_run"]["contiguous"]["stored"]
+        assert size_of(tmp_path / "m.png")[0] > 500
+
+    def test_progression(self, model, tmp_path):
+        out, plot = tmp_path / "p.json", tmp_path / "p.png"
+        done = run("bench", "progression", "-m", model, "--requests", 4, "--rounds", 1, "--seats",
+                   2, "--threads", 1, "--out", out, "--plot", plot)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found = json.loads((tmp_path / "p.json").read_text())["results"]["stages"]
+        assert [s["name"] for s in found][:5] == [
+            "recompute", "KV cache", "static batches", "continuous", "paged"
+        ]  # fmt: skip
+        assert all(stage["same_answers"] and not stage["mine"] for stage in found[:5])
+        assert "not here" in found[5]["why_not"]
+
+    def test_progression_marks_the_students_labs(self, model, tmp_path):
+        for package in ("generation", "batching"):
+            shutil.copytree(ROOT / "solutions" / "nanovllm" / package, tmp_path / package)
+        path = tmp_path / "batching" / "scheduler.py"
+        text = path.read_text("utf-8")
+        at = text.index("### BEGIN SOLUTION", text.index("def _admit("))
+        error = 'raise NotImplementedError("lab04 task 4: Scheduler._admit")\n        '
+        path.write_text(text[:at] + error + text[at:], "utf-8")
+        done = run_apart("bench", "progression", "-m", model, "--requests", 2, "--rounds", 1,
+                         "--threads", 1, "--out", tmp_path / "p.json",
+                         env={"NANOVLLM_MINE": str(tmp_path), "NANOVLLM_CODE": ""})  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        stages = json.loads((tmp_path / "p.json").read_text())["results"]["stages"]
+        found = {stage["name"]: stage for stage in stages}
+        assert [s["name"] for s in found.values() if s["mine"]] == [
+            "KV cache", "static batches", "continuous"
+        ]  # fmt: skip
+        assert "lab04 task 4: Scheduler._admit" in found["continuous"]["why_not"]
+        assert found["static batches"]["rates"] and "yours" in done.stdout
+
+    @pytest.mark.parametrize(
+        ("args", "says"),
+        [
+            (["throughput", "--peer", "ollama"], "ollama"),
+            (["throughput", "--peer", "vllm"], "--vllm-python"),
+            (["throughput", "--model", "/no/folder"], "/no/folder"),
+            (["latency", "--dtype", "int3"], "int3"),
+            (["progression", "--rounds", "0"], "rounds"),
+            (["speed"], "speed"),
+        ],
+    )
+    def test_what_cannot_be_done_is_one_sentence(self, args, says):
+        done = run("bench", *args)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert done.stderr.startswith("nanovllm: ") and done.stderr.count("\n") == 1
+        assert says in done.stderr
+
+
+def test_replay_of_a_run(model, tmp_path):
+    page = tmp_path / "run.html"
+    prompts = ["The dog " * 12, "The dog " * 12 + "ran", "a"]
+    done = run("generate", *prompts, "-m", model, "--max-tokens", 5, "--ignore-eos",
+               "--max-num-seqs", 1, "--replay", page)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "request 2 ..........▪▪▪▪▪" in done.stderr and str(page) in done.stderr
+    assert "16 before them found in the cache" in page.read_text("utf-8")
+    done = run("generate", "a", "-m", model, "--replay", tmp_path / "run.txt")
+    assert done.returncode == 2 and ".html" in done.stderr
+
+
+def test_planning_is_recorded_and_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(planning_cost, "PLANS", {
+        "running": (planning_cost.by_running, [2, 4]),
+        "finished": (planning_cost.by_finished, [0, 3]),
+        "blocks": (planning_cost.by_blocks, [2000]), "waiting": (planning_cost.by_waiting, [2]),
+    })  # fmt: skip
+    lines = []
+    found = planning_cost.run(tmp_path, quick=True, report=lines.append)["results"]
+    assert list(found["microseconds_a_step"]["running"]) == [2, 4]
+    assert list(found["share_of_a_step"]) == ["plain"]  # the compiled step is off in tests
+    assert sum(found["share_of_a_step"]["plain"].values()) == pytest.approx(1.0)
+    assert json.loads((tmp_path / "planning_cost.json").read_text())["results"] is not None
+    assert size_of(tmp_path / "planning_cost.png")[0] > 1000
+
+
+def test_the_machine_is_described_and_no_path_is_told():
+    machine = describe()
+    assert machine["cpus"] >= 1 and machine["packages"]["torch"] and machine["python"]
+    assert str(ROOT) not in json.dumps(machine)

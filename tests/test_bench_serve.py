@@ -1,0 +1,158 @@
+"""`nanovllm bench serve`: what is sent, counted and drawn; never how fast."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from PIL import Image
+
+from nanovllm.bench.serve_client import spread
+from nanovllm.bench.serve_process import own_server
+from nanovllm.bench.serving import Load, summary
+from nanovllm.cli.bench_serve import _arguments
+from nanovllm.serving.load import Record, Slo
+from tests.processes import plain, run
+from tests.serving_tools import Live, live
+
+
+@pytest.fixture(scope="module")
+def server():
+    with live() as running:
+        yield running
+
+
+def measured(server: Live, tmp_path, *more: object) -> tuple[dict, str]:
+    """The record of a small run, and what it showed."""
+    out = tmp_path / "record.json"
+    done = run(
+        "bench", "serve", "--base-url", server.url, "--num-prompts", 6, "--input-len", 9,
+        "--output-len", 5, "--out", out, *more,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text()), plain(done.stdout)
+
+
+def test_open_loop_counts_what_the_server_counts(server: Live, tmp_path) -> None:
+    before = server.metric("prompt_tokens_total"), server.metric("generation_tokens_total")
+    picture = tmp_path / "plot.png"
+    found, shown = measured(
+        server, tmp_path, "--rate", "inf", "--slo", "ttft:60000,tpot:60000", "--plot", picture
+    )
+    results = found["results"]
+    assert found["settings"]["rate"] == "inf" and found["settings"]["server"] == "given"
+    assert (results["requests"], results["answered"], results["errors"]) == (6, 6, {})
+    assert (results["prompt_tokens"], results["output_tokens"]) == (54, 30)
+    after = server.metric("prompt_tokens_total"), server.metric("generation_tokens_total")
+    assert (after[0] - before[0], after[1] - before[1]) == (54 + 2 * 9, 30 + 2 * 5)  # and warm-up
+    assert results["good"] == 6
+    assert results["goodput"] == pytest.approx(results["requests_per_second"])
+    assert [row["due"] for row in results["records"]] == [0.0] * 6
+    for row in results["records"]:
+        assert len(row["token_times"]) == 5 and row["token_times"] == sorted(row["token_times"])
+    assert results["ttft"]["p50"] <= results["ttft"]["p99"] <= results["e2e"]["p99"]
+    assert "6 requests, open loop, inf requests/s" in shown and "6 of 6" in shown
+    for name in ("TTFT", "TPOT", "ITL", "E2E", "goodput (ttft 60000 ms, tpot 60000 ms)"):
+        assert name in shown
+    with Image.open(picture) as image:
+        assert image.size[0] > 1200 and len(image.convert("RGB").getcolors(1 << 24)) > 50
+
+
+def test_closed_loop_never_has_more_open_than_users(server: Live, tmp_path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Once upon a time\n\nTell me a story.\n", encoding="utf-8")
+    found, shown = measured(server, tmp_path, "--concurrency", 2, "--prompts", prompts)
+    rows = found["results"]["records"]
+    moves = sorted([(row["due"], 1) for row in rows] + [(row["ended"], -1) for row in rows])
+    number = most = 0
+    for _, change in moves:
+        number += change
+        most = max(most, number)
+    assert most == 2
+    assert rows[0]["prompt_tokens"] == rows[2]["prompt_tokens"] > 0
+    assert found["results"]["goodput"] is None and "goodput" not in shown
+    assert "closed loop, 2 at once" in shown
+
+
+def test_a_request_that_fails_is_counted_and_is_no_good_one(tmp_path) -> None:
+    with live(max_queue=0) as server:  # 16 seats and no queue
+        found, shown = measured(
+            server, tmp_path, "--rate", "inf", "--num-prompts", 30, "--slo", "ttft:60000"
+        )
+    results = found["results"]
+    assert results["answered"] < 30 and results["good"] == results["answered"]
+    assert sum(results["errors"].values()) == 30 - results["answered"]
+    assert all(error.startswith("503: ") for error in results["errors"])
+    assert "failed: 503" in shown
+
+
+def test_the_numbers_are_those_of_the_records() -> None:
+    records = [
+        Record(10.0, (11.0, 12.0, 14.0), 14.0, 7),
+        Record(11.0, (15.0,), 15.0, 3),
+        Record(12.0, (), 20.0, 0, "503: full"),
+    ]
+    found = summary(records, Slo(ttft=2.0))
+    assert (found["seconds"], found["prompt_tokens"], found["output_tokens"]) == (10.0, 10, 4)
+    assert (found["requests_per_second"], found["output_tokens_per_second"]) == (0.2, 0.4)
+    assert (found["good"], found["goodput"], found["errors"]) == (1, 0.1, {"503: full": 1})
+    assert found["ttft"]["mean"] == 2.5 and found["ttft"]["p50"] == 2.5
+    assert found["tpot"] == {"mean": 1.5, "p50": 1.5, "p90": 1.5, "p99": 1.5}
+    assert found["itl"]["p99"] == pytest.approx(1.99) and found["e2e"]["mean"] == 4.0
+    assert summary(records[2:], Slo())["ttft"] is None
+
+
+def test_tokens_are_laid_over_the_pieces_that_carried_them() -> None:
+    assert spread([], 3) == () and spread([1.0], 0) == () and spread([1.0], 3) == (1.0,) * 3
+    assert spread([1.0, 2.0, 3.0], 4) == (1.0, 2.0, 2.0, 3.0)
+
+
+def test_random_prompts_have_their_length_and_differ_from_the_warm_up() -> None:
+    load = Load(rate=math.inf, input_len=12, output_len=3)
+    jobs = load.jobs(4, seed=0)
+    assert {len(job.prompt) for job in jobs} == {12} and {job.max_tokens for job in jobs} == {3}
+    assert len({job.prompt for job in [*jobs, *load.jobs(4, seed=1)]}) == 8
+    assert jobs == load.jobs(4, seed=0)
+
+
+def test_our_own_server_takes_the_options_and_is_gone_afterwards(monkeypatch) -> None:
+    options = {"model": None, "block_size": 8, "enable_prefix_caching": False}
+    arguments = _arguments(options | {"enforce_eager": True})
+    assert arguments == ["--block-size", "8", "--no-enable-prefix-caching", "--enforce-eager"]
+    import httpx
+
+    monkeypatch.setenv("NANOVLLM_CODE", "reference")
+    with own_server(arguments) as address:
+        state = httpx.get(f"{address}/dashboard/state", timeout=60).json()
+    assert state["kv"]["block_size"] == 8 and state["kv"]["prefix"] is None
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{address}/health", timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--rate", "2", "--concurrency", "2"], "--rate is an open loop"),
+        (["--rate", "0"], "--rate must be above 0"),
+        (["--slo", "speed:3"], "--slo 'speed:3' is not an SLO"),
+        (["--slo", "ttft"], "--slo 'ttft' is not an SLO"),
+        (["--prompts", "/nowhere.txt"], "--prompts /nowhere.txt cannot be read"),
+        (["--base-url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
+        (["--base-url", "http://127.0.0.1:9", "--block-size", "8"], "--block-size is for a server"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence(args: list[str], says: str) -> None:
+    done = run("bench", "serve", "--num-prompts", "1", *args)
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_refuses_says_why() -> None:
+    with live(api_keys=("k",)) as server:
+        done = run("bench", "serve", "--base-url", server.url, "--num-prompts", "1")
+        assert done.returncode == 2 and "said 401" in done.stderr
+        options = ["--api-key", "k", "--num-prompts", "1", "--output-len", "2"]
+        assert run("bench", "serve", "--base-url", server.url, *options).returncode == 0
+        wrong = run("bench", "serve", "--base-url", server.url, *options, "--served-model", "gpt")
+        assert wrong.returncode == 2 and "serves tiny, not gpt" in wrong.stderr

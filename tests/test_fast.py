@@ -1,0 +1,263 @@
+"""The fast CPU path against the plain engine: the same text, the same books, in every family."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from nanovllm.batching.config import EngineConfig
+from nanovllm.batching.engine import Engine
+from nanovllm.batching.events import Failed, Preempted
+from nanovllm.fast import FastPathError, available, fast_engine
+from nanovllm.fast.build import load_library
+from nanovllm.fast.engine import FastEngine
+from nanovllm.fast.step import NativeStep, StepInput
+from nanovllm.fast.store import FastStore
+from nanovllm.fast.weights import NativeWeights, interleave, pack
+from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
+from nanovllm.generation.params import SamplingParams
+from nanovllm.model.attention import RecomputeAttend
+from nanovllm.model.config import ModelConfig, RopeScaling
+from nanovllm.model.loader import dummy_model
+from nanovllm.paging.store import PagedStore
+
+BIASES = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
+YARN = RopeScaling("yarn", factor=2.0, original_max_position=64)
+FAMILIES = {
+    "qwen3": ModelConfig("qwen3", 97, 64, 3, 4, 2, 16, 96, 160, qk_norm=True, tie_embeddings=True),
+    "qwen3, one group": ModelConfig("qwen3", 101, 48, 2, 4, 1, 32, 80, 160, qk_norm=True),
+    "qwen2": ModelConfig("qwen2", 97, 64, 2, 4, 4, 16, 70, 160, qkv_bias=True, rope_scaling=YARN),
+    "mistral, a window": ModelConfig("mistral", 97, 64, 2, 4, 2, 20, 96, 160, windows=(7, None)),
+    "llama, many heads": ModelConfig("llama", 97, 64, 2, 26, 2, 6, 96, 160, **BIASES),
+    "gpt2": ModelConfig("gpt2", 97, 64, 2, 4, 4, 16, 100, 160, tie_embeddings=True, **BIASES),
+}
+families = pytest.mark.parametrize("name", FAMILIES)
+Job = tuple[int, list[int], SamplingParams]  # the step before which it arrives, prompt, parameters
+
+if available() is not None:
+    pytest.skip(f"the fast path cannot run here: {available()}", allow_module_level=True)
+
+
+def greedy(count: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+
+
+def random_jobs(
+    rng: random.Random, vocab: int, params: Callable[[int], SamplingParams]
+) -> list[Job]:
+    shared = [rng.randrange(vocab) for _ in range(40)]  # some prompts begin alike
+    jobs = []
+    for _ in range(8):
+        own = [rng.randrange(vocab) for _ in range(rng.randint(1, 50))]
+        prompt = shared[: rng.choice([0, 0, 16, 33])] + own
+        jobs.append((rng.randrange(12), prompt, params(rng.randint(1, 30))))
+    return jobs
+
+
+def run(engine: Engine, jobs: list[Job]) -> tuple[dict[int, tuple[int, ...]], set[type]]:
+    """The tokens of each job, by its place, and the kinds of events seen; checked at each step."""
+    tokens, kinds, step = {}, set(), 0
+    while engine.has_unfinished or step <= max(arrival for arrival, _, _ in jobs):
+        for number, (arrival, prompt, params) in enumerate(jobs):
+            if arrival == step:
+                engine.add_request(prompt, params, seed=number, request_id=number)
+        for event in engine.step():
+            kinds.add(type(event))
+            if isinstance(event, Finished):
+                tokens[event.request_id] = event.completion.token_ids
+        engine.check()
+        step += 1
+    return tokens, kinds
+
+
+def ready_engine(model: torch.nn.Module, config: EngineConfig, num_blocks: int) -> FastEngine:
+    fast = fast_engine(model, config, num_blocks=num_blocks)
+    assert fast.wait()
+    return fast
+
+
+@families
+@pytest.mark.parametrize("seed", [0, 1])
+def test_float32_text_is_the_plain_engines(name: str, seed: int) -> None:
+    rng, model = random.Random(seed), dummy_model(FAMILIES[name], seed)
+    jobs = random_jobs(rng, model.config.vocab_size, greedy)
+    num_blocks = rng.randint(6, 20)  # 6 hold one request: preemption
+    config = EngineConfig(
+        max_num_seqs=rng.randint(2, 6),
+        max_num_batched_tokens=rng.randint(8, 64),
+        max_chunk=rng.choice([None, 5, 16]),
+    )
+    plain, _ = run(Engine(model, config, store=PagedStore(model.config, num_blocks)), jobs)
+    fast, _ = run(ready_engine(model, config, num_blocks), jobs)
+    assert len(fast) == len(jobs)
+    assert fast == plain
+
+
+def test_preemption_changes_no_token() -> None:
+    model = dummy_model(FAMILIES["qwen3"], 3)
+    jobs = [(0, [i + 1] * 20, greedy(40)) for i in range(4)]
+    config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64)
+    calm, _ = run(ready_engine(model, config, 40), jobs)
+    tight, kinds = run(ready_engine(model, config, 7), jobs)
+    assert Preempted in kinds
+    assert tight == calm
+
+
+def test_sampling_asks_the_plain_sampler() -> None:
+    model = dummy_model(FAMILIES["qwen3"], 4)
+    wishes = [
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 0.0, "repetition_penalty": 1.5},
+        {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 0.0, "min_tokens": 5},
+        {"temperature": 0.0, "logit_bias": {3: 50.0}},
+        {"temperature": 0.0},
+    ]
+    jobs = [(0, [5, 6, 7], SamplingParams(max_tokens=12, **wish)) for wish in wishes]
+    config = EngineConfig(max_num_seqs=6)
+    plain, _ = run(Engine(model, config, store=PagedStore(model.config, 40)), jobs)
+    fast, _ = run(ready_engine(model, config, 40), jobs)
+    assert fast == plain
+    assert set(fast[4]) == {3}
+
+
+@families
+def test_the_switch_in_the_middle_changes_no_token(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K and V that the plain steps wrote are read by the native ones."""
+    model = dummy_model(FAMILIES[name], 5)
+    jobs = random_jobs(random.Random(5), model.config.vocab_size, greedy)
+    config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=32)
+    expected, _ = run(Engine(model, config, store=PagedStore(model.config, 30)), jobs)
+    fast = ready_engine(model, config, 30)
+    native, calls = fast._native, 0
+    fast._native = None
+    schedule = fast.scheduler.schedule
+
+    def switching() -> object:
+        nonlocal calls
+        calls += 1
+        fast._native = native if calls > 20 else None
+        return schedule()
+
+    monkeypatch.setattr(fast.scheduler, "schedule", switching)
+    found, _ = run(fast, jobs)
+    assert calls > 25
+    assert found == expected
+
+
+def teacher_forced(step: NativeStep, model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
+    """Logits after the last token, the prompt read in two chunks, and 64 blocks in disorder."""
+    store = FastStore(model.config, 64, 16, model.embed_tokens.weight.dtype)
+    blocks = torch.randperm(64).tolist()
+    for start, end in ((0, len(ids) // 3), (len(ids) // 3, len(ids))):
+        numbers = (ids[start:end], [0, end - start], [end], [1], blocks, [0])
+        logits, tokens = step(StepInput(*(array("i", n) for n in numbers)), store.cache)
+    assert tokens[0] == int(logits[0].argmax())
+    return logits[0]
+
+
+@pytest.mark.parametrize("defines", [(), ("-DNV_EMULATE_DOT",)], ids=["plain", "dot"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral, a window", "gpt2"])
+def test_bfloat16_agrees_with_float32_token_by_token(name: str, defines: tuple[str, ...]) -> None:
+    """Both kinds of arithmetic: with the processor's bfloat16 dot product, and without."""
+    model = dummy_model(FAMILIES[name], 6, torch.bfloat16)
+    exact = dummy_model(FAMILIES[name], 6, torch.bfloat16).float()
+    library = load_library(torch.bfloat16, defines=defines)
+    step = NativeStep(library, NativeWeights(model, library.nv_lanes(), 160))
+    rng, gaps, spread = random.Random(6), [], []
+    for _ in range(50):
+        ids = [rng.randrange(97) for _ in range(rng.randint(3, 120))]
+        with torch.inference_mode():
+            hidden = exact(torch.tensor(ids), torch.arange(len(ids)), RecomputeAttend(exact.config))
+            expected = exact.logits(hidden[-1:])[0]
+        found = teacher_forced(step, model, ids)
+        gaps.append(float(expected.max() - expected[int(found.argmax())]))
+        spread.append(float(expected.std()))
+    assert sum(gap == 0 for gap in gaps) >= 0.9 * len(gaps)
+    assert max(gaps) < 0.1 * max(spread)
+
+
+def test_nan_meets_the_request_that_caused_it_alone() -> None:
+    model = dummy_model(FAMILIES["qwen3, one group"], 7)  # its output matrix is another
+    jobs = [(0, [1, 2, 3], greedy(8)), (0, [4, 5], greedy(8)), (0, [9, 9, 9], greedy(8))]
+    expected, _ = run(ready_engine(model, EngineConfig(), 20), jobs[:2])
+    model.embed_tokens.weight[9] = torch.nan
+    found, kinds = run(ready_engine(model, EngineConfig(), 20), jobs)
+    assert Failed in kinds
+    assert all(9 not in answer for answer in expected.values())
+    assert found == expected
+
+
+def test_same_events_as_the_plain_engine() -> None:
+    model = dummy_model(FAMILIES["qwen2"], 8)
+    jobs = [(0, [1, 2, 3], greedy(3)), (2, [4] * 30, greedy(2))]
+    config = EngineConfig(max_num_batched_tokens=16)
+    _, plain = run(Engine(model, config, store=PagedStore(model.config, 20)), jobs)
+    _, fast = run(ready_engine(model, config, 20), jobs)
+    assert fast == plain
+    assert {Prefilled, TokenGenerated, Finished} <= fast
+
+
+def test_without_a_compiler_it_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert "no C++ compiler" in available()
+    with pytest.raises(FastPathError, match="no C"):
+        fast_engine(dummy_model(FAMILIES["qwen3"]), EngineConfig(), num_blocks=8)
+
+
+def test_a_compiler_that_fails_leaves_the_plain_steps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho out of order >&2\nexit 1\n", encoding="utf-8")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said: list[str] = []
+    model = dummy_model(FAMILIES["qwen3"], 9)
+    config = EngineConfig(max_num_seqs=3, max_num_batched_tokens=24)
+    fast = FastEngine(model, config, num_blocks=30, notify=said.append)
+    assert not fast.wait()
+    assert "compiling" in said[0] and "out of order" in said[-1]
+    jobs = random_jobs(random.Random(9), 97, greedy)
+    expected, _ = run(Engine(model, config, store=PagedStore(model.config, 30)), jobs)
+    assert run(fast, jobs)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"device": "meta"}, "CPUs"),
+        ({"dtype": torch.float16}, "float16"),
+        ({"block_size": 8}, "multiple of 16"),
+        ({"config": ModelConfig("llama", 9, 5, 1, 1, 1, 4, 8, 16)}, "even sizes"),
+        ({"config": FAMILIES["gpt2"], "dtype": torch.bfloat16}, None),
+    ],
+)
+def test_available_gives_the_reason(given: dict, reason: str | None) -> None:
+    found = available(**given)
+    assert found is None if reason is None else reason in found
+
+
+def test_another_dtype_than_the_models_is_refused() -> None:
+    model = dummy_model(FAMILIES["qwen3"])
+    with pytest.raises(FastPathError, match="load it so"):
+        fast_engine(model, EngineConfig(), num_blocks=8, dtype=torch.bfloat16)
+
+
+def test_packing_moves_every_weight_once() -> None:
+    weight = torch.arange(1.0, 5 * 4 + 1).view(5, 4)
+    for dtype in (torch.float32, torch.bfloat16):
+        packed = pack(weight.to(dtype), panel=4)
+        assert sorted(packed[packed != 0].tolist()) == weight.flatten().tolist()
+    assert packed.shape == (2, 2, 4, 2)
+    assert packed[0, 1, 2].tolist() == weight[2, 2:].tolist()  # panel 0, steps 2 and 3, column 2
+    assert interleave(torch.ones(2, 3), torch.zeros(2, 3), lanes=2).sum(1).tolist() == [3, 3, 0, 0]

@@ -1,0 +1,276 @@
+"""Around the grading of a class: who handed in, configuration, exports, item analysis, journal."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from grader.__main__ import app as grader_app
+from grader.collect import collect_checks
+from grader.errors import LabError
+from grader.grading import LabReport, TaskReport, export, keys
+from grader.grading.commands import class_table
+from grader.grading.config import Config
+from grader.grading.handed_in import HandedIn, discover
+from grader.grading.items import analyse, correlation
+from grader.grading.journal import Journal
+from grader.grading.lecture import picture
+from grader.grading.limits import Limits
+from grader.grading.report import AGREES, BROKEN, DIFFERS, CheckReport, ScenarioReport
+from tests.grading_corpus import LAB, SECRET
+
+
+def task(points: list[int], passed: list[bool], *scenarios: str, id: int = 1) -> TaskReport:
+    checks = tuple(
+        CheckReport(
+            f"t::c{i}", f"check {i}", worth, "passed" if ok else "failed", "" if ok else "r"
+        )
+        for i, (worth, ok) in enumerate(zip(points, passed, strict=True))
+    )
+    found = tuple(ScenarioReport(f"s{i}", status) for i, status in enumerate(scenarios))
+    return TaskReport(id, "A task", float(sum(points)), checks, found)
+
+
+def report(student: str = "ada", **more: object) -> LabReport:
+    tasks = {1: task([6, 4], [True, False], AGREES), 3: task([8], [True], AGREES, id=3)}
+    return LabReport("lab04", "Batching", student, tasks, "bubblewrap", key=student, **more)
+
+
+@pytest.mark.parametrize(
+    ("passed", "scenarios", "points"),
+    [
+        ([True, True], [AGREES], 10),
+        ([True, False], [AGREES], 6),
+        ([True, True], [DIFFERS], 0),
+        ([True, True], [AGREES, DIFFERS], 5),
+        ([False, True], [AGREES, DIFFERS], 4),
+        ([True, True], [AGREES, BROKEN], 10),
+        ([False, False], [AGREES], 0),
+    ],
+)
+def test_points_need_checks_and_scenarios(passed: list, scenarios: list, points: float) -> None:
+    found = task([6, 4], passed, *scenarios)
+    assert found.points == points
+    assert bool(found.reason) == (points < 10)
+
+
+def test_a_report_survives_json() -> None:
+    first = report(warnings=("careful",))
+    assert LabReport.from_json(json.loads(json.dumps(first.to_json()))) == first
+
+
+def test_students_are_told_by_canvas_moodle_and_plain_names(tmp_path: Path) -> None:
+    for name in ("lovelaceada_LATE_12_345_lab04.zip", "bob-lab04.zip", ".hidden.zip"):
+        (tmp_path / name).touch()
+    inside = tmp_path / "Grace Hopper_77_assignsubmission_file_"
+    inside.mkdir()
+    (inside / "lab04.zip").touch()
+    found = {one.student: one for one in discover(tmp_path)}
+    assert set(found) == {"lovelaceada", "bob", "Grace Hopper"}
+    assert found["lovelaceada"].id == "12"
+    assert found["Grace Hopper"].path == inside / "lab04.zip"
+    (tmp_path / "bob").mkdir()
+    with pytest.raises(LabError, match="both of bob"):
+        discover(tmp_path)
+
+
+def test_a_roster_fills_in(tmp_path: Path) -> None:
+    (tmp_path / "in" / "x1").mkdir(parents=True)
+    roster = tmp_path / "roster.csv"
+    roster.write_text("file,student,email,submitted\nx1,ada,a@b.c,2026-10-02T00:10:00+02:00\n")
+    (one,) = discover(tmp_path / "in", roster)
+    assert (one.student, one.email) == ("ada", "a@b.c")
+    roster.write_text("file,shoe\nx1,42\n")
+    with pytest.raises(LabError, match="unknown column 'shoe'"):
+        discover(tmp_path / "in", roster)
+
+
+def test_late_policy(tmp_path: Path) -> None:
+    path = tmp_path / "grading.toml"
+    path.write_text(
+        "[late]\npercent_per_day = 20\ngrace_minutes = 15\nlast_day = 3\n"
+        "[late.deadlines]\nlab04 = 2026-10-01T23:59:00+02:00\n[limits]\nseconds = 99\n"
+    )
+    config = Config.load(path)
+    due = datetime.fromisoformat("2026-10-01T23:59:00+02:00")
+    late = [
+        timedelta(),
+        timedelta(minutes=15),
+        timedelta(minutes=16),
+        timedelta(days=2),
+        timedelta(days=4),
+    ]
+    found = [config.late.penalty("lab04", due + more) for more in late]
+    assert found == pytest.approx([0, 0, 0.2, 0.4, 1.0])
+    assert config.late.penalty("lab01", due + timedelta(days=9)) == 0
+    assert config.limits.seconds == 99
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[later]\n", "unknown table 'later'"),
+        ("[late]\npercent = 3\n", "unknown key of .late. 'percent'"),
+        ("[limits]\nsecond = 3\n", "unknown limit 'second'"),
+        ("[limits]\nseconds = 0\n", "above 0"),
+        ("[late]\nlast_day = 'never'\n", "must be a number"),
+        ("[late.deadlines]\nlab04 = 2026-10-01T23:59:00\n", "offset"),
+        ("[late.deadlines]\nlab99 = 2026-10-01T23:59:00Z\n", "no lab"),
+        ("[late", "cannot be read"),
+    ],
+)
+def test_config_rejects(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "grading.toml"
+    path.write_text(text)
+    with pytest.raises(Exception, match=says):
+        Config.load(path)
+
+
+def test_exports_quote_and_do_not_compute(tmp_path: Path) -> None:
+    names = ['O"Neil, "Sam"', "=HYPERLINK(1)", "Zoë\nLi", "ada"]
+    rows = [export.row(HandedIn(name, Path("x.zip"), id="7"), report(name), 0.5) for name in names]
+    export.canvas(tmp_path / "canvas.csv", rows, "lab04 (123)")
+    export.moodle(tmp_path / "moodle.csv", rows, "lab04")
+    export.summary(tmp_path / "grades.json", rows)
+    with (tmp_path / "canvas.csv").open(newline="", encoding="utf-8") as file:
+        canvas = list(csv.reader(file))
+    assert canvas[0] == ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "lab04 (123)"]
+    assert canvas[1] == ["    Points Possible", "", "", "", "", "18"]
+    assert [line[0] for line in canvas[2:]] == [names[0], "'=HYPERLINK(1)", *names[2:]]
+    assert {line[5] for line in canvas[2:]} == {"7"}
+    with (tmp_path / "moodle.csv").open(newline="", encoding="utf-8") as file:
+        assert [line["lab04"] for line in csv.DictReader(file)] == ["7"] * 4
+    assert json.loads((tmp_path / "grades.json").read_text("utf-8"))[0]["final"] == 7
+
+
+def test_report_files_stay_in_their_folder(tmp_path: Path) -> None:
+    names = ["../../evil", "a/b", "a_b", "..", "", "x" * 300, "ada"]
+    for name in names:
+        export.reports(tmp_path / "reports", report(name))
+    assert len({export.file_name(name) for name in names}) == len(names)
+    assert len(list((tmp_path / "reports").iterdir())) == 2 * len(names)
+    assert {path.name for path in tmp_path.iterdir()} == {"reports"}
+
+
+def test_journal_keeps_what_was_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    for name in ("ada", "bob", "ada"):
+        journal.add(report(name))
+    with pytest.raises(LabError, match="another grader"):
+        Journal(path)
+    journal.close()
+    assert len(path.read_text().splitlines()) == 2
+    with path.open("a") as file:
+        file.write('{"key": "cyd", "torn')
+    again = Journal(path)
+    assert len(again) == 2 and "cyd" not in again
+    assert again.get("bob") == report("bob")
+    again.add(report("cyd"))
+    again.close()
+    assert Journal(path).get("cyd") == report("cyd")
+
+
+def test_seeds_and_keys_depend_on_what_they_must() -> None:
+    from grader.grading.submission import Submission
+
+    assert keys.seeds(SECRET, LAB, "ada") == keys.seeds(SECRET, LAB, "ada")
+    drawn = [*keys.seeds(SECRET, LAB, "ada"), *keys.seeds(SECRET, LAB, "bob"),
+             *keys.seeds(b"another secret of a course", LAB, "ada")]  # fmt: skip
+    assert len(set(drawn)) == len(drawn)
+    base = (Submission({"a.py": b"1"}), LAB, "ada", SECRET, Limits(), "bubblewrap")
+    changed = [
+        (0, Submission({"a.py": b"2"})), (2, "bob"), (3, b"another secret of a course"),
+        (4, Limits(seconds=7)), (5, "landlock"),
+    ]  # fmt: skip
+    found = {keys.result_key(*base)}
+    assert keys.result_key(*base) in found
+    for place, value in changed:
+        found.add(keys.result_key(*base[:place], value, *base[place + 1 :]))
+    assert len(found) == 1 + len(changed)
+
+
+def test_the_secret_is_made_once_and_kept_private(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    first = keys.course_secret(path)
+    assert keys.course_secret(path) == first and len(first) >= 32
+    assert path.stat().st_mode & 0o077 == 0
+    path.write_text("short")
+    with pytest.raises(LabError, match="shorter"):
+        keys.course_secret(path)
+
+
+def test_correlation_is_guarded() -> None:
+    ones, steps = np.ones(5), np.arange(5.0)
+    assert correlation(ones, steps) is None
+    assert correlation(steps, ones) is None
+    assert correlation(steps[:2], steps[:2]) is None
+    assert correlation(steps, 2 * steps) == pytest.approx(1.0)
+
+
+def test_items(tmp_path: Path) -> None:
+    checks = [check for check in collect_checks(LAB) if check.task in (1, 3)]
+    mistakes = json.loads((LAB.folder / "mistakes.json").read_text("utf-8"))["observations"]
+    known = next(mistakes[check.id][0] for check in checks if mistakes.get(check.id))
+
+    def student(skill: int) -> LabReport:
+        tasks = {
+            number: TaskReport(
+                number, "t", 10.0,
+                tuple(
+                    CheckReport(c.id, c.title, c.points, *(("passed", "", "") if place < skill
+                                else ("failed", "r", known["name"])))
+                    for place, c in enumerate(checks) if c.task == number
+                ),
+                (ScenarioReport("s", DIFFERS),),
+            )
+            for number in (1, 3)
+        }  # fmt: skip
+        return LabReport("lab04", "Batching", f"s{skill}", tasks, "bubblewrap")
+
+    found = analyse(LAB, [student(skill) for skill in range(len(checks) + 1)])
+    assert [item.passed for item in found.items] == list(range(len(checks), 0, -1))
+    assert all(item.discrimination is None or item.discrimination > 0 for item in found.items)
+    assert [(slip.name, slip.students) for slip in found.slips] == [(known["name"], len(checks))]
+    assert found.disagreeing[1] > 0
+    picture(found, tmp_path / "items.png")
+    assert (tmp_path / "items.png").stat().st_size > 10_000
+    with pytest.raises(LabError, match="no submission"):
+        analyse(LAB, [])
+
+
+def test_the_lab_of_the_tests_is_a_part_of_lab04() -> None:
+    assert dataclasses.asdict(LAB)["number"] == 4
+    assert [task.id for task in LAB.tasks] == [1, 3]
+
+
+def test_the_table_fits_and_shows_every_student() -> None:
+    rows = [export.row(HandedIn(name, Path("x")), report(name), 0.2) for name in ("ada", "[red]b")]
+    console = Console(width=80, record=True)
+    console.print(class_table(LAB, rows))
+    text = console.export_text()
+    assert "[red]b" in text
+    assert "-20 %" in text and "11.2/18" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere", "--lab", "04"], "nowhere is no folder"),
+        ([".", "--lab", "99"], "no lab"),
+        ([".", "--lab", "04", "--sandbox", "wishes"], "no sandbox 'wishes'"),
+    ],
+)
+def test_the_command_says_what_is_wrong(tmp_path: Path, arguments: list[str], says: str) -> None:
+    secret = ["--secret", str(tmp_path / "secret"), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(grader_app, ["grade", *arguments, *secret])
+    assert says in str(result.exception)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,108 @@
+"""The kernels in the engine, their launches, and what was not verified."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from grader.catalog import find_lab
+from grader.machine import NOT_VERIFIED, obstacle, unverified
+from grader.paths import ROOT
+from nanovllm.batching.config import EngineConfig
+from nanovllm.batching.offline import generate_continuous
+from nanovllm.generation.params import SamplingParams
+from nanovllm.llm.options import OptionError
+from nanovllm.llm.paged_store import attention_backend, paged_store
+from nanovllm.model.config import ModelConfig
+from nanovllm.model.loader import dummy_model
+
+CONFIG = ModelConfig("llama", 40, 16, 2, 4, 2, 8, 24, 64, windows=(None, 5), eos_token_ids=(2,))
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_the_engine_says_the_same_with_and_without_kernels(chunk: int | None) -> None:
+    model = dummy_model(CONFIG, seed=3)
+    prompts = [[5, 6, 7, 8, 9], [5, 6, 7, 11], [30]]
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    done = {}
+    for name in ("torch", "triton"):
+        store = paged_store(CONFIG, 12, 4, attention=name)
+        config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=8, max_chunk=chunk)
+        result = generate_continuous(model, prompts, params, config, store=store)
+        done[name] = [sample[0].token_ids for sample in result.completions]
+    assert done["triton"] == done["torch"]
+    assert [len(tokens) for tokens in done["torch"]] == [4, 4, 4]
+
+
+def test_the_backend_follows_the_device_and_can_be_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert [attention_backend(device) for device in ("cpu", "cuda:0")] == ["torch", "triton"]
+    monkeypatch.setenv("NANOVLLM_ATTENTION", "triton")
+    assert attention_backend("cpu") == "triton"
+    assert attention_backend("cpu", "torch") == "torch"
+    with pytest.raises(OptionError, match="must be torch or triton"):
+        attention_backend("cpu", "flash")
+
+
+def test_torch_attention_loads_no_triton_kernels() -> None:
+    code = (
+        "import sys; from nanovllm.llm.paged_store import paged_store; "
+        "from nanovllm.model.config import ModelConfig; "
+        "paged_store(ModelConfig('llama', 9, 4, 1, 2, 1, 2, 8, 16), 2); "
+        "print([name for name in sys.modules if name.startswith('nanovllm.kernels')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_address_outside_of_all_tensors_is_refused() -> None:
+    runtime = pytest.importorskip("nanovllm.kernels.runtime")
+    from nanovllm.kernels.add import add_kernel
+
+    assert runtime.INTERPRETED or torch.cuda.is_available()
+    if not runtime.INTERPRETED:
+        pytest.fail("run this file with TRITON_INTERPRET=1: a GPU does not refuse addresses")
+    x = torch.ones(4)
+    with pytest.raises(IndexError, match=r"program \(0, 0, 0\) loads \d+ of 2048 elements outside"):
+        runtime.launch(add_kernel, (1,), x, x, x, 2048, 1, 1, 1, BLOCK=2048)
+
+
+def test_passes_in_the_interpreter_are_marked() -> None:
+    lab = find_lab(6)
+    assert lab.machine == "triton"
+    assert obstacle(lab) == ""
+    assert unverified(lab) == ("" if torch.cuda.is_available() else NOT_VERIFIED)
+    assert unverified(find_lab(5)) == ""
+
+
+def test_without_triton_there_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    sentence = obstacle(find_lab(6))
+    assert sentence.startswith("lab06 needs Triton, and there is none for Darwin: do it on a Linux")
+    assert obstacle(find_lab(1)) == ""
+
+
+@pytest.mark.parametrize(("dtype", "dim"), [("bfloat16", 128), ("float32", 80)])
+def test_every_kernel_compiles_for_an_h100(dtype: str, dim: int) -> None:
+    program = str(Path(__file__).parent / "compile_kernels.py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NANOVLLM_CODE": "reference"}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, program, dtype, str(dim)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    shared = {name: int(size) for name, size in map(str.split, done.stdout.splitlines())}
+    assert len(shared) == 10
+    assert max(shared.values()) <= 227 * 1024  # what a block of an H100 may have

@@ -1,0 +1,337 @@
+"""The students' repository: nothing leaks into it, it works by itself, it keeps students' work."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from grader.catalog import find_lab, labs
+from grader.errors import LabError
+from grader.mistakes import bank
+from grader.paths import HIDDEN, NOTEBOOK_SOURCES, ROOT
+from grader.release.contents import contents
+from grader.release.leaks import leaks, secrets
+from grader.release.selection import select
+from grader.release.write import RECORD, write_release
+from grader.stubs import solutions
+
+TWO_LABS_CLOSED_ONE_OPEN = ("01-03", "01,02")
+KINDS = r"(lines of )?(the|a) (solution|code|hidden scenario|model answer)"
+
+
+def never(name: str) -> bool:
+    raise AssertionError(f"asked about {name}")
+
+
+@dataclass(frozen=True)
+class Students:
+    """A students' repository, and commands run in it."""
+
+    root: Path
+
+    def run(self, *words: str, timeout: int = 300) -> subprocess.CompletedProcess[str]:
+        dropped = ("NANOVLLM_CODE", "NANOVLLM_MINE", "NANOVLLM_STATE", "PYTEST_ADDOPTS")
+        kept = {
+            k: v
+            for k, v in os.environ.items()
+            if k not in dropped and not k.startswith(("COV_", "PYTEST_"))
+        }
+        return subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=self.root,
+            env=kept | {"PYTHONPATH": str(self.root), "COLUMNS": "120"},
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=timeout,
+        )
+
+
+@pytest.fixture(scope="module")
+def released() -> dict[str, bytes]:
+    return contents(select(*TWO_LABS_CLOSED_ONE_OPEN))
+
+
+@pytest.fixture
+def students(released: dict[str, bytes], tmp_path: Path) -> Students:
+    write_release(released, tmp_path / "students", never)
+    return Students(tmp_path / "students")
+
+
+def everything(files: dict[str, bytes]) -> str:
+    """All text of a release, each line without its indentation; notebooks as their cells."""
+    texts = []
+    for name, data in files.items():
+        if name.endswith(".ipynb"):
+            cells = json.loads(data)["cells"]
+            texts.append("\n".join("".join(cell["source"]) for cell in cells))
+        elif not name.endswith((".safetensors", ".png", "checks.json")):
+            texts.append(data.decode())
+    return "\n" + "\n".join(line.strip() for text in texts for line in text.splitlines()) + "\n"
+
+
+def test_no_solution_of_an_open_lab_is_in_it(released: dict[str, bytes]) -> None:
+    """Searched anew, without the release's own search: every body of more than a line."""
+    text = everything(released)
+    searched = 0
+    for lab in (lab for lab in labs() if lab.key not in ("lab01", "lab02")):
+        for place, body in solutions(lab):
+            stripped = "\n".join(line.strip() for line in body.strip().splitlines())
+            if "\n" in stripped:
+                assert f"\n{stripped}\n" not in text, place
+                searched += 1
+    assert searched > 40
+    # The same search does find the reference that was released.
+    closed = [body for _, body in solutions(find_lab(1))]
+    found = [
+        "\n".join(line.strip() for line in body.strip().splitlines()) in text for body in closed
+    ]
+    assert all(found)
+
+
+def test_no_hidden_scenario_mistake_or_model_answer_is_in_it(released: dict[str, bytes]) -> None:
+    text = everything(released)
+    assert not [name for name in released if "hidden" in name or "solutions/mistakes" in name]
+    for lab in labs():
+        for line in (HIDDEN / lab.key / "scenarios.py").read_text().splitlines():
+            if line.startswith("def ") and not line.startswith("def _"):
+                assert line not in text, line
+        if lab.key == "lab03":
+            for mistake in (m for m in bank(lab) if "\n" in m.new.strip()):
+                stripped = "\n".join(line.strip() for line in mistake.new.strip().splitlines())
+                assert stripped not in text, mistake.name
+        source = nbformat.read(NOTEBOOK_SOURCES / lab.key / f"{lab.key}.ipynb", as_version=4)
+        answers = [
+            [line for line in cell.source.splitlines() if len(line) > 40]
+            for cell in source.cells
+            if cell.metadata.get("nbgrader", {}).get("solution")
+        ]
+        assert answers
+        assert not [line for lines in answers for line in lines if line in text]
+
+
+def test_the_search_for_leaks_finds_each_kind(released: dict[str, bytes]) -> None:
+    """What a careless edit would add to a handout, a check, a notebook or a hint file."""
+    selection = select(*TWO_LABS_CLOSED_ONE_OPEN)
+    assert leaks(released, selection) == []
+    seen = set()
+    for secret in secrets(selection):
+        kind = re.match(KINDS, secret.what)
+        assert kind is not None, secret.what
+        if kind[0] in seen:
+            continue
+        seen.add(kind[0])
+        leaked = ("\n" + " " * 8).join(["Look:", *secret.lines, "and so on."]).encode()
+        assert leaks({"labs/lab03/README.md": leaked}, selection), secret
+    assert len(seen) == 5
+    assert leaks({"solutions/hidden/lab03/scenarios.py": b""}, selection)
+    notebook = nbformat.v4.new_notebook()
+    body = next(body for _, body in solutions(find_lab(3)) if body.count("\n") > 3)
+    notebook.cells = [nbformat.v4.new_code_cell(body)]
+    assert leaks({"notebooks/lab03/lab03.ipynb": nbformat.writes(notebook).encode()}, selection)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reference", "says"),
+    [
+        ("01-02", "03", "--with-reference names lab03"),
+        ("03-01", "", "runs backwards"),
+        ("none", "", "names no lab"),
+    ],
+)
+def test_labs_that_make_no_sense_are_refused(wanted: str, reference: str, says: str) -> None:
+    with pytest.raises(LabError, match=says):
+        select(wanted, reference)
+
+
+def test_every_released_lab_can_be_worked_on(students: Students) -> None:
+    """Start and check each lab, the board, the demo; the open lab's reference is not needed."""
+    for number in (1, 3):
+        done = students.run("pytest", f"labs/lab{number:02d}")
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert f"lab{number:02d} task 1:" in done.stdout
+        assert "0/100" in done.stdout
+        assert "cannot be loaded" not in done.stdout, done.stdout
+    board = students.run("grader.cli")
+    assert "03 Prefill and decode" in board.stdout
+    assert "04 Continuous batching" not in board.stdout
+    demo = students.run("grader.cli", "demo", "03")
+    assert "which is not written yet" in demo.stderr
+    front = students.run("nanovllm.cli", "generate", "Hello")
+    assert "lab04 (batching) is not part of this copy of the course yet." in front.stderr
+    assert "--code reference" not in front.stderr
+
+
+def test_the_finished_student_sees_the_demo(students: Students) -> None:
+    write_lab(students, 1)
+    demo = students.run("grader.cli", "demo", "01")
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+
+
+def write_lab(students: Students, number: int) -> None:
+    """The student's own code of a lab: the reference, by hand."""
+    lab = find_lab(number)
+    folder = students.root / "nanovllm" / lab.package
+    folder.mkdir()
+    for path in lab.reference.glob("*.py"):
+        (folder / path.name).write_bytes(path.read_bytes())
+
+
+def test_without_a_reference_the_own_code_of_lower_labs_is_used(tmp_path: Path) -> None:
+    students = Students(tmp_path / "students")
+    write_release(contents(select("01-02", "none")), students.root, never)
+    alone = students.run("pytest", "labs/lab02")
+    assert "lab02 runs on your own lab01" in alone.stdout
+    front = students.run("nanovllm.cli", "generate", "Hello")
+    assert front.returncode == 2
+    assert "lab04 (batching) is not part of this copy of the course yet." in front.stderr
+    needs = students.run("pytest", "labs/lab01", "--reference")
+    assert "this copy of the course has no reference of lab01" in needs.stdout
+    write_lab(students, 1)
+    chosen = "import nanovllm.tokenization as t; print(t.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", chosen],
+        cwd=students.root,
+        env={**os.environ, "NANOVLLM_CODE": "lab02", "NANOVLLM_MINE": ""},
+        capture_output=True,
+        text=True,
+    )
+    own = students.root / "nanovllm" / "tokenization"
+    assert Path(done.stdout.strip()).parent == own, done.stderr
+
+
+def test_notebooks_run_in_it(students: Students, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NANOVLLM_CODE", "NANOVLLM_MINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(students.root))
+    students.run("grader.cli", "start", "03")
+    path = students.root / "notebooks" / "lab03" / "lab03.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": path.parent}}
+    )
+    client.execute()
+    said = "".join(
+        out.get("text", "") for cell in notebook.cells for out in cell.get("outputs", [])
+    )
+    assert "This cell needs lab03 task" in said
+
+
+def test_its_own_set_up_installs_it(students: Students) -> None:
+    """`make start`, with the packages of this environment in place of a download."""
+    environment = students.root / ".venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = environment / "lib" / version / "site-packages"
+    here = [sysconfig.get_path("purelib"), *(p for p in sys.path if p.endswith("site-packages"))]
+    lines = [p for p in dict.fromkeys(here) if Path(p).is_dir()]
+    (site / "packages.pth").write_text("\n".join(lines) + "\n")
+    pip = [environment / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-deps"]
+    subprocess.run(
+        [*pip, "--no-build-isolation", "--ignore-installed", "--editable", students.root],
+        check=True,
+    )
+    (environment / ".ready").touch()
+    kept = {k: v for k, v in os.environ.items() if k not in ("NANOVLLM_MINE", "PYTHONPATH")}
+    done = subprocess.run(
+        ["make", "-C", students.root, "start"], capture_output=True, text=True, env=kept
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Now it is your turn" in done.stdout
+    assert (students.root / "nanovllm" / "tokenization" / "bpe.py").is_file()
+    board = subprocess.run([environment / "bin" / "lab"], cwd=students.root, env=kept)
+    assert board.returncode == 0
+
+
+def test_requirements_hold_what_students_need(released: dict[str, bytes]) -> None:
+    names = {line.partition("==")[0] for line in released["requirements.txt"].decode().splitlines()}
+    assert {"torch", "pytest", "typer", "rich", "jupyter", "hypothesis", "setuptools"} <= names
+    assert not {"ruff", "import-linter", "nbgrader"} & names
+    assert "[tool.ruff" not in released["pyproject.toml"].decode()
+    assert "pytest.ini_options" in released["pyproject.toml"].decode()
+    assert "grader.grading" not in released["pyproject.toml"].decode()
+    assert "/nanovllm/*/" not in released[".gitignore"].decode()
+    assert "__pycache__/" in released[".gitignore"].decode()
+
+
+def test_links_in_it_work(released: dict[str, bytes]) -> None:
+    import posixpath
+
+    for name, data in released.items():
+        if name.endswith(".md"):
+            for target in re.findall(r"\]\(([^)#]+)\)", data.decode()):
+                path = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+                assert target.startswith("http") or path in released, f"{name} links to {target}"
+
+
+def test_released_again_it_keeps_what_students_changed(students: Students) -> None:
+    root, files = students.root, contents(select(*TWO_LABS_CLOSED_ONE_OPEN))
+    mine = root / "nanovllm" / "tokenization" / "bpe.py"
+    mine.parent.mkdir()
+    mine.write_text("my work")
+    (root / "notebooks" / "lab01" / "lab01.ipynb").write_text("my answers")
+    (root / "labs" / "lab01" / "README.md").unlink()
+    asked: list[str] = []
+
+    def refuse(name: str) -> bool:
+        asked.append(name)
+        return False
+
+    newer = files | {"README.md": b"new text", "extra.md": b"x"}
+    done = write_release(newer, root, refuse)
+    assert asked == ["notebooks/lab01/lab01.ipynb"]
+    assert done.kept == asked
+    assert done.updated == ["README.md"]
+    assert sorted(done.new) == ["extra.md", "labs/lab01/README.md"]
+    assert (root / "notebooks" / "lab01" / "lab01.ipynb").read_text() == "my answers"
+    assert mine.read_text() == "my work"
+    again = write_release(files, root, lambda name: True)
+    assert again.removed == ["extra.md"]
+    assert again.updated == ["README.md", "notebooks/lab01/lab01.ipynb"]
+    assert mine.read_text() == "my work"
+
+
+def test_a_folder_that_was_there_before_is_asked_about(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("their own")
+    (tmp_path / "theirs.py").write_text("x = 1")
+    done = write_release({"README.md": b"ours"}, tmp_path, lambda name: False)
+    assert done.kept == ["README.md"]
+    assert (tmp_path / "README.md").read_text() == "their own"
+    write_release({}, tmp_path, lambda name: False)
+    assert (tmp_path / "README.md").read_text() == "their own"
+    assert (tmp_path / "theirs.py").read_text() == "x = 1"
+    assert json.loads((tmp_path / RECORD).read_text()) == {}
+
+
+def test_the_course_itself_is_no_target(tmp_path: Path) -> None:
+    for folder in (ROOT, ROOT / "labs", ROOT.parent):
+        with pytest.raises(LabError, match="is or holds the course itself"):
+            write_release({}, folder, never)
+    (tmp_path / "file").touch()
+    with pytest.raises(LabError, match="is a file"):
+        write_release({}, tmp_path / "file", never)
+
+
+def test_the_command_builds_it_and_asks_nobody_without_a_terminal(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "grader", "release", "--to", str(tmp_path / "out")]
+    words += ["--labs", "01"]
+    first = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "lab01; reference of no lab." in first.stdout
+    readme = tmp_path / "out" / "README.md"
+    readme.write_text("edited")
+    again = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert "kept as it is, edited since" in again.stdout
+    assert readme.read_text() == "edited"
+    subprocess.run([*words, "--overwrite"], cwd=ROOT, check=True, capture_output=True)
+    assert "nano-vLLM Labs" in readme.read_text()
