@@ -1,7 +1,7 @@
 """Everything that is recorded, in one go: `python -m benchmarks.run --out benchmarks/results`.
 
 Peers that are not there are left out and named. On a quiet machine of two processors it takes
-about a quarter of an hour; --quick tries it all in a few minutes and records nothing worth keeping.
+about half an hour; --quick tries it all in a few minutes and records nothing worth keeping.
 """
 
 import argparse
@@ -29,8 +29,9 @@ def parts(quick: bool, threads: int, vllm_python: str | None) -> dict[str, Part]
     own = ["vllm-own-process"] if vllm_python else []
     common = {"threads": threads, "vllm_python": vllm_python, "dtype": "bfloat16"}
 
-    def throughput(model: str, names: list[str], rounds: int) -> Part:
-        return lambda: runs.run_throughput(model, names, rounds, requests, report, **common)
+    def throughput(model: str, names: list[str], rounds: int, **other: str) -> Part:
+        options = common | other
+        return lambda: runs.run_throughput(model, names, rounds, requests, report, **options)
 
     def latency(model: str, names: list[str]) -> Part:
         return lambda: runs.run_latency(model, names, rounds, report, **common)
@@ -43,6 +44,10 @@ def parts(quick: bool, threads: int, vllm_python: str | None) -> dict[str, Part]
         "policies": lambda: runs.run_policies(200, 20.0, 0),
         # one at a time is too slow for every round: it has its own short run
         "throughput-tiny": throughput("tiny", [*TRANSFORMERS[1:], *vllm, *own], rounds),
+        # vLLM's kernels for bfloat16 want a processor that has it
+        "throughput-tiny-float32": throughput(
+            "tiny", [*TRANSFORMERS[1:2], *vllm], rounds, dtype="float32"
+        ),
         "throughput-tiny-one-at-a-time": throughput("tiny", TRANSFORMERS[:1], 1),
         "throughput-mid": throughput("mid", [*TRANSFORMERS[1:2], *vllm], min(rounds, 3)),
         "latency-tiny": latency("tiny", [*TRANSFORMERS[:1], *vllm, *own]),

@@ -12,6 +12,13 @@ from grader.compare import describe
 from grader.expect import ExpectationFailed
 from grader.paths import LABS, ROOT
 
+# What Triton's interpreter says in its own words: a part of its message, and what is meant.
+MEANT = {
+    "get_bf16": "the interpreter has no arithmetic on bfloat16: convert with .to(tl.float32) first",
+    "grid_idx": "a kernel was called without a grid: launch(kernel, grid, ...)",
+    "'int' object is not iterable": "a tensor is a pointer in a kernel, without x[...]: "
+    "use tl.load(x + places)",
+}
 WIDTH = 96
 LABEL = 9
 
@@ -103,6 +110,8 @@ def _exception_rows(error: BaseException) -> Iterable[tuple[str, str]]:
             yield "line", error.text.strip()
         return
     yield "raised", f"{type(error).__name__}: {error}"
+    if any("triton" in Path(f.filename).parts for f in traceback.extract_tb(error.__traceback__)):
+        yield from (("meaning", text) for part, text in MEANT.items() if part in str(error))
     for frame in traceback.extract_tb(error.__traceback__):
         path = Path(frame.filename)
         ours = "nanovllm" in path.parts or path.is_relative_to(LABS)

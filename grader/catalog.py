@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from grader.paths import LABS, REFERENCE, student_package
@@ -84,8 +84,17 @@ class Lab:
 
 
 def read_lab(folder: Path) -> Lab:
-    """Read one `lab.toml`."""
+    """Read one `lab.toml`; again only when the file has changed."""
     path = folder / "lab.toml"
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise CatalogError(f"{path} is missing; restore it with `git checkout {path}`.") from None
+    return _parsed(path, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(256)
+def _parsed(path: Path, modified: int, size: int) -> Lab:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         tasks = tuple(
@@ -108,8 +117,6 @@ def read_lab(folder: Path) -> Lab:
             tuple(data.get("demo", ())),
             data.get("machine", ""),
         )
-    except FileNotFoundError:
-        raise CatalogError(f"{path} is missing; restore it with `git checkout {path}`.") from None
     except (tomllib.TOMLDecodeError, KeyError) as error:
         raise CatalogError(f"{path} cannot be used: {error!r}.") from None
 

@@ -24,11 +24,17 @@ class PagedCase:
     max_query_len: int
     guard: Guard
     expected: Tensor  # [T, H, D] in q's dtype
+    strided: tuple[str, ...]
 
     @property
     def cache(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Both caches, the block tables and the context lengths."""
         return self.k_cache, self.v_cache, self.block_tables, self.context_lens
+
+    def empty_out(self) -> Tensor:
+        """Where the answer goes [T, H, D], with poison around it."""
+        order = (2, 0, 1) if "out" in self.strided else None
+        return self.guard.empty(*self.q.shape, dtype=self.q.dtype, order=order)
 
 
 def paged_case(
@@ -43,11 +49,14 @@ def paged_case(
     window: int | None = None,
     dtype: torch.dtype = torch.float32,
     sharp: float = 1.0,
+    strided: tuple[str, ...] = (),
     device: str = "cpu",
 ) -> PagedCase:
     """Contexts of these lengths; the newest `lengths` (default: 1) tokens of each are queries.
 
-    `sharp` multiplies the queries: with large ones a single key wins.
+    `sharp` multiplies the queries: with large ones a single key wins. `strided`: which of q, k,
+    v and out are laid out otherwise, their dims apart. Positions that no window reaches
+    any more hold NaN: their blocks may have been freed.
     """
     lengths = [1] * len(contexts) if lengths is None else lengths
     guard = Guard(device)
@@ -72,20 +81,23 @@ def paged_case(
         tables[i, :width] = blocks
         k, v = normal(context, kv_heads, dim), normal(context, kv_heads, dim)
         places = torch.arange(context)
-        for cache, values in zip(caches, (k, v), strict=True):
-            cache[blocks[places // block_size], places % block_size] = values
         mine = slice(starts[i], starts[i + 1])
         expected[mine] = _attention(q[mine], k, v, window)
+        for cache, values in zip(caches, (k, v), strict=True):
+            if window is not None:
+                values[: max(0, context - lengths[i] - window + 1)] = torch.nan
+            cache[blocks[places // block_size], places % block_size] = values
     return PagedCase(
-        q=guard.place(q),
-        k_cache=guard.place(caches[0]),
-        v_cache=guard.place(caches[1]),
+        q=guard.place(q, order=(1, 2, 0) if "q" in strided else None),
+        k_cache=guard.place(caches[0], order=(0, 3, 2, 1) if "k" in strided else None),
+        v_cache=guard.place(caches[1], order=(0, 3, 2, 1) if "v" in strided else None),
         block_tables=tables.to(device)[:, : max(widths)],
         context_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
         query_start_loc=torch.tensor(starts, dtype=torch.int32, device=device),
         max_query_len=max(lengths),
         guard=guard,
         expected=expected.to(dtype),
+        strided=strided,
     )
 
 

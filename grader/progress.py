@@ -36,6 +36,10 @@ class Tally:
     def full(self) -> bool:
         return self.trust is Trust.FRESH and self.earned == self.points
 
+    @property
+    def edited(self) -> bool:
+        return self.trust is Trust.EDITED
+
     def __add__(self, other: Tally) -> Tally:
         worst = max(self.trust, other.trust, key=list(Trust).index)
         return Tally(self.earned + other.earned, self.points + other.points, worst)
@@ -164,7 +168,8 @@ def next_step(all_labs: list[LabProgress], records: State) -> str:
         return _next_in(open_labs[0])
     for one in sorted(all_labs, key=lambda one: not one.started):  # what is begun comes first
         number = f"{one.lab.number:02d}"
-        if one.started and not one.tally("mine").full:
+        chain = all(low.started for low in all_labs if low.lab.number < one.lab.number)
+        if one.started and chain and not one.tally("mine").full:
             if one.tally("mine").trust is Trust.FRESH:
                 return (
                     f"{one.lab.key} on your own code of all labs: lab check {number} --mine "
@@ -178,12 +183,10 @@ def next_step(all_labs: list[LabProgress], records: State) -> str:
 
 def _next_in(one: LabProgress) -> str:
     lab, number = one.lab, f"{one.lab.number:02d}"
-    if one.tally("isolated").trust is Trust.STALE:
-        return f"{lab.key} has changed since its last check: lab check {number}"
     for progress in one.tasks:
-        if not progress.isolated.full:
+        if progress.isolated.earned < progress.isolated.points or progress.isolated.edited:
             task = progress.task
-            if progress.isolated.trust is Trust.EDITED:
+            if progress.isolated.edited:
                 return (
                     f"{lab.key} task {task.id}: its checks are edited; "
                     f"git checkout labs/{lab.key}, then lab check {number}"
@@ -194,4 +197,4 @@ def _next_in(one: LabProgress) -> str:
                 f"{lab.key} task {task.id}: {task.title} → {file}; "
                 f"lab check {number} --task {task.id}"
             )
-    return f"lab check {number}"
+    return f"{lab.key} has changed since its last check: lab check {number}"

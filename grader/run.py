@@ -96,6 +96,9 @@ def run_checks(run: Run) -> Record:
 
 def fresh_processes(function: Callable[[T], R], work: Iterable[T], jobs: int = 0) -> Iterator[R]:
     """Map in order, each item in a new process that finds the heavy imports already done."""
+    work = list(work)
+    if not work:
+        return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)

@@ -5,12 +5,15 @@ import shutil
 import sys
 
 import pytest
+import torch
 from PIL import Image
+from transformers import AutoModelForCausalLM
 
 from benchmarks import planning_cost
 from nanovllm.batching.events import ChunkRun, Stepped
 from nanovllm.bench import memory, policies
 from nanovllm.bench.contestants import Settings, started
+from nanovllm.bench.forced import Forced, judge
 from nanovllm.bench.loop import peak_bytes
 from nanovllm.bench.machine import describe
 from nanovllm.bench.models import SIZES, model_folder
@@ -178,6 +181,22 @@ class TestPolicies:
         assert size_of(tmp_path / "p.png")[0] > 1000
 
 
+class TestForced:
+    def test_each_token_is_judged_behind_its_own_past(self, model):
+        oracle = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        workload = random_workload(oracle.config.vocab_size, 2, (5, 9), (6, 6))
+        right = []
+        for job in workload.jobs:
+            ids = torch.tensor([job.prompt])
+            made = oracle.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+            right.append(made[0, len(job.prompt) :].tolist())
+        wrong = [[*answer[:-1], (answer[-1] + 1) % oracle.config.vocab_size] for answer in right]
+        found = judge(model, workload, {"right": right, "wrong": wrong, "first": right[:1]})
+        assert found["right"] == Forced(12, 1.0, 0.0)
+        assert found["wrong"].argmax_share == 10 / 12 and found["wrong"].largest_gap > 0
+        assert found["first"] == Forced(6, 1.0, 0.0)
+
+
 class TestCommands:
     def test_throughput(self, model, tmp_path):
         out, plot = tmp_path / "t.json", tmp_path / "t.png"
@@ -188,6 +207,9 @@ class TestCommands:
         record = json.loads((tmp_path / "t.json").read_text())
         assert len(record["results"]["output_tokens_per_second"]["nanovllm"]["rounds"]) == 2
         assert record["results"]["workload"]["requests"] == 4
+        forced = record["results"]["teacher_forced"]["nanovllm"]
+        assert forced["tokens"] == record["results"]["workload"]["output_tokens"][1]
+        assert forced["argmax_share"] > 0.9 and "are the argmax" in done.stdout
         assert str(model.parent) not in json.dumps(record)
         assert size_of(tmp_path / "t.png")[0] > 500
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -13,7 +16,7 @@ from nanovllm.bench.serve_process import own_server
 from nanovllm.bench.serving import Load, summary
 from nanovllm.cli.bench_serve import _arguments
 from nanovllm.serving.load import Record, Slo
-from tests.processes import plain, run
+from tests.processes import ROOT, environment, plain, run
 from tests.serving_tools import Live, live
 
 
@@ -123,7 +126,7 @@ def test_our_own_server_takes_the_options_and_is_gone_afterwards(monkeypatch) ->
     import httpx
 
     monkeypatch.setenv("NANOVLLM_CODE", "reference")
-    with own_server(arguments) as address:
+    with own_server(arguments) as (address, _):
         state = httpx.get(f"{address}/dashboard/state", timeout=60).json()
     assert state["kv"]["block_size"] == 8 and state["kv"]["prefix"] is None
     with pytest.raises(httpx.ConnectError):
@@ -156,3 +159,16 @@ def test_a_server_that_refuses_says_why() -> None:
         assert run("bench", "serve", "--base-url", server.url, *options).returncode == 0
         wrong = run("bench", "serve", "--base-url", server.url, *options, "--served-model", "gpt")
         assert wrong.returncode == 2 and "serves tiny, not gpt" in wrong.stderr
+
+
+def test_servers_side_by_side(tmp_path: Path) -> None:
+    """Ours over HTTP and without it, on the same requests."""
+    command = [sys.executable, "-m", "benchmarks.servers", "--rounds", "1", "--requests", "3",
+               "--concurrency", "2", "--threads", "1", "--out", str(tmp_path)]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "HTTP / offline" in done.stdout
+    results = json.loads((tmp_path / "servers.json").read_text())["results"]
+    assert set(results["output_tokens_per_second"]) == {"nanovllm serve", "LLM.generate"}
+    assert results["http_to_offline"] > 0 and results["ttft_p50_seconds"]["nanovllm serve"]
+    assert (tmp_path / "servers.png").stat().st_size > 5000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import distributed
 import pytest
 
 from grader.grading import Sandbox
@@ -18,7 +19,6 @@ from tests.grading_corpus import FULL, HONEST, LAB, LIMITS, SECRET, write_solved
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has resource limits alone")
 def test_two_workers_give_the_same_points(tmp_path: Path) -> None:
-    distributed = pytest.importorskip("distributed", reason="--dask is an extra, not installed")
     for name in ("ada", "bob", "cyd"):
         write_solved(tmp_path / "class" / name, "budget.py", *["request.py"] * (name == "bob"))
     class_, config = discover(tmp_path / "class"), Config(LIMITS)

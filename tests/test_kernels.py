@@ -16,10 +16,12 @@ from grader.paths import ROOT
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.offline import generate_continuous
 from nanovllm.generation.params import SamplingParams
+from nanovllm.llm.engines import EngineOptions, make_store, why_not_fast
 from nanovllm.llm.options import OptionError
 from nanovllm.llm.paged_store import attention_backend, paged_store
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model
+from nanovllm.paging.attention import paged_attention
 
 CONFIG = ModelConfig("llama", 40, 16, 2, 4, 2, 8, 24, 64, windows=(None, 5), eos_token_ids=(2,))
 
@@ -61,8 +63,18 @@ def test_torch_attention_loads_no_triton_kernels() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_llm_reads_its_blocks_by_the_chosen_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, options = dummy_model(CONFIG), EngineOptions(num_gpu_blocks_override=12, block_size=4)
+    assert make_store(model, 64, options).attention is paged_attention
+    monkeypatch.setenv("NANOVLLM_ATTENTION", "triton")
+    assert make_store(model, 64, options).attention is not paged_attention
+    compiled = EngineOptions(enforce_eager=False)
+    assert why_not_fast(model, compiled) == "attention is to run on lab 06's kernels"
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there is no Triton on macOS")
 def test_an_address_outside_of_all_tensors_is_refused() -> None:
-    runtime = pytest.importorskip("nanovllm.kernels.runtime")
+    from nanovllm.kernels import runtime
     from nanovllm.kernels.add import add_kernel
 
     assert runtime.INTERPRETED or torch.cuda.is_available()

@@ -46,9 +46,19 @@ def test_a_lab_that_is_begun_comes_before_earlier_ones_that_are_not(tmp_path: Pa
     course = make_course(tmp_path, started="2")
     assert "next: lab02 task 1: Triple" in next_line(course)
     course.record(key="lab02", test_triple="passed")
-    assert next_line(course) == "next: lab02 on your own code of all labs: lab check 02 --mine"
-    course.record("mine", key="lab02", test_triple="passed")
+    # not its chain: that would stand on a lab of which there is no code of the student's own
     assert next_line(course) == "next: lab01 Adding up: lab start 01"
+    course.lab("start", "1")
+    course.record(**ALL_PASS)
+    course.record("mine", **ALL_PASS)
+    assert next_line(course) == "next: lab02 on your own code of all labs: lab check 02 --mine"
+
+
+def test_work_on_a_later_task_does_not_ask_for_the_earlier_ones_again(course: Course) -> None:
+    course.record(test_add="passed", test_negative="passed")
+    (course.mine / "scale.py").write_text("# more\n")
+    course.record(test_push="failed")
+    assert "task 2: Counter" in next_line(course)
 
 
 def test_points_stand_in_two_columns(course: Course) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grader import mistakes
-from grader.build import mistakes_fresh
+from grader import mistakes, mistakes_record
 from grader.catalog import Lab
 from grader.collect import collect_checks
 from grader.outcome import Status
@@ -53,7 +52,7 @@ def recorded(lab: Lab) -> dict[str, list[dict]]:
 
 def test_every_known_mistake_is_caught_and_named(lab: Lab) -> None:
     """By the builder's record of planting all of them, which is of the files as they are now."""
-    assert mistakes_fresh(lab), f"run `python -m grader build {lab.number:02d}`"
+    assert mistakes_record.fresh(lab), f"run `python -m grader build {lab.number:02d}`"
     entries = recorded(lab)
     known = mistakes.bank(lab)
     assert len(known) >= 12
@@ -72,7 +71,7 @@ def test_every_known_mistake_is_caught_and_named(lab: Lab) -> None:
 
 def test_planted_mistakes_are_recognised_again(lab: Lab) -> None:
     """A share of the bank, planted anew: the record is not trusted, it is repeated."""
-    for finding in mistakes.findings(lab, mistakes.bank(lab)[::6]):
+    for finding in mistakes.findings(lab, mistakes.bank(lab)[::10]):
         assert finding.observations, f"no check of its task notices {finding.mistake.name}"
         named = mistakes.named_by(finding, recorded(lab))
         assert named, f"no card names {finding.mistake.name}"
@@ -86,32 +85,35 @@ def test_a_card_names_the_mistake(lab: Lab, tmp_path: Path) -> None:
     assert " ".join(mistake.says.split())[:40] in " ".join(re.sub("│", "", record.printed).split())
 
 
-def test_a_raise_planted_anywhere_is_hit(lab: Lab, tmp_path: Path) -> None:
-    """Every body that a student writes is executed by a check of its task."""
-    work = []
-    for number, symbol in enumerate(sorted(lab.task_of_symbol)):
-        folder = tmp_path / str(number)
-        plant_raise(lab, symbol, folder)
-        work.append(Run(lab.key, folder, lab.task_of_symbol[symbol].id))
-    for run, record, symbol in zip(
-        work, fresh_processes(run_checks, work), sorted(lab.task_of_symbol), strict=True
-    ):
-        hit = [o for o in record.outcomes if "planted here" in o.reason]
-        assert hit, f"no check of {lab.key} task {run.task} runs {symbol}"
+def test_every_solution_is_run_by_a_check_of_its_task(lab: Lab, tmp_path: Path) -> None:
+    """Every body that a student writes says so when it runs, and under which check."""
+    notes = tmp_path / "notes"
+    plant_notes(lab, tmp_path, notes)
+    [record] = fresh_processes(run_checks, [Run(lab.key, tmp_path)], 1)
+    wrong = [f"{o.check}: {o.reason}" for o in record.outcomes if o.status is not Status.PASSED]
+    assert not wrong, "\n".join(wrong)
+    task_of_check = {check.id: check.task for check in collect_checks(lab)}
+    ran = set()
+    for line in notes.read_text(encoding="utf-8").splitlines():
+        symbol, _, check = line.partition(" ")
+        ran.add((symbol, task_of_check.get(check)))
+    for symbol, task in lab.task_of_symbol.items():
+        assert (symbol, task.id) in ran, f"no check of {lab.key} task {task.id} runs {symbol}"
 
 
-def plant_raise(lab: Lab, symbol: str, package: Path) -> None:
-    """Copy the reference with a `raise` as the first line of one solution."""
+def plant_notes(lab: Lab, package: Path, notes: Path) -> None:
+    """Copy the reference with a note as the first line of every solution."""
     folder = package / lab.package
     folder.mkdir(parents=True)
-    module, _, name = symbol.partition(":")
     for path in lab.reference.glob("*.py"):
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        if path.stem == module:
-            [node] = [node for found, node in functions("".join(lines)) if found == name]
-            at = next(i for i in range(node.lineno - 1, len(lines)) if BEGIN in lines[i])
-            indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
-            lines[at] = f'{indent}raise RuntimeError("planted here")\n'
+        for name, node in functions("".join(lines)):
+            symbol = f"{path.stem}:{name}"
+            if symbol in lab.task_of_symbol:
+                at = next(i for i in range(node.lineno - 1, len(lines)) if BEGIN in lines[i])
+                indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+                call = f'__import__("tests.hits").hits.note("{symbol}", {str(notes)!r})'
+                lines[at] = f"{indent}{call}\n"
         (folder / path.name).write_text("".join(lines), encoding="utf-8")
 
 

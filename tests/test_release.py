@@ -167,9 +167,23 @@ def test_every_released_lab_can_be_worked_on(students: Students) -> None:
     assert "04 Continuous batching" not in board.stdout
     demo = students.run("grader.cli", "demo", "03")
     assert "which is not written yet" in demo.stderr
+    write_lab(students, 1)
     front = students.run("nanovllm.cli", "generate", "Hello")
-    assert "lab04 (batching) is not part of this copy of the course yet." in front.stderr
+    assert front.returncode == 2
+    assert re.match(r"nanovllm: lab03 task \d is not written yet: \w+", front.stderr)
     assert "--code reference" not in front.stderr
+    write_lab(students, 3)
+    front = students.run("nanovllm.cli", "generate", "What is 12 plus 7?", "--chat")
+    assert front.returncode == 0, front.stderr
+    assert front.stdout == "12 + 7 = 19.\n"
+    assert "the engine is static batches (lab03, yours): lab04 (batching) is not" in front.stderr
+    for words in (["bench", "memory"], ["generate", "a", "--replay", "run.html"], ["serve"]):
+        refused = students.run("nanovllm.cli", *words)
+        assert refused.returncode == 2
+        assert re.fullmatch(
+            r"nanovllm: .*lab0[47] \(\w+\) is not part of this copy of the course yet\.\n",
+            refused.stderr,
+        ), refused.stderr
 
 
 def test_the_finished_student_sees_the_demo(students: Students) -> None:
@@ -182,7 +196,7 @@ def write_lab(students: Students, number: int) -> None:
     """The student's own code of a lab: the reference, by hand."""
     lab = find_lab(number)
     folder = students.root / "nanovllm" / lab.package
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     for path in lab.reference.glob("*.py"):
         (folder / path.name).write_bytes(path.read_bytes())
 
@@ -194,7 +208,7 @@ def test_without_a_reference_the_own_code_of_lower_labs_is_used(tmp_path: Path) 
     assert "lab02 runs on your own lab01" in alone.stdout
     front = students.run("nanovllm.cli", "generate", "Hello")
     assert front.returncode == 2
-    assert "lab04 (batching) is not part of this copy of the course yet." in front.stderr
+    assert "lab03 (generation) is not part of this copy of the course yet." in front.stderr
     needs = students.run("pytest", "labs/lab01", "--reference")
     assert "this copy of the course has no reference of lab01" in needs.stdout
     write_lab(students, 1)

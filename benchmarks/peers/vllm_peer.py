@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from nanovllm.bench.loop import serve
@@ -26,7 +27,10 @@ class Vllm:
             seed=0,
             disable_log_stats=True,
         )
-        return {"vllm": vllm.__version__, "torch": torch.__version__}
+        preloaded = [Path(each).name for each in os.environ.get("LD_PRELOAD", "").split(os.pathsep)]
+        return {
+            "vllm": vllm.__version__, "torch": torch.__version__, "preloaded": " ".join(preloaded),
+        }  # fmt: skip
 
     def settle(self) -> None:
         pass

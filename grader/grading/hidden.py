@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ def _items(task: dict[str, Any]) -> list[tuple[str, Scenario, int]]:
 
 def _compare(observed: Any, expected: Any) -> dict[str, Any]:
     try:
+        if json.dumps(observed) == json.dumps(expected):  # the same bits, as most answers are
+            return {"agrees": True, "where": ""}
         found = scenarios.judge(wire.decode(observed), wire.decode(expected))
     except Exception as error:  # whatever it is that was sent, it is no right answer
         return {"agrees": False, "where": f"not comparable: {type(error).__name__}"}

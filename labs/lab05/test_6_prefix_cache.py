@@ -81,10 +81,13 @@ def test_hash():
         cause="K and V of a token depend on all tokens before it",
     )
     kinds = [block_hash(b"", tokens, "") for tokens in ((1, 23), (12, 3), (123,))]
+    salted = [block_hash(b"", tokens, salt) for tokens, salt in (((5, 6), "7"), ((5, 67), ""))]
+    behind = {block_hash(first, (5,), salt) for salt in ("", "x", "y")}
     expect(
-        [len(set(kinds)), len({block_hash(first, (5,), salt) for salt in ("", "x", "y")})],
-        [3, 3],
-        call="different keys of (1, 23), (12, 3), (123,), and of three salts behind a parent",
+        [len(set(kinds)), len(set(salted)), len(behind)],
+        [3, 2, 3],
+        call='different keys of (1, 23), (12, 3), (123,); of (5, 6) with salt "7" and (5, 67) '
+        "without; of three salts behind a parent",
         cause="digits must not run together, and a salt counts in every block of a chain",
     )
     expect([type(first), len(first) >= 8], [bytes, True], call="type(key), len(key) >= 8")
@@ -268,6 +271,19 @@ def test_lookup():
         call="lookup of (5, 6, 7, 8, 9) where (1, 2, 3, 4) has the same key",
         cause="a key may be shared by chance",
     )
+    manager = BlockManager(8, 4)
+    chain(manager.prefix.index, *blocks)
+    sibling, sample = request_of([*prompt, 9]), request_of([*prompt, 9], 1)
+    sibling.sequence.request_id = sample.sequence.request_id = 0
+    manager.tables[sibling] = table_of(manager.pool, [5], 3)
+    manager._samples[0] = {sibling: None}
+    source, tokens = manager.source(sample)
+    expect(
+        [source.block_ids, tokens],
+        [[5, 0, 3], 12],
+        call="source of 13 tokens, 12 of them cached; another sample of the request has stored 3",
+        cause="it begins with whichever holds more (task 5)",
+    )
 
 
 @pytest.mark.check(
@@ -300,18 +316,20 @@ def test_can_admit():
         cause="4 blocks less 2 that others hold; if they are free, all 4 come from the free ones",
     )
     seen = []
-    for stored in (4, 10):
-        manager = BlockManager(8, 4, enable_prefix_caching=False)
+    for stored, num_blocks in ((4, 8), (10, 8), (10, 4), (10, 3)):
+        manager = BlockManager(num_blocks, 4, enable_prefix_caching=False)
         first = Request(0, SimulatedSequence(0, 10, 5, index=0), 0.0, 14)
         manager.tables[first] = table_of(manager.pool, [0, 1, 2], stored)
         manager._samples[0] = {first: None}
         second = Request(1, SimulatedSequence(0, 10, 5, index=1), 0.0, 14)
-        seen.append([stored, manager.can_admit(second)])
+        seen.append([stored, num_blocks, manager.can_admit(second)])
     expect(
         seen,
-        [[4, False], [10, True]],
-        call="[prompt tokens stored by another sample of the request, of 10; can_admit]",
-        cause="to come in before the prompt is read is to read it again",
+        [[4, 8, False], [10, 8, True], [10, 4, True], [10, 3, False]],
+        call="[prompt tokens stored by another sample of the request, of 10; blocks of the pool, "
+        "3 of them its; can_admit]",
+        cause="to come in before the prompt is read is to read it again; and a block that is "
+        "shared in part will be copied, which takes a free one",
     )
 
 

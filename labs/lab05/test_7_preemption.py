@@ -157,6 +157,12 @@ def test_swap_in_behind_a_hit():
         swap.swap_in("r", table, pool, transfers)
         seen.append([shared, table.block_ids, moves(transfers), table.num_tokens, pool.num_free])
         seen[-1].append(swap.pool.num_free)
+        expect(
+            sorted(block for block, owners in pool.owners.items() if table in owners),
+            sorted(table.block_ids),
+            call=f"blocks of which the pool says that the table owns them, {shared} tokens shared",
+            cause="a partly used block is given back to the pool, not only struck off the table",
+        )
     expect(
         seen,
         [
@@ -198,6 +204,25 @@ def test_suspend(rng):
             call=f'suspend with preemption="{mode}": transfers, host blocks in use, free blocks',
             cause="its blocks are free at once, in both modes",
         )
+    hashed = []
+
+    def counted(parent, tokens, salt):
+        hashed.append(tokens)
+        return bytes(tokens)
+
+    manager = BlockManager(6, 4, hash_of=counted)
+    request = Request(0, SimulatedSequence(0, 9, 5), 0.0, 14)
+    manager.prefix.contents(request, 1)
+    manager.tables[request] = BlockTable(4)
+    manager._samples[0] = {request: None}
+    manager.suspend(request)
+    manager.prefix.contents(request, 1)
+    expect(
+        len(hashed),
+        2,
+        call="blocks hashed before and after suspend, of a request with 2 full blocks",
+        cause="each block is hashed once a request: it comes back with the same tokens",
+    )
     model = dummy_model(CONFIG)
     prompts = [rng.integers(3, 50, size=int(n)).tolist() for n in (7, 5, 9)]
     params = SamplingParams(temperature=1.0, max_tokens=10, ignore_eos=True, seed=3)

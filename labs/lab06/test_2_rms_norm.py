@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grader import expect
-from grader.guard import Guard
+from grader.guard import ODD, Guard
 from nanovllm.kernels.rms_norm import fused_add_rms_norm_
 from nanovllm.kernels.runtime import DEVICE
 
@@ -37,8 +37,9 @@ def test_values(generator):
     x, residual, weight = inputs(generator, 3, 16)
     want = oracle(x, residual, weight, 0.1)
     guard = Guard(DEVICE)
-    x, residual = guard.place(x, gap=0), guard.place(residual, gap=0)
-    fused_add_rms_norm_(x, residual, weight.to(DEVICE), 0.1)
+    x, residual = (guard.place(values, gap=0, poison=ODD) for values in (x, residual))
+    with guard.watched() as trace:
+        fused_add_rms_norm_(x, residual, weight.to(DEVICE), 0.1)
     expect(
         torch.stack([x, residual]),
         want,
@@ -46,6 +47,14 @@ def test_values(generator):
         call="[x, residual] after fused_add_rms_norm_(x, residual, weight, eps) [2, T, E]",
         cause="the sum must come back as the residual, and its norm as x",
     )
+    if trace is not None:
+        expect(
+            [trace.bytes_read // 4, trace.bytes_written // 4],
+            [3 * 3 * 16, 2 * 3 * 16],
+            call="numbers read and written by fused_add_rms_norm_",
+            given={"T": 3, "E": 16},
+            cause="x, residual and weight are loaded once, x and residual stored once a token",
+        )
 
 
 @pytest.mark.check(
@@ -62,9 +71,9 @@ def test_widths(generator):
     for tokens, width in ((1, 5), (2, 48), (3, 33)):
         guard = Guard(DEVICE)
         x, residual, weight = inputs(generator, tokens, width)
-        placed = guard.place(x), guard.place(residual)
-        padded = torch.cat([weight, torch.full((width,), torch.nan)]).to(DEVICE)
-        fused_add_rms_norm_(*placed, padded[:width], 0.1)
+        placed = guard.place(x, poison=ODD), guard.place(residual, poison=ODD)
+        with guard.watched():
+            fused_add_rms_norm_(*placed, guard.place(weight, gap=0), 0.1)
         given = {"T": tokens, "E": width}
         expect(
             torch.stack(placed),
@@ -90,13 +99,15 @@ def test_strides(generator):
     x, residual, weight = inputs(generator, 3, 12)
     want = oracle(x, residual, weight, 0.1)
     guard = Guard(DEVICE)
-    x, residual = guard.place(x), guard.place(residual.t()).t()
-    fused_add_rms_norm_(x, residual, weight.to(DEVICE), 0.1)
+    x = guard.place(torch.stack([x, x], -1), poison=ODD)[..., 0]
+    residual = guard.place(residual, order=(1, 0), poison=ODD)
+    fused_add_rms_norm_(x, residual, guard.place(weight, gap=0), 0.1)
     expect(
         torch.stack([x, residual]),
         want,
-        call="[x, residual]: x a slice of [5, 14], residual stored by columns",
-        cause="a stride was left out, or taken from the other tensor",
+        given={"strides": [x.stride(), residual.stride()]},
+        call="[x, residual]: x every fourth column of a matrix, residual stored by columns",
+        cause="a stride was left out, or taken from another tensor",
     )
 
 
@@ -124,7 +135,7 @@ def test_half(generator):
             want,
             given={"dtype": str(dtype)},
             call=f"[x, residual] after fused_add_rms_norm_, values about {size:.0f}",
-            cause="squares and their sum belong in float32",
+            cause="convert what is loaded to float32 before anything else: sum, squares and mean",
         )
     guard = Guard(DEVICE)
     exact = guard.place(torch.tensor([[2048.0, 1.0]], dtype=torch.float16))
@@ -135,4 +146,13 @@ def test_half(generator):
         more.tolist(),
         [[2048.0, 2.0]],
         call="residual of 2048 + 1 and 1 + 1 in float16, which has no 2049",
+    )
+    expect(
+        exact.tolist(),
+        [[0.0, 2.828125]],  # 2 * 2048 / sqrt((2048 ** 2 + 2 ** 2) / 2); of 2049, it is 2.826
+        atol=1e-3,
+        rtol=0.0,
+        given={"weight": [0, 2048], "eps": 0},
+        call="x after the norm of 2048 + 1 and 1 + 1 in float16, which has no 2049",
+        cause="what is normed is the sum as it is stored: round it first, then convert it back",
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grader import expect
-from grader.guard import Guard
+from grader.guard import ODD, Guard
 from nanovllm.kernels.rope import rope_
 from nanovllm.kernels.runtime import DEVICE
 
@@ -51,7 +51,7 @@ def test_values(generator):
 @pytest.mark.check(
     task=3,
     points=3,
-    title="q and k are slices of one fused projection",
+    title="q and k are slices of one fused projection, or laid out anyhow",
     hints=(
         "Between token t and t + 1 of q lie the k and v of token t.",
         "q and k have strides of their own; v must stay as it is.",
@@ -71,6 +71,18 @@ def test_fused(generator):
         call="fused q, k, v [T, H + 2G, D] after rope_(q, k, cos, sin)",
         cause="a stride of a contiguous tensor, or more heads turned than there are",
     )
+    q, k = (torch.randn(3, heads, 6, generator=generator) for heads in (3, 2))
+    want = torch.cat([oracle(q, cos, sin), oracle(k, cos, sin)], 1)
+    guard = Guard(DEVICE)
+    q, k = guard.place(q, order=(0, 2, 1), poison=ODD), guard.place(k, order=(2, 1, 0), poison=ODD)
+    rope_(q, k, cos.to(DEVICE), sin.to(DEVICE))
+    expect(
+        torch.cat([q, k], 1),
+        want,
+        given={"strides": [q.stride(), k.stride()]},
+        call="q stored [T, D, H] and k stored [D, G, T] after rope_(q, k, cos, sin)",
+        cause="dims have a stride, too, and k's strides are not q's",
+    )
 
 
 @pytest.mark.check(
@@ -89,10 +101,9 @@ def test_sizes(generator):
         q = torch.randn(1, heads, dim, generator=generator)
         k = torch.randn(1, kv_heads, dim, generator=generator)
         cos, sin = angles([7], dim)
-        padding = torch.full((dim,), torch.nan)
-        placed = guard.place(q), guard.place(k)
-        turns = [torch.cat([x[0], padding]).to(DEVICE)[: dim // 2][None] for x in (cos, sin)]
-        rope_(*placed, *turns)
+        placed = guard.place(q, poison=ODD), guard.place(k, poison=ODD)
+        with guard.watched():
+            rope_(*placed, guard.place(cos, gap=0), guard.place(sin, gap=0))
         given = {"T": 1, "H": heads, "G": kv_heads, "D": dim}
         expect(
             torch.cat(placed, 1),

@@ -52,7 +52,8 @@ def test_widths(generator):
         guard = Guard(DEVICE)
         gate_up = torch.randn(tokens, 2 * width, generator=generator)
         out = guard.empty(tokens, width)
-        silu_and_mul(guard.place(gate_up), out, block=16)
+        with guard.watched() as trace:
+            silu_and_mul(guard.place(gate_up), out, block=16)
         given = {"T": tokens, "I": width, "block": 16}
         expect(
             out,
@@ -62,6 +63,14 @@ def test_widths(generator):
             cause="columns that no program took, or the wrong ones",
         )
         guard.check("silu_and_mul(gate_up, out, block=16)", given)
+        if trace is not None:
+            expect(
+                len({access.program for access in trace.accesses}),
+                tokens * -(-width // 16),
+                call="programs that silu_and_mul(gate_up, out, block=16) runs",
+                given=given,
+                cause="a row is shared by cdiv(I, block) programs",
+            )
 
 
 @pytest.mark.check(

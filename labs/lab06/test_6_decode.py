@@ -1,7 +1,6 @@
 """Task 6: paged decode attention."""
 
 import pytest
-import torch
 
 from grader import expect
 from grader.paged_case import paged_case
@@ -12,8 +11,9 @@ CALL = "paged_decode(q, k_cache, v_cache, block_tables, context_lens, tile=16) [
 
 
 def run(case, window=None):
-    out = case.guard.empty(*case.q.shape, dtype=case.q.dtype)
-    paged_decode(case.q, *case.cache, window=window, out=out, tile=16)
+    out = case.empty_out()
+    with case.guard.watched():
+        paged_decode(case.q, *case.cache, window=window, out=out, tile=16)
     return out
 
 
@@ -24,7 +24,7 @@ def judge(case, given, cause, window=None):
 
 @pytest.mark.check(
     task=6,
-    points=4,
+    points=3,
     title="One tile: softmax of the scores, times the values",
     hints=(
         "One query, a few keys in one block: which numbers make the answer?",
@@ -60,29 +60,21 @@ def test_many_tiles(generator):
             {"context": 45, "tile": 16, "queries": f"normal, times {sharp:.0f}"},
             "total or values_sum kept the scale of an older maximum",
         )
-    case = paged_case(generator, [16], heads=1, kv_heads=1, device=DEVICE)
-    case.q.mul_(400)  # scores of some hundreds: exp2 of one overflows
-    expect(
-        run(case).isnan().sum().item(),
-        0,
-        call="NaNs in " + CALL,
-        given={"scores": "some hundreds", "tiles": 1},
-        cause="the maximum is not taken off",
-    )
-    case = paged_case(generator, [48], heads=1, kv_heads=1, device=DEVICE)
-    case.q.mul_(400)
-    expect(
-        run(case).isnan().sum().item(),
-        0,
-        call="NaNs in " + CALL,
-        given={"scores": "some hundreds", "tiles": 3},
-        cause="the running maximum went down: it is the largest of all tiles so far",
-    )
+    for context in (16, 48):  # scores of some hundreds: exp2 of one overflows
+        case = paged_case(generator, [context], heads=4, kv_heads=1, sharp=100.0, device=DEVICE)
+        expect(
+            run(case),
+            case.expected,
+            rtol=1e-3,
+            call=CALL,
+            given={"context": context, "tile": 16, "scores": "some hundreds"},
+            cause="the largest score of all tiles so far has to be taken off",
+        )
 
 
 @pytest.mark.check(
     task=6,
-    points=3,
+    points=2,
     title="Grouped heads",
     hints=(
         "Six query heads, two key heads: which queries look at key head 1?",
@@ -144,6 +136,15 @@ def test_sizes(generator):
             {"D": dim, "H": heads, "G": 1, "context": context},
             "what lies behind a head took part",
         )
+    for contexts, strided in (
+        ([9], ("q",)),
+        ([5, 9], ("k", "v")),
+        ([5, 9, 2], ("v",)),
+        ([5, 9, 2, 1], ("out",)),
+    ):
+        case = paged_case(generator, contexts, strided=strided, device=DEVICE)
+        given = {"contexts": contexts, "stored with dims apart": strided}
+        judge(case, given, "a stride was left out, or one tensor's used for another")
 
 
 @pytest.mark.check(
@@ -153,7 +154,8 @@ def test_sizes(generator):
     hints=(
         "Where does a window of 5 begin in a context of 20? And what is 0 / 0?",
         "At context - window, or at 0. A padding row has no context and must give zeros.",
-        "tl.maximum(context - window, 0); values_sum / tl.where(total > 0, total, 1.0)[:, None]",
+        "begin tl.maximum(context - window, 0), query position context - 1; "
+        "values_sum / tl.where(total > 0, total, 1.0)[:, None]",
     ),
 )
 def test_window(generator):
@@ -162,28 +164,8 @@ def test_window(generator):
         judge(
             case,
             {"contexts": contexts, "window": window},
-            "a window of w sees the newest w positions",
+            "a window of w sees the newest w positions; blocks before it may hold anything",
             window,
         )
     case = paged_case(generator, [0, 6], heads=2, kv_heads=1, device=DEVICE)
     judge(case, {"contexts": [0, 6]}, "the sum of no weights is 0")
-
-
-@pytest.mark.check(
-    task=6,
-    points=1,
-    title="Half precision, sums in float32",
-    hints=(
-        "Which type have the running sums?",
-        "float32; only the weights take the values' type, for the matrix unit.",
-        "tl.zeros([ROWS, BLOCK_DIM], tl.float32); weights.to(values.dtype)",
-    ),
-)
-def test_half(generator):
-    for dtype in (torch.float16, torch.bfloat16):
-        case = paged_case(generator, [40], heads=2, kv_heads=1, dtype=dtype, device=DEVICE)
-        judge(
-            case,
-            {"dtype": str(dtype), "context": 40},
-            "sums in half precision lose the small weights",
-        )

@@ -16,11 +16,12 @@ def judge(case, splits, given, cause, window=None):
     """Scratch is poisoned: a share that nobody wrote must not be read."""
     sequences, heads, dim = case.q.shape
     scratch = tuple(
-        case.guard.empty(*shape, gap=0)
+        case.guard.place(torch.full(shape, torch.nan), gap=0)
         for shape in ((sequences, heads, splits, dim), (sequences, heads, splits))
     )
-    out = case.guard.empty(*case.q.shape, dtype=case.q.dtype)
-    split_decode(case.q, *case.cache, splits, window=window, out=out, tile=16, scratch=scratch)
+    out = case.empty_out()
+    with case.guard.watched():
+        split_decode(case.q, *case.cache, splits, window=window, out=out, tile=16, scratch=scratch)
     given = {**given, "splits": splits}
     expect(out, case.expected, call=CALL, given=given, cause=cause)
     case.guard.check("split_decode", given)
@@ -46,10 +47,11 @@ def test_choice():
         (3, 16, 16, 16),
         (5, 8, 0, 16),
         (3, 16, 300, 32),
+        (5, 8, 8192, 64),
     )
     expect(
         [choose_splits(*case) for case in cases],
-        [33, 2, 1, 14, 1, 1, 10],
+        [33, 2, 1, 14, 1, 1, 10, 4],
         call="choose_splits(num_programs, num_processors, max_context_len, tile)",
         given={"calls": cases},
         cause="two programs a processor, no split without a tile, at least one",
@@ -80,26 +82,26 @@ def shares(generator, splits, empty=()):
     ),
 )
 def test_combine(generator):
-    for splits in (2, 3, 5):
+    for splits, shift in ((2, -20.0), (3, 500.0), (5, 0.0)):
         partial, lse, want = shares(generator, splits)
-        for shift in (0.0, 500.0):
-            guard = Guard(DEVICE)
-            out = guard.empty(1, 2, 5)
-            combine(partial.to(DEVICE), (lse + shift).to(DEVICE), out)
-            given = {"splits": splits, "lse": f"about {shift:.0f}"}
-            expect(
-                out,
-                want,
-                call="combine(partial, lse, out) [N, H, D]",
-                given=given,
-                cause="the weight of a share is 2 ** lse",
-            )
-            guard.check("combine(partial, lse, out)", given)
+        guard = Guard(DEVICE)
+        out = guard.empty(1, 2, 5, order=(2, 0, 1))
+        with guard.watched():
+            combine(guard.place(partial, gap=0), guard.place(lse + shift, gap=0), out)
+        given = {"splits": splits, "lse": f"about {shift:.0f}"}
+        expect(
+            out,
+            want,
+            call="combine(partial, lse, out stored [D, N, H]) [N, H, D]",
+            given=given,
+            cause="the weight of a share is 2 ** lse, relative to the largest",
+        )
+        guard.check("combine(partial, lse, out)", given)
 
 
 @pytest.mark.check(
     task=7,
-    points=3,
+    points=2,
     title="Empty shares are survived",
     hints=(
         "lse -inf: weight 0. But 0 times what nobody wrote?",
@@ -109,22 +111,80 @@ def test_combine(generator):
     ),
 )
 def test_empty(generator):
-    for empty in ((2,), (0, 1), (0, 1, 2)):
+    cases = ((2,), (0, 1), (0, 1, 2))
+    outs, wants = [], []
+    for empty in cases:
         partial, lse, want = shares(generator, 3, empty)
         out = Guard(DEVICE).empty(1, 2, 5)
         combine(partial.to(DEVICE), lse.to(DEVICE), out)
+        outs.append(out)
+        wants.append(want)
+    expect(
+        torch.cat(outs),
+        torch.cat(wants),
+        given={"empty shares": [list(empty) for empty in cases], "splits": 3},
+        call="combine(partial, lse, out) of three cases; empty shares hold NaN and lse -inf",
+        cause="NaN of an empty share took part, or 0 / 0 where all are empty",
+    )
+
+
+@pytest.mark.check(
+    task=7,
+    points=2,
+    title="Shares are whole tiles; an empty one is not written",
+    hints=(
+        "A context of 45, 3 splits, tiles of 16: how many positions has each share?",
+        "Whole tiles each, counted from the first visible position: cdiv(cdiv(visible, TILE), "
+        "SPLITS) * TILE; the last ends with the context, and those behind it are empty.",
+        "share = tl.cdiv(tl.cdiv(context - first, TILE), SPLITS) * TILE; store the result with "
+        "mask=inside & (begin < end), and lse in any case: log2 of a total of 0 is -inf",
+    ),
+)
+def test_shares(generator):
+    contexts = [45, 3, 40, 0, 17, 60]
+    for window, counts in (
+        (
+            None,
+            [[16, 16, 13], [3, 0, 0], [16, 16, 8], [0, 0, 0], [16, 1, 0], [32, 28, 0]],
+        ),
+        (
+            20,
+            [[16, 4, 0], [3, 0, 0], [16, 4, 0], [0, 0, 0], [16, 1, 0], [16, 4, 0]],
+        ),
+    ):
+        case = paged_case(generator, contexts, heads=1, kv_heads=1, window=window, device=DEVICE)
+        case.q.zero_()  # all scores are 0: lse is log2 of how many positions there are
+        partial = case.guard.place(torch.full((6, 1, 3, 16), torch.nan), gap=0)
+        lse = case.guard.place(torch.full((6, 1, 3), torch.nan), gap=0)
+        split_decode(
+            case.q,
+            *case.cache,
+            3,
+            window=window,
+            out=case.empty_out(),
+            tile=16,
+            scratch=(partial, lse),
+        )
+        given = {"contexts": contexts, "window": window, "splits": 3, "tile": 16}
         expect(
-            out,
-            want,
-            given={"empty shares": list(empty), "splits": 3},
-            call="combine(partial, lse, out); empty shares hold NaN and lse -inf",
-            cause="NaN of an empty share took part, or 0 / 0",
+            (2 ** lse[:, 0]).tolist(),
+            [[float(count) for count in row] for row in counts],
+            call="positions in each share [N, S], by the lse of equal scores",
+            given=given,
+            cause="shares are whole tiles of the visible positions; an empty one has lse -inf",
+        )
+        expect(
+            (~partial.isnan()).any(-1)[:, 0].int().tolist(),
+            [[int(count > 0) for count in row] for row in counts],
+            call="which partial results of split_decode_kernel were written [N, S]",
+            given=given,
+            cause="the result of an empty share is not stored; its lse is",
         )
 
 
 @pytest.mark.check(
     task=7,
-    points=3,
+    points=2,
     title="Any number of splits gives the same answer",
     hints=(
         "Which positions does share s of a context of 45 have, with 3 splits and tiles of 16?",
@@ -167,6 +227,13 @@ def test_ragged(generator):
         {"contexts": [60, 9], "window": 20},
         "shares divide the visible positions, not the context",
         window=20,
+    )
+    case = paged_case(generator, [5, 40], strided=("q", "v", "out"), device=DEVICE)
+    judge(
+        case,
+        2,
+        {"contexts": [5, 40], "stored with dims apart": "q, v_cache, out"},
+        "a stride was left out, or one tensor's used for another",
     )
     case = paged_case(
         generator, [33], heads=2, kv_heads=1, dim=48, dtype=torch.float16, device=DEVICE

@@ -12,19 +12,40 @@ CALL = "paged_prefill(q, caches, block_tables, context_lens, query_start_loc, ..
 
 
 def judge(case, given, cause, window=None, rows=16):
-    out = case.guard.empty(*case.q.shape, dtype=case.q.dtype)
-    paged_prefill(
-        case.q,
-        *case.cache,
-        case.query_start_loc,
-        case.max_query_len,
-        window=window,
-        out=out,
-        rows=rows,
-        tile=16,
-    )
+    out = case.empty_out()
+    with case.guard.watched():
+        paged_prefill(
+            case.q,
+            *case.cache,
+            case.query_start_loc,
+            case.max_query_len,
+            window=window,
+            out=out,
+            rows=rows,
+            tile=16,
+        )
     expect(out, case.expected, call=CALL, given=given, cause=cause)
     case.guard.check("paged_prefill", given)
+    if case.guard.trace is not None:
+        expect(
+            case.guard.loads(case.k_cache) // case.q.shape[2],
+            case.q.shape[1] * visible_keys(case, window, rows),
+            call="keys that the programs of paged_prefill load, all heads",
+            given=given,
+            cause="a program loads from its first query's window up to its last query's position",
+        )
+
+
+def visible_keys(case, window, rows):
+    """Over all programs of a head: positions that some query of the program sees."""
+    starts = case.query_start_loc.tolist()
+    total = 0
+    for n, context in enumerate(case.context_lens.tolist()):
+        length = starts[n + 1] - starts[n]
+        for first in range(context - length, context, rows):
+            begin = 0 if window is None else max(0, first - window + 1)
+            total += min(first + rows, context) - begin
+    return total
 
 
 @pytest.mark.check(
@@ -117,16 +138,11 @@ def test_groups(generator):
     ),
 )
 def test_window(generator):
-    cases = ((11, 11, 4, 16), (40, 6, 9, 16), (24, 20, 17, 16), (40, 32, 3, 32))
+    cases = ((11, 5, 20, 16), (11, 11, 4, 16), (40, 6, 9, 16), (24, 20, 17, 16), (40, 32, 3, 32))
     for context, length, window, rows in cases:
         case = paged_case(
             generator, [context], [length], heads=2, kv_heads=1, window=window, device=DEVICE
         )
-        oldest = max(0, context - length - window + 1)
-        for position in range(rows, oldest):  # freed blocks may hold anything
-            block = case.block_tables[0, position // 4]
-            case.k_cache[block, position % 4] = torch.nan
-            case.v_cache[block, position % 4] = torch.nan
         judge(
             case,
             {"context": context, "chunk": length, "window": window, "rows": rows},
@@ -139,7 +155,7 @@ def test_window(generator):
 @pytest.mark.check(
     task=8,
     points=2,
-    title="Odd head dims, block sizes and types",
+    title="Odd head dims, block sizes, types and strides",
     hints=(
         "BLOCK_DIM is larger than D, and P may be 1 or 16.",
         "dims < HEAD_DIM belongs into the mask of queries and results.",
@@ -161,3 +177,9 @@ def test_sizes(generator):
             device=DEVICE,
         )
         judge(case, {"D": dim, "P": size, "dtype": str(dtype)}, "what lies behind a head took part")
+    case = paged_case(generator, [5, 9], [3, 2], strided=("q", "v", "out"), device=DEVICE)
+    judge(
+        case,
+        {"contexts": [5, 9], "chunks": [3, 2], "stored with dims apart": "q, v_cache, out"},
+        "a stride was left out, or one tensor's used for another",
+    )

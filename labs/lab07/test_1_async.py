@@ -1,6 +1,7 @@
 """Task 1: the engine in a thread of its own."""
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
@@ -26,20 +27,58 @@ def finished(request_id, index=0):
     return Finished(request_id, index, Completion(index, (5,), "x", "stop"), 0.0)
 
 
+class SpinningError(Exception):
+    """A reader asks again and again, and never lets the loop do anything else."""
+
+
+class Bell(asyncio.Event):
+    """An Event that is rung once for all: who waits for it again and again does not wait."""
+
+    spins = 0
+
+    async def wait(self):
+        self.spins = self.spins + 1 if self.is_set() else 0
+        if self.spins > 100:
+            raise SpinningError("the reader never waits: its news are old")
+        return await super().wait()
+
+
+@pytest.fixture(autouse=True)
+def bells(monkeypatch):
+    """A loop that spins cannot be stopped from outside."""
+    monkeypatch.setattr(asyncio, "Event", Bell)
+
+
 def run(coroutine):
     """Run it, but not for ever: what hangs is reported as such."""
 
     async def limited():
         try:
-            return await asyncio.wait_for(coroutine, 10)
+            return await asyncio.wait_for(coroutine, 5)
         except TimeoutError:
-            return "still waiting after 10 s"
+            return "still waiting after 5 s"
+        except SpinningError as error:
+            return str(error)
 
     return asyncio.run(limited())
 
 
 def endless(prompt, index):
     return ["x"] * 100_000
+
+
+class Fatal(ScriptedEngine):
+    """Its third step waits until somebody has asked for something."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.begun, self.asked = threading.Event(), threading.Event()
+
+    def step(self):
+        if self.steps == 2:
+            self.begun.set()
+            self.asked.wait(5)
+        return super().step()
 
 
 async def texts_of(stream):
@@ -53,6 +92,10 @@ async def texts_of(stream):
     return found
 
 
+class RunawayError(Exception):
+    """The engine's thread goes on when it was told to stop."""
+
+
 class Loop:
     """Stands in for the event loop: notes what it is to call, and then what `then` says."""
 
@@ -62,6 +105,24 @@ class Loop:
     def call_soon_threadsafe(self, function, *args):
         self.calls.append((function, args))
         self.then(len(self.calls))
+        if len(self.calls) == 20:
+            raise RunawayError
+
+
+def drive(front):
+    """Step in this thread until it stops, or for 20 calls of the loop."""
+    with contextlib.suppress(RunawayError):
+        front._drive()
+
+
+class Rung(threading.Condition):
+    """Counts how often the engine's thread is woken."""
+
+    times = 0
+
+    def notify(self, n=1):
+        self.times += 1
+        super().notify(n)
 
 
 @pytest.mark.check(
@@ -111,6 +172,10 @@ def test_stream():
         before = reader.done()
         stream.put([token(1)])
         first = await reader
+        reader = asyncio.ensure_future(anext(stream))  # again too early
+        await asyncio.sleep(0)
+        stream.put([token(1)])
+        await reader
         stream.put([token(1), token(1)])
         stream.fail(EngineDeadError("dead"))
         rest = len(await anext(stream))
@@ -123,8 +188,10 @@ def test_stream():
     expect(
         run(read_early()),
         (False, 1, 2, "dead"),
-        call="a reader that waits, gets one event, then two, then the error the stream failed with",
-        cause="what came before an error is read before it",
+        call="a reader that waits, gets one event, waits again, then gets two, then the error the "
+        "stream failed with",
+        cause="what came before an error is read before it; a bell that was rung is to be cleared "
+        "before one waits for it again",
     )
 
 
@@ -141,7 +208,9 @@ def test_stream():
 def test_submit():
     engine = ScriptedEngine()
     front = AsyncEngine(engine)
+    front._condition = bell = Rung()
     stream = front.submit([[3], [4]], SamplingParams(n=2), name="cmpl-1")
+    woken = [bell.times > 0]
     expect(
         [stream.request_ids, stream.n, stream.name, sorted(front.streams), front.num_open],
         [(0, 1), 2, "cmpl-1", [0, 1], 4],
@@ -153,13 +222,26 @@ def test_submit():
         lambda: front.submit([[5], [6], []], SamplingParams()),
         call="submit([[5], [6], []])",
     )
+    told = list(engine.aborted)
     for note in front._notes:
         note()
     expect(
-        [type(error).__name__, engine.aborted, sorted(front.streams)],
-        ["EmptyPromptError", [2, 3], [0, 1]],
-        call="after it, when the engine has read its notes: requests aborted, streams",
+        [type(error).__name__, told, engine.aborted, sorted(front.streams)],
+        ["EmptyPromptError", [], [2, 3], [0, 1]],
+        call="after it: requests aborted before and after the engine's thread has read its notes; "
+        "streams",
         cause="prompts 5 and 6 are in the engine, and nobody listens to them",
+    )
+    before = bell.times
+    with contextlib.suppress(EmptyPromptError):
+        front.submit([[8], []], SamplingParams())
+    woken.append(bell.times > before)
+    expect(
+        woken,
+        [True, True],
+        call="whether the engine's thread is woken by a submit that is taken, and by one that is "
+        "refused half-way",
+        cause="it may be asleep: requests, and notes, do not wake it by themselves",
     )
     front.error = EngineDeadError("The engine has died.")
     expect.raises(
@@ -177,8 +259,8 @@ def test_submit():
     hints=(
         "Which thread calls step()? What does it do while there is nothing to do?",
         "Only _drive steps; _wait sleeps until there is a note, a request, or the end.",
-        "while True: notes = self._wait(); return if self._stopping; call the notes; step if "
-        "has_unfinished",
+        "while True: notes = self._wait(); if self._stopping: return; for note in notes: note(); "
+        "if self.engine.has_unfinished: step it, and tell the loop",
     ),
 )
 def test_threads(rng):
@@ -217,7 +299,7 @@ def test_threads(rng):
         ([0, False], wanted, {}),
         call="steps while idle, and whether the thread kept asking for work; the text of each "
         "choice of 12 requests asked at once; streams left",
-        cause="each event goes to the stream of its request",
+        cause="each event goes to the stream of its request; a thread that sleeps must be woken",
     )
     expect(
         threading.get_ident() in engine.threads,
@@ -241,10 +323,10 @@ def test_threads(rng):
 def test_deliver():
     engine = ScriptedEngine(max_num_seqs=2)
     front = AsyncEngine(engine)
-    front._loop = Loop(then=lambda calls: setattr(front, "_stopping", calls == 3))
+    front._loop = Loop(then=lambda calls: setattr(front, "_stopping", calls >= 3))
     for first in (1, 2, 3):
         engine.add_request([first])
-    front._drive()
+    drive(front)
     shapes = [[type(e).__name__ for e in args[0]] for _, args in front._loop.calls]
     expect(
         [len(shapes), shapes[1], round(front._loop.calls[1][1][1], 6)],
@@ -252,6 +334,27 @@ def test_deliver():
         call="_drive over three steps of two running samples: calls of the loop; events of the "
         "second; share of the store in use after it (4 of 1000 tokens)",
         cause="64 calls a step would cost more than the step",
+    )
+    idle = AsyncEngine(ScriptedEngine())
+    idle._loop = Loop()
+    idle._note(lambda: setattr(idle, "_stopping", True))
+    drive(idle)
+    expect(
+        [idle.engine.steps, len(idle._loop.calls)],
+        [0, 0],
+        call="steps and calls of the loop when a note comes (the last one) and nobody asks",
+        cause="a note is no work: whoever looks at the dashboard does not make the engine step",
+    )
+    busy = AsyncEngine(ScriptedEngine(script=endless))
+    busy._loop = Loop(then=lambda calls: setattr(busy, "_stopping", calls >= 2))
+    busy.engine.add_request([1])
+    drive(busy)
+    expect(
+        len(busy._loop.calls),
+        2,
+        call="calls of the loop by a thread that is told to stop at the second, in the middle of "
+        "an answer",
+        cause="it ends after the step it is in, whatever is open",
     )
     seen = []
     front = AsyncEngine(engine, [lambda events, usage: seen.append((len(events), usage))])
@@ -300,14 +403,24 @@ def test_cancel():
     stream = front.submit([[1], [2]], LONG)
     other = front.submit([[3]], LONG)
 
+    meanwhile = []
+
     def then(calls):  # in the place of the loop, while the engine's thread waits
         if calls == 2:
             front.cancel(stream, "timeout")
             front.cancel(stream, "disconnected")
-        front._stopping = calls == 4
+            meanwhile.extend([stream.ended, sorted(front.streams), list(engine.aborted)])
+        front._stopping = calls >= 4
 
     front._loop = Loop(then)
-    front._drive()
+    drive(front)
+    expect(
+        meanwhile,
+        [False, [0, 1, 2], []],
+        call="right after the cancel, before the next step: whether the stream has ended, the "
+        "streams that are open, requests aborted (the engine's thread does that, by a note)",
+        cause="its reader still gets what there is, and Aborted: that ends it",
+    )
     spoke = [
         sorted({e.request_id for e in args[0] if isinstance(e, TokenGenerated)})
         for _, args in front._loop.calls
@@ -344,12 +457,17 @@ def test_cancel():
     ),
 )
 def test_death():
-    engine = ScriptedEngine(script=endless, faults={3: RuntimeError("out of memory")})
+    engine = Fatal(script=endless, faults={3: RuntimeError("out of memory")})
     front = AsyncEngine(engine)
 
     async def serve():
         front.start()
         streams = [front.submit([[first]], LONG) for first in range(3)]
+        if not await asyncio.to_thread(engine.begun.wait, 3):
+            return "step 3 never came"
+        asked = asyncio.ensure_future(front.call(lambda engine: engine.steps))
+        await asyncio.sleep(0)
+        engine.asked.set()
         ends = []
         for stream in streams:
             try:
@@ -357,6 +475,8 @@ def test_death():
             except EngineDeadError as error:
                 said = "out of memory" in str(error) and "RuntimeError" in str(error)
                 ends.append([type(error).__name__, error.status, said])
+        (answer,) = await asyncio.gather(asked, return_exceptions=True)
+        ends.append(type(answer).__name__)
         return ends, type(front.error).__name__, front.alive, len(front.streams)
 
     front._end(None)
@@ -364,13 +484,19 @@ def test_death():
     front.error = None
     expect(
         run(serve()),
-        ([["EngineDeadError", 503, True]] * 3, "EngineDeadError", False, 0),
+        ([["EngineDeadError", 503, True]] * 3 + ["EngineDeadError"], "EngineDeadError", False, 0),
         call="how three open streams end when step 3 raises RuntimeError('out of memory') (error, "
-        "status, whether its text says why); the engine's error; alive; streams left",
+        "status, whether its text says why), and a `call` made during that step; the engine's "
+        "error; alive; streams left",
         cause="whoever is not told waits for ever",
     )
+    quiet, left = AsyncEngine(ScriptedEngine()), Stream([3])
+    quiet.streams = {3: left}
+    quiet._end(None)
     expect(
-        "stopped" in stopped and "died" not in stopped,
-        True,
-        call="whether the error after a plain stop says that the engine was stopped",
+        [left.ended, len(quiet.streams), "stopped" in stopped and "died" not in stopped],
+        [True, 0, True],
+        call="after a plain stop, with a stream open: whether it has ended, streams left, whether "
+        "the error says that the engine was stopped",
+        cause="the reader of an open stream waits, also when nothing has gone wrong",
     )

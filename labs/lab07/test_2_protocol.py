@@ -1,6 +1,7 @@
 """Task 2: OpenAI's protocol."""
 
 import asyncio
+import re
 
 import httpx
 import pytest
@@ -23,7 +24,7 @@ from nanovllm.serving.failures import api_error, check_model
 from nanovllm.serving.protocol import ChatCompletionRequest, CompletionRequest
 from nanovllm.serving.sampling import sampling_params
 from nanovllm.serving.writers import ChatWriter, CompletionWriter
-from nanovllm.tokenization.errors import ChatTemplateError
+from nanovllm.tokenization.errors import ChatTemplateError, TokenizerError
 from nanovllm.tokenization.tokenizer import Tokenizer
 
 CONFIG = ModelConfig("qwen3", 2048, 32, 2, 4, 2, 8, 48, 64, qk_norm=True, eos_token_ids=(2,))
@@ -66,10 +67,12 @@ def test_errors():
     cases = {
         "an ApiError": limited,
         "a field that is wrong": RequestValidationError([place]),
+        "two that are": RequestValidationError([place, broken]),
         "broken JSON": RequestValidationError([broken]),
         "the engine refuses": PromptTooLongError("too long"),
         "a bad parameter": ParamsError("n must be at least 1, got 0."),
         "a bad conversation": ChatTemplateError("no roles"),
+        "a bad text": TokenizerError("half a surrogate"),
         "no such path": HTTPException(404),
         "another method": HTTPException(405, headers={"Allow": "GET"}),
         "a bug": ZeroDivisionError("secret 123"),
@@ -77,8 +80,10 @@ def test_errors():
     found = {}
     for name, error in cases.items():
         answer = api_error(error)
-        what = "hides its text" if "secret" not in answer.message else "shows its text"
-        says = what if name == "a bug" else answer.message
+        says = answer.message
+        if name == "a bug":
+            shown = [word for word in ("secret", "ZeroDivision") if word in says]
+            says = f"shows {shown}"
         found[name] = [answer.status, answer.type, answer.param, says, answer.headers]
     bad = "BadRequestError"
     expect(
@@ -86,15 +91,18 @@ def test_errors():
         {
             "an ApiError": [429, "RateLimitError", None, "slow down", {"Retry-After": "7"}],
             "a field that is wrong": [400, bad, "messages", "messages.role: Field required.", {}],
+            "two that are": [400, bad, "messages", "messages.role: Field required.", {}],
             "broken JSON": [400, bad, None, "JSON decode error.", {}],
             "the engine refuses": [400, bad, None, "too long", {}],
             "a bad parameter": [400, bad, None, "n must be at least 1, got 0.", {}],
             "a bad conversation": [400, bad, None, "no roles", {}],
+            "a bad text": [400, bad, None, "half a surrogate", {}],
             "no such path": [404, "NotFoundError", None, "Not Found", {}],
             "another method": [405, bad, None, "Method Not Allowed", {"Allow": "GET"}],
-            "a bug": [500, "InternalServerError", None, "hides its text", {}],
+            "a bug": [500, "InternalServerError", None, "shows []", {}],
         },
-        call="api_error(...): status, type, param, message, headers",
+        call="api_error(...): status, type, param, message (of a bug what it shows: its text, "
+        "its type), headers",
         cause="clients act upon the status and show the message",
     )
 
@@ -167,6 +175,9 @@ def test_model():
     error = expect.raises(
         NotFoundError, lambda: check_model("", "tiny"), call="check_model('', 'tiny')"
     )
+    expect.raises(
+        NotFoundError, lambda: check_model("Tiny", "tiny"), call="check_model('Tiny', 'tiny')"
+    )
     answers = ask(
         [
             ("GET", "/v1/models", {}),
@@ -225,11 +236,24 @@ def test_params():
         lambda: sampling_params(chat(top_logprobs=2), 5, 64),
         call="sampling_params of a chat with top_logprobs=2 without logprobs",
     )
-    zero = sampling_params(CompletionRequest(prompt="a", temperature=0, seed=0), 5, 64)
+    zero = sampling_params(CompletionRequest(prompt="a", temperature=0, seed=0, logprobs=0), 5, 64)
+    refused = []
+    for request in (
+        chat(top_logprobs=0),
+        CompletionRequest(prompt="a", max_tokens=0),
+        chat(max_tokens=0),
+        chat(max_completion_tokens=0),
+    ):
+        try:
+            refused.append(f"{sampling_params(request, 5, 64).max_tokens} tokens")
+        except (BadRequestError, ParamsError) as wrong:
+            refused.append(type(wrong).__name__)
     expect(
-        [error.param, zero.temperature, zero.seed],
-        ["top_logprobs", 0.0, 0],
-        call="the error's param; temperature 0 and seed 0 as they arrive",
+        [error.param, zero.temperature, zero.seed, zero.logprobs, refused],
+        ["top_logprobs", 0.0, 0, 0, ["BadRequestError"] + ["ParamsError"] * 3],
+        call="the error's param; temperature 0, seed 0 and logprobs 0 of a completion as they "
+        "arrive; top_logprobs=0 without logprobs; max_tokens=0 of a completion and of a chat, "
+        "max_completion_tokens=0",
         cause="0 is a value, only null is none",
     )
 
@@ -253,15 +277,17 @@ def test_context(rng):
         {},
         {"max_tokens": 5},
         {"max_tokens": 5, "max_completion_tokens": 9},
+        {"max_tokens": 9, "max_completion_tokens": 5},
         {"max_completion_tokens": room},
     ]
     ask_one = [CompletionRequest(prompt="a", **more) for more in completion]
     ask_one += [chat(**more) for more in chats]
     expect(
         [sampling_params(request, prompt, context).max_tokens for request in ask_one],
-        [16, room, 1, room, 5, 9, room],
+        [16, room, 1, room, 5, 9, 5, room],
         call=f"max_tokens with a context of {context} and a prompt of {prompt}: a completion with "
-        "nothing, all the room, 1; a chat with nothing, 5, 5 and max_completion_tokens 9, all",
+        "nothing, all the room, 1; a chat with nothing, 5, 5 and max_completion_tokens 9, 9 and "
+        "max_completion_tokens 5, all by that name",
         given={"room": room},
     )
     expect(
@@ -280,17 +306,19 @@ def test_context(rng):
         try:
             found.append(["accepted", sampling_params(request, tokens, context).max_tokens])
         except ApiError as error:
-            found.append([error.status, error.param, str(context) in error.message])
+            numbers = [int(number) for number in re.findall(r"\d+", error.message)]
+            found.append([error.status, error.param, numbers])
     expect(
         found,
         [
-            [400, "max_tokens", True],
-            [400, "max_tokens", True],
-            [400, "prompt", True],
-            [400, "messages", True],
+            [400, "max_tokens", [context, context + 1, prompt, room + 1]],
+            [400, "max_completion_tokens", [context, context + 1, prompt, room + 1]],
+            [400, "prompt", [context, context + 1, context, 1]],
+            [400, "messages", [context, context + 6, context + 5, 1]],
         ],
-        call="one token too many (completion, chat); a prompt as long as the context; a longer "
-        "conversation: status, param, whether the message names the context's length",
+        call="one token too many (max_tokens of a completion, max_completion_tokens of a chat); a "
+        "prompt as long as the context; a longer conversation: status, param, the numbers of the "
+        "message: context, asked in all, in the prompt, in the answer",
         cause="an answer that is shorter than asked for looks like one that ended",
     )
 

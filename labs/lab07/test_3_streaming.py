@@ -96,12 +96,15 @@ def test_reader(rng):
         ": a comment\n\n"
         "event: ping\ndata: first\ndata:second\n\n"
         "data:  two spaces\r\n\r\n"
+        "data: at the end  \n\n"
+        "database: no\n\n"
         "id: 5\n\n"
         "data:\n\n"
         "data: [DONE]\n\n"
         "data: unfinished"
     ).encode()
-    wanted = ['{"text": "é漢🙂"}', "first\nsecond", " two spaces", "", "[DONE]"]
+    wanted = ['{"text": "é漢🙂"}', "first\nsecond", " two spaces", "at the end  ", "",
+              "[DONE]"]  # fmt: skip
     cuts = {
         "whole": [len(sent)],
         "byte by byte": list(range(1, len(sent) + 1)),
@@ -166,11 +169,22 @@ def test_merge():
         "stop_reason",
         cause="its text has been sent already, token by token",
     )
-    expect.raises(
+    stream = Stream([5])
+    failed = [token(5, 0, 1, "a"), Failed(5, 0, ValueError("NaN"), 0.0)]
+    error = expect.raises(
+        ApiError, lambda: merge(stream, failed), match="NaN", call="merge with a Failed"
+    )
+    stream.reason = "timeout"
+    late = expect.raises(
         ApiError,
-        lambda: merge(Stream([5]), [token(5, 0, 1, "a"), Failed(5, 0, ValueError("NaN"), 0.0)]),
-        match="NaN",
-        call="merge with a Failed",
+        lambda: merge(stream, failed),
+        call="merge with a Failed of a stream that was given up (timeout)",
+    )
+    expect(
+        [error.status, late.status],
+        [500, 500],
+        call="the status of the two errors",
+        cause="the client has done nothing wrong",
     )
 
 
@@ -223,7 +237,7 @@ def test_held_back(tokenizer, rng):
 def test_event_stream(tokenizer):
     steps = [
         [Delta(1, "one"), Delta(0, "")],
-        [Delta(0, ""), Delta(1, "")],
+        [Delta(0, "", [3]), Delta(1, "")],
         [Delta(0, " two", [4]), Delta(1, " three", [5], [], "length")],
         [Delta(0, "", [2], [], "stop")],
     ]
@@ -242,7 +256,7 @@ def test_event_stream(tokenizer):
     expect(
         [seen, len(pieces)],
         [
-            ["1: assistant", "1: one", "0: assistant", "0: two".replace(": ", ":  "),
+            ["1: assistant", "1: one", "0: assistant", "0:  two",
              "1:  three length", "0: - stop", "usage", "[DONE]"],
             5,
         ],
@@ -259,6 +273,37 @@ def test_event_stream(tokenizer):
         [["Once"], [" upon"], "[DONE]"],
         call="a streamed completion with echo and without usage: the texts",
     )
+    likely = {4: Logprob(-0.5, 1)}
+    told = CompletionWriter("id", "tiny", 0, tokenizer, [[65]], n=1, tops=0)
+    steps = [[Delta(0, "", [4], [likely])], [Delta(0, " upon", [4], [likely], "length")]]
+    events = parse(collect(event_stream(steps_of(*steps), told)))
+    expect(
+        [len(c["logprobs"]["token_logprobs"]) for e in events[:-1] for c in e["choices"]],
+        [1, 1],
+        call="log-probabilities in each chunk of a completion that reports them: of a token whose "
+        "text is held back, and of the next",
+        cause="a delta has something to show if it has text, log-probabilities or a finish reason",
+    )
+
+
+async def reader_leaves(tokenizer):
+    """What a reader of event_stream gets who is cancelled after the first step."""
+    writer, got = ChatWriter("id", "tiny", 0, tokenizer, [[65]], n=1), []
+
+    async def steps():
+        yield [Delta(0, "some", [4])]
+        await asyncio.sleep(60)
+
+    async def read():
+        async for piece in event_stream(steps(), writer):
+            got.extend(parse([piece]))
+
+    reader = asyncio.ensure_future(read())
+    for _ in range(50):
+        await asyncio.sleep(0)
+    reader.cancel()
+    (end,) = await asyncio.gather(reader, return_exceptions=True)
+    return [type(end).__name__, [e if e == "[DONE]" else list(e) for e in got[2:]]]
 
 
 @pytest.mark.check(
@@ -299,6 +344,25 @@ def test_error_in_stream(tokenizer):
         "'some' when the engine dies: keys of the events; the error",
         cause="a stream that just ends looks like an answer that is complete",
     )
+    writer = ChatWriter("id", "tiny", 0, tokenizer, [[65]], n=1)
+    steps = steps_of([Delta(0, "some", [4])], ZeroDivisionError("secret 123"))
+    *_, error, _ = parse(collect(event_stream(steps, writer)))
+    told = error.get("error", {})
+    expect(
+        [told.get("code"), "secret" in json.dumps(error)],
+        [500, False],
+        call="the error that a client reads when a bug raises ZeroDivisionError('secret 123'): "
+        "code, whether it shows the text",
+        cause="what api_error hides in an answer it hides in a stream",
+    )
+    expect(
+        asyncio.run(asyncio.wait_for(reader_leaves(tokenizer), 5)),
+        ["CancelledError", []],
+        call="a reader that is cancelled while it waits for the second step: how it ends, and "
+        "what is still sent to it after 'some'",
+        cause="nobody reads any more; only an error of the steps is told, and GeneratorExit and "
+        "CancelledError are none",
+    )
 
 
 @pytest.mark.check(
@@ -312,28 +376,31 @@ def test_error_in_stream(tokenizer):
     ),
 )
 def test_while_connected():
-    async def scene(messages, seconds):
+    async def scene(messages, seconds, pace=0.001, patience=5.0):
         story = []
 
         async def receive():
             while not messages:
                 await asyncio.sleep(60)
-            await asyncio.sleep(0.001)
+            if pace:
+                await asyncio.sleep(pace)
             return {"type": messages.pop(0)}
 
         async def work():
             try:
-                await asyncio.sleep(seconds)
+                if pace:
+                    await asyncio.sleep(seconds)
                 story.append("answered")
                 if seconds < 0:
                     raise ValueError("bad")
                 return "answer"
             except asyncio.CancelledError:
+                await asyncio.sleep(0.01)  # to clean up
                 story.append("cancelled")
                 raise
 
         try:
-            story.append(await asyncio.wait_for(while_connected(receive, work()), 5))
+            story.append(await asyncio.wait_for(while_connected(receive, work()), patience))
         except (ClientGoneError, ValueError, TimeoutError) as error:
             story.append(type(error).__name__)
         story.append(len(asyncio.all_tasks()) - 1)
@@ -344,6 +411,8 @@ def test_while_connected():
         "a message comes first": (["http.request"], 0.1),
         "the client leaves": (["http.request", "http.disconnect"], 60),
         "the work fails": ([], -1),
+        "both at once": (["http.disconnect"], 0, 0),
+        "the caller is cancelled": ([], 60, 0.001, 0.05),
     }
     found = {name: asyncio.run(scene(*how)) for name, how in scenes.items()}
     expect(
@@ -353,6 +422,8 @@ def test_while_connected():
             "a message comes first": ["answered", "answer", 0],
             "the client leaves": ["cancelled", "ClientGoneError", 0],
             "the work fails": ["answered", "ValueError", 0],
+            "both at once": ["answered", "answer", 0],
+            "the caller is cancelled": ["cancelled", "TimeoutError", 0],
         },
         call="while_connected: what the work saw, how it ended, tasks that are left",
         cause="a task that is left runs for ever",

@@ -33,8 +33,8 @@ KEYS = ("abc", "xyz")
     ),
 )
 def test_authorize():
-    headers = ["Bearer abc", "bearer xyz", "Bearer ab", "Bearer abcd", "Basic abc", "abc",
-               "Bearer ", "Bearer  abc", "Bearer é", "", None]  # fmt: skip
+    headers = ["Bearer abc", "bearer xyz", "BEARER abc", "Bearer ab", "Bearer abcd", "Basic abc",
+               "abc", "Bearer ", "Bearer  abc", "Bearer é", "", None]  # fmt: skip
     found = {}
     for header in headers:
         try:
@@ -43,10 +43,12 @@ def test_authorize():
             found[str(header)] = f"{error.status} {error.headers.get('WWW-Authenticate')}"
     expect(
         found,
-        {str(h): "401 Bearer" for h in headers} | {"Bearer abc": "abc", "bearer xyz": "xyz"},
+        {str(h): "401 Bearer" for h in headers}
+        | {"Bearer abc": "abc", "bearer xyz": "xyz", "BEARER abc": "abc"},
         call="authorize('/v1/completions', header, ('abc', 'xyz')): the key, or the refusal",
     )
-    paths = ["/health", "/metrics", "/version", "/tokenize", "/dashboard/state", "/healthy"]
+    paths = ["/health", "/metrics", "/version", "/tokenize", "/dashboard/state", "/healthy",
+             "/docs", "/docs/secret"]  # fmt: skip
     answers = []
     for path in paths:
         try:
@@ -55,7 +57,7 @@ def test_authorize():
             answers.append("refused")
     expect(
         dict(zip(paths, answers, strict=True)),
-        dict(zip(paths, ["", "", "", "refused", "refused", "refused"], strict=True)),
+        dict(zip(paths, ["", "", "", *["refused"] * 3, "", "refused"], strict=True)),
         call="authorize of paths without a header",
         cause="a load balancer has no key",
     )
@@ -261,7 +263,9 @@ def test_server():
     engine = ScriptedEngine(script=lambda prompt, index: ["word "] * 10**6, max_num_seqs=1)
     engine.tokenizer = Tokenizer.from_pretrained(ROOT / "models" / "target")
     engine.max_model_len, engine.config = 10**7, EngineConfig(max_num_seqs=1)
-    server = Server(engine, ServeConfig(model_name="tiny", max_queue=1, timeout=0.4))
+    server = Server(
+        engine, ServeConfig(model_name="tiny", max_queue=1, timeout=0.4, drain_timeout=0.1)
+    )
     body = {"prompt": "Once", "max_tokens": 10**6}
 
     async def main():
@@ -278,7 +282,16 @@ def test_server():
             closed = await client.get("/health")
             return refused, answers, closed, server.engine.num_open
 
-    refused, answers, closed, left = asyncio.run(asyncio.wait_for(main(), 30))
+    try:
+        refused, answers, closed, left = asyncio.run(asyncio.wait_for(main(), 8))
+    except TimeoutError:
+        expect.that(
+            False,
+            "every request ends",
+            observed="still waiting after 8 s",
+            call="three requests of a server with one seat, a queue of one and a timeout of 0.4 s",
+            cause="a reader whose stream is given up waits for the engine's Aborted",
+        )
     error = refused.json().get("error", {})
     choices = [answer.json()["choices"][0] for answer in answers]
     expect(

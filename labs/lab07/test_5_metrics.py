@@ -177,6 +177,12 @@ def test_latencies():
         call="the same of a request of one token",
         cause="one token has no time between tokens",
     )
+    expect(
+        histogram(metrics, "request_decode_time_seconds"),
+        [1, 0.0],
+        call="its decode time: observations and sum",
+        cause="every finished request has the three phases; this one's last took no time",
+    )
 
 
 @pytest.mark.check(
@@ -216,16 +222,18 @@ def test_phases():
 )
 def test_steps(rng, seed):
     metrics = Metrics("tiny")
-    queued = [Queued(1, 0, 0.0), Queued(1, 1, 0.0), Queued(2, 0, 0.0)]
-    metrics.observe([*queued, stepped((1, 0, 16, 4), (1, 1, 18, 2))], 0.0)
-    metrics.observe([stepped((1, 0, 20, 1), (2, 0, 5, 3))], 0.0)
+    queued = [Queued(1, 0, 0.0), Queued(1, 1, 0.0), Queued(2, 0, 0.0), Queued(3, 0, 0.0)]
+    metrics.observe([*queued, stepped((1, 0, 16, 4), (1, 1, 18, 2), (3, 0, 0, 4))], 0.0)
+    metrics.observe([stepped((1, 0, 20, 1), (2, 0, 5, 3), (3, 0, 4, 6))], 0.0)
     metrics.observe([Preempted(2, 0, 1.0), stepped((1, 0, 21, 1))], 0.0)
     metrics.observe([stepped((2, 0, 7, 2))], 0.0)
     expect(
         [value(metrics, "prefix_cache_hits_total"), histogram(metrics, "iteration_tokens_total")],
-        [21, [4, 13.0]],
-        call="tokens found in the prefix cache (first chunks begin at 16 and 5); steps and tokens",
-        cause="a chunk after a preemption, or of another sample, is no lookup of the prompt",
+        [21, [4, 23.0]],
+        call="tokens found in the prefix cache (first chunks begin at 16, at 5 and at 0, the "
+        "second of the last at 4); steps and tokens",
+        cause="a later chunk, one after a preemption, or of another sample is no lookup of the "
+        "prompt; a first chunk at 0 is one that found nothing",
     )
     metrics, clock = Metrics("tiny"), ManualClock()
     engine = Engine(

@@ -41,7 +41,7 @@ def finished(request_id, time, index=0):
 )
 def test_blocks():
     first, second = object(), object()
-    tables = {first: (5, 9, 2)}
+    tables = {first: [5, 9, 2]}
     manager = SimpleNamespace(block_ids=lambda request: tables.get(request, ()))
     paged = SimpleNamespace(manager=manager)
     slots = SimpleNamespace(slot_of={first: 0})
@@ -52,6 +52,14 @@ def test_blocks():
         [[[5, 9, 2], []], [[0], []], [[], []]],
         call="blocks_of a request that has some and one that has none, in a paged store, a slot "
         "store (slot 0), and one that only counts",
+    )
+    held = blocks_of(paged, first)
+    tables[first].append(7)
+    expect(
+        held,
+        [5, 9, 2],
+        call="the first of them after the store has given the request a fourth block",
+        cause="the engine goes on while the picture is drawn: it needs a list of its own",
     )
 
 
@@ -121,21 +129,21 @@ def test_events():
     story = [
         Queued(1, 0, 1.0), Queued(1, 1, 1.0), Queued(2, 0, 2.0), Queued(3, 0, 2.0),
         token(1, 3.0), token(1, 3.5, index=1), step, token(1, 5.0), Preempted(2, 0, 5.0),
-        token(1, 6.0), finished(1, 6.0), finished(1, 6.5, index=1),
+        Preempted(1, 0, 5.5), token(1, 6.0), finished(1, 6.0), finished(1, 6.5, index=1),
         Aborted(2, 0, (), "", 7.0), Failed(3, 0, ValueError(), 8.0),
     ]  # fmt: skip
     monitor.observe(story, 0.5)
     expect(
         monitor.totals,
-        {"requests": 4, "finished": 2, "aborted": 1, "failed": 1, "preemptions": 1, "tokens": 4},
+        {"requests": 4, "finished": 2, "aborted": 1, "failed": 1, "preemptions": 2, "tokens": 4},
         call="totals after four samples, of which two finished, one aborted and one failed",
     )
     expect(
         [list(monitor.ttfts), list(monitor.tpots), sum(count for _, count in monitor.tokens)],
         [[(3.0, 2.0), (3.5, 2.5)], [(6.0, 1.5)], 4],
         call="points of TTFT and of TPOT as (when, seconds): arrival at 1, tokens at 3, 5 and 6, "
-        "and at 3.5 alone; tokens in the window",
-        cause="a sample of one token has no TPOT",
+        "and at 3.5 alone (preempted at 5.5); tokens in the window",
+        cause="a sample of one token has no TPOT; one that was preempted has spoken already",
     )
     expect(
         [len(monitor.lines), list(monitor.steps)],

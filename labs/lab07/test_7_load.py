@@ -1,6 +1,7 @@
 """Task 7: the load test's arithmetic."""
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -72,6 +73,16 @@ def test_burstiness(rng):
     again = [arrival_times(2.0, 5, seed=seed) == arrival_times(2.0, 5, seed=s)
              for s in (seed, seed + 1)]  # fmt: skip
     expect(again, [True, False], call="equal times for the same seed, and for another")
+    random.seed(seed)
+    wanted = random.random()
+    random.seed(seed)
+    arrival_times(2.0, 5, seed=seed + 1)
+    expect(
+        random.random(),
+        wanted,
+        call="random.random() after random.seed and arrival_times",
+        cause="the draws come from a generator of their own; the program's is others'",
+    )
 
 
 @pytest.mark.check(
@@ -120,17 +131,18 @@ def test_slo():
 def test_goodput(rng):
     shift = float(rng.integers(5, 50))
     records = [
-        Record(shift + 4.0, (shift + 5.0,), shift + 5.0),
+        Record(shift + 4.25, (shift + 5.0,), shift + 5.0),
+        Record(shift + 6.0, (), shift + 8.5, error="timeout"),
         Record(shift + 0.5, (shift + 1.0, shift + 2.0), shift + 2.0),
         Record(shift + 1.0, (shift + 4.0,), shift + 4.0),
-        Record(shift + 6.0, (), shift + 8.5, error="timeout"),
     ]
     expect(
         [goodput(records, slo) for slo in (Slo(ttft=1.0), Slo(), Slo(0.1, 0.1, 0.1))],
         [0.25, 0.375, 0.0],
         call="goodput of four requests over 8 s, one of them failed: TTFT within 1 s, any answer, "
         "all limits 0.1 s",
-        cause="a run lasts until its last request has ended, however it ends",
+        cause="from the earliest due to the latest end, in whatever order the records are, and "
+        "however they ended",
     )
     expect(
         [goodput([], Slo()), goodput([Record(1.0, (1.0,), 1.0)], Slo())],

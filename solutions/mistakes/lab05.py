@@ -650,6 +650,22 @@ MISTAKES = [
         says="Your key joins the digits of the tokens: (1, 23) and (12, 3) look equal.",
     ),
     Mistake(
+        name="salt-runs-into-the-tokens",
+        task=6,
+        symbol="prefix_index:block_hash",
+        old="(parent, tuple(token_ids), salt)",
+        new='(parent, " ".join(map(str, token_ids)) + salt)',
+        says="Your key joins the salt to the last token: (5, 6) with salt 7 and (5, 67) look equal.",
+    ),
+    Mistake(
+        name="sibling-before-the-longer-hit",
+        task=6,
+        symbol="manager:BlockManager.source",
+        old="if shared > cached:",
+        new="if True:",
+        says="Your sample begins with its sibling's blocks though the prefix cache holds more.",
+    ),
+    Mistake(
         name="collision-trusted",
         task=6,
         symbol="prefix_index:CachedBlock.holds",
@@ -786,6 +802,15 @@ MISTAKES = [
         says="Your table takes the known block and does not give its own back.",
     ),
     Mistake(
+        name="partly-shared-block-is-free",
+        task=6,
+        symbol="manager:BlockManager.can_admit",
+        old="full = shared // self.block_size",
+        new="full = -(-shared // self.block_size)",
+        says="You take a partly shared block for granted; it will be copied before the first "
+        "write, and the copy needs a free block.",
+    ),
+    Mistake(
         name="hits-counted-as-free",
         task=6,
         symbol="manager:BlockManager.can_admit",
@@ -883,6 +908,14 @@ MISTAKES = [
         says="Your swap remembers whole blocks of tokens; the last block is only partly used.",
     ),
     Mistake(
+        name="swap-in-loses-a-shared-block",
+        task=7,
+        symbol="swap:SwapSpace.swap_in",
+        old="            pool.free(table.block_ids[full:], table)\n",
+        new="",
+        says="You strike the partly used block off the table, but do not give it back to the pool.",
+    ),
+    Mistake(
         name="swap-in-reversed",
         task=7,
         symbol="swap:SwapSpace.swap_in",
@@ -961,6 +994,15 @@ MISTAKES = [
         old="            self.swap.swap_out(request, self.tables[request], self.transfers)\n        self._let_go(request)",
         new="            if self.swap.swap_out(request, self.tables[request], self.transfers):\n                return\n        self._let_go(request)",
         says="Your suspend keeps the blocks of a request that was swapped out.",
+    ),
+    Mistake(
+        name="keys-forgotten-at-suspend",
+        task=7,
+        symbol="manager:BlockManager.suspend",
+        old="        self._let_go(request)",
+        new="        self._let_go(request)\n        self.prefix.forget(request)",
+        says="Your suspend forgets the keys of the request's blocks; they are hashed again when it "
+        "comes back.",
     ),
     # Task 8: compaction
     Mistake(

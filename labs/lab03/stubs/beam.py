@@ -3,9 +3,9 @@
 Source: transformers' GenerationMixin._beam_search (version 5), whose results it equals.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,18 @@ from nanovllm.generation.errors import check_request
 from nanovllm.generation.events import FinishReason
 from nanovllm.generation.params import ParamsError, SamplingParams
 from nanovllm.generation.request import weight_of
+from nanovllm.model.attention import Attend
 from nanovllm.model.transformer import Transformer
+
+
+class BeamCache(Protocol):
+    """What beam search asks of a cache whose rows follow the beams (see BatchCache)."""
+
+    length: int
+
+    def bind(self, num_columns: int) -> Attend: ...
+    def advance(self, num_columns: int) -> None: ...
+    def reorder(self, parents: Sequence[int]) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +158,13 @@ def beam_search(
     params: BeamSearchParams,
     *,
     max_model_len: int | None = None,
+    make_cache: Callable[[int], BeamCache] | None = None,
 ) -> list[Hypothesis]:
     """The beam_width best continuations of a prompt, best first.
 
     The prompt is read once; then every step feeds each open beam's newest token, in one batch
     whose cache rows follow the beams. max_model_len bounds prompt and continuation together.
+    make_cache: from tokens a row to the cache, which begins with one row; a BatchCache if None.
     Raises RequestError.
     """
     limit = max_model_len or model.config.max_position
@@ -167,6 +180,10 @@ def beam_search(
     search = BeamSearch(params, model.config.eos_token_ids)
     weight = weight_of(model)
     capacity = len(prompt_token_ids) + params.max_tokens - 1
-    cache = BatchCache(model.config, 1, capacity, weight.dtype, weight.device)
+    cache: BeamCache
+    if make_cache is None:
+        cache = BatchCache(model.config, 1, capacity, weight.dtype, weight.device)
+    else:
+        cache = make_cache(capacity)
     newest = torch.tensor([list(prompt_token_ids)], device=weight.device)  # [W, S], W is 1 at first
     raise NotImplementedError("lab03 task 3: beam_search")

@@ -37,7 +37,7 @@ def online_softmax(
 ):
     """One tile more: the three running results, rescaled to the new maximum.
 
-    A row that has seen nothing yet keeps maximum -inf and sums of 0 (and no NaN).
+    A row that has seen nothing yet keeps maximum -inf and sums of 0; -inf - -inf would be NaN.
     """
     raise NotImplementedError("lab06 task 6: online_softmax")
 
@@ -50,7 +50,7 @@ def attend_range(
     v_cache,
     block_table,
     head,
-    begin,  # positions begin .. end - 1 are looked at, and nothing outside is read
+    begin,  # positions begin .. end - 1 are looked at, no other is read or seen; 0 <= begin
     end,
     scale,
     window,

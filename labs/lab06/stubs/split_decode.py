@@ -34,7 +34,7 @@ def split_decode_kernel(
     v_cache,  # [B, P, G, D]
     block_tables,  # [N, M], rows contiguous
     context_lens,  # [N], contiguous
-    partial,  # [N, H, SPLITS, D] float32, contiguous
+    partial,  # [N, H, SPLITS, D] float32, contiguous: divided by the share's own total
     lse,  # [N, H, SPLITS] float32, contiguous: log2 of the sum of 2 ** score
     scale,
     window,

@@ -95,6 +95,6 @@ class Metrics:
 
         Reasons: the finish_reason of a Finished, "abort" of an Aborted, "error" of a Failed; for
         the last two no time of the whole is observed. Time per output token is the decode time
-        over the tokens after the first; a sample of one token has none.
+        over the tokens after the first; a sample of one token has none, and a decode time of 0.
         """
         raise NotImplementedError("lab07 task 5: Metrics._end")

@@ -40,14 +40,17 @@ class Monitor:
     def _event(self, event: EngineEvent) -> None:
         """Count the event in `totals`, and keep what the curves need.
 
-        A sample's Timeline lives from its Queued (arrival) to its end. Its first token gives a
-        point of `ttfts`; a Finished gives one of `tpots`, unless it has but one token. Points are
-        (time of the event, seconds).
+        A sample's Timeline lives from its Queued (arrival) to its end, preempted or not. Its first
+        token gives a point of `ttfts`; a Finished gives one of `tpots`, unless it has but one
+        token. Points are (time of the event, seconds).
         """
         raise NotImplementedError("lab07 task 6: Monitor._event")
 
     def _trim(self, now: float) -> None:
-        """Forget what is older than the window; what is exactly as old stays."""
+        """Forget tokens, ttfts and tpots older than the window; what is exactly as old stays.
+
+        The steps are bounded by their number, not by the window.
+        """
         raise NotImplementedError("lab07 task 6: Monitor._trim")
 
     def recent(self) -> dict[str, Any]:

@@ -20,8 +20,8 @@ def sampling_params(
     """What a request asks of the sampler, every default filled in.
 
     num_prompt_tokens: of its longest prompt. A field that is null or missing gets SamplingParams'
-    default. The tokens to report log-probabilities of are `logprobs` of a completion, and
-    `top_logprobs` (0 if not given) of a chat whose `logprobs` is true.
+    default; 0 is a value. The tokens to report log-probabilities of are `logprobs` of a completion,
+    and `top_logprobs` (0 if not given) of a chat whose `logprobs` is true.
 
     Raises:
         BadRequestError: prompt and answer do not fit into the context, or top_logprobs comes
@@ -44,6 +44,7 @@ def _max_tokens(request: SamplingFields, num_prompt_tokens: int, max_model_len: 
 
     Raises:
         BadRequestError: the prompt leaves no room for a token, or what was asked for is more
-            than the context has left; param names the field.
+            than the context has left; param is the field that asked for it (max_tokens or
+            max_completion_tokens), else the prompt's: prompt of a completion, messages of a chat.
     """
     raise NotImplementedError("lab07 task 2: _max_tokens")

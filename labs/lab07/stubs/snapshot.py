@@ -10,7 +10,7 @@ Names = Mapping[int, str]  # engine request id to the name that people know
 
 
 def blocks_of(store: Any, request: Request) -> list[int]:
-    """The blocks of the store that a running request holds; empty where it holds none.
+    """The blocks of the store that a running request holds, a list of its own; or an empty one.
 
     Lab 05's store tells by `manager.block_ids(request)`; in a slot store the slot is the one
     block; a store that knows neither has no blocks to show.

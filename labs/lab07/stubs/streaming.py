@@ -26,7 +26,8 @@ def event_stream(steps: AsyncIterator[list[Delta]], writer: ChunkWriter) -> Asyn
     Each choice begins with `writer.opening` (where it is not None), before its first chunk. A
     delta without text, log-probabilities and finish reason is not shown. After the last step
     comes `writer.usage`, where it is not None. If the steps raise, an event with the body of the
-    `api_error` takes the place of what is missing, usage included. DONE is always the last.
+    `api_error` takes the place of what is missing, usage included. DONE is always the last, unless
+    the reader itself is cancelled or closes the stream: then nothing more is sent.
     """
     raise NotImplementedError("lab07 task 3: event_stream")
 
@@ -39,7 +40,8 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
     """The result of `work`, which is cancelled as soon as the client disconnects.
 
     `receive` gives the connection's messages; one of type "http.disconnect" says that the client
-    has gone. Whichever of the two ends first, the other is cancelled and awaited: no task is left.
+    has gone. Whichever of the two ends first, the other is cancelled and awaited, and so are both
+    if the caller is cancelled: no task is left. An answer that is ready as the client goes counts.
 
     Raises:
         ClientGoneError: the client has gone.

@@ -193,14 +193,16 @@ class Engine:
         text. An id that is not there (any more) is no error: it may have ended meanwhile.
         """
         ### BEGIN SOLUTION
+        # Read before the arrivals: who is given up has arrived before, and is in the queue by then.
+        given_up = [self._given_up.popleft() for _ in range(len(self._given_up))]
         events: list[EngineEvent] = []
         while self._arrived:
             request = self._arrived.popleft()
             self.scheduler.add(request)
             sequence = request.sequence
             events.append(Queued(sequence.request_id, sequence.index, request.arrival))
-        while self._given_up:
-            for request in list(self._requests.get(self._given_up.popleft(), ())):
+        for request_id in given_up:
+            for request in list(self._requests.get(request_id, ())):
                 self._end(request, Status.FINISHED)
                 sequence = request.sequence
                 said = tuple(sequence.output_token_ids), sequence.text

@@ -1,8 +1,10 @@
 """Who can be measured: this engine, and the peers whose adapters lie in benchmarks/peers."""
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,11 +60,14 @@ class Settings:
         return [str(interpreter), str(_ADAPTERS / adapter), argument]
 
     def environment(self, name: str) -> dict[str, str]:
-        """What its process needs: vLLM asks for Intel's OpenMP, which its packages bring along."""
+        """What its process needs. vLLM asks for Intel's OpenMP, which its packages bring along,
+        and for tcmalloc, which the system may have."""
+        if not name.startswith("vllm"):
+            return {}
         openmp = Path(self.vllm_python or "").parent.parent / "lib" / "libiomp5.so"
-        if name.startswith("vllm") and openmp.is_file():
-            return {"LD_PRELOAD": str(openmp.absolute())}
-        return {}
+        wanted = [str(openmp.absolute()) if openmp.is_file() else None]
+        wanted.append(find_library("tcmalloc") or find_library("tcmalloc_minimal"))
+        return {"LD_PRELOAD": os.pathsep.join(filter(None, wanted))}
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ class Ours:
         import torch
 
         import nanovllm
-        from nanovllm.llm.engines import EngineOptions, make_engine, why_not_fast
+        from nanovllm.llm.engine_options import EngineOptions
         from nanovllm.llm.options import read_dtype
+        from nanovllm.llm.rungs import choose
         from nanovllm.llm.runner import Runner
         from nanovllm.model.loader import load_model, resolve_folder
 
@@ -28,12 +29,13 @@ class Ours:
         weights = load_model(folder, read_dtype(dtype, folder))
         plain = {"enforce_eager": True} if self.plain else {}  # else as the environment says
         options = EngineOptions(max_num_seqs=max_num_seqs, **plain)
-        self.runner = Runner(lambda: make_engine(weights, None, max_model_len, options))
+        level = choose()
+        rung = level.make(weights, None, max_model_len, options)
+        self.runner = Runner(rung)
         self.next_id = 0
-        step = why_not_fast(weights, options) or "compiled"
         return {
             "nanovllm": nanovllm.__version__, "torch": torch.__version__,
-            "step": step if step == "compiled" else f"plain: {step}",
+            "engine": level.engine_name, "step": rung.step,
         }  # fmt: skip
 
     def settle(self) -> None:

@@ -11,8 +11,8 @@ import torch
 from nanovllm.bench.rounds import Report
 from nanovllm.bench.stages import STAGES, Answers, Room
 from nanovllm.bench.workload import TEXTS, Workload, text_workload
-from nanovllm.llm.engines import is_mine
 from nanovllm.llm.options import OptionError
+from nanovllm.llm.packages import is_mine
 from nanovllm.model.transformer import Transformer
 
 SYSTEM = (
@@ -78,6 +78,6 @@ def progression(
 def _why_not(error: Exception) -> str:
     if isinstance(error, NotImplementedError):
         return f"not written yet: {error}"
-    if isinstance(error, OptionError):
+    if isinstance(error, OptionError | ModuleNotFoundError):  # of a lab that is not here
         return str(error)
     return f"{type(error).__name__}: {error}"

@@ -33,7 +33,10 @@ def save(found: Mapping[str, Any], path: Path) -> Path:
 def bar_plot(
     path: Path, title: str, panels: Mapping[str, Mapping[str, Sequence[float]]], ours: str
 ) -> Path:
-    """One panel a figure, one bar a contestant: the median, and each round as a dot."""
+    """One panel a figure, one bar a contestant: the median, and each round as a dot.
+
+    The first panel has all contestants; a further one may lack some.
+    """
     from statistics import median
 
     import matplotlib
@@ -50,15 +53,17 @@ def bar_plot(
     )  # fmt: skip
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
+    order = list(next(iter(panels.values())))[::-1]
     for axis, (label, values) in zip(axes.flat, panels.items(), strict=False):
-        names = list(values)[::-1]
+        names = [name for name in order if name in values]
         middles = [median(values[name]) for name in names]
         colours = [_OURS if name.startswith(ours) else _OTHERS for name in names]
         axis.barh(names, middles, color=colours, height=0.62)
-        for place, name in enumerate(names):
+        for name, middle in zip(names, middles, strict=True):
+            place = order.index(name)
             axis.plot(values[name], [place] * len(values[name]), ".", color="#1e293b", ms=4)
             axis.annotate(
-                f" {_number(middles[place])}", (max(values[name]), place), va="center", fontsize=9
+                f" {_number(middle)}", (max(values[name]), place), va="center", fontsize=9
             )
         axis.set_xlabel(label)
         axis.set_xlim(0, 1.18 * max(max(each) for each in values.values()))

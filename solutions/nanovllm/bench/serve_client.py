@@ -1,18 +1,19 @@
 """One request to a server that speaks OpenAI's protocol, and when each of its tokens came."""
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import orjson
 
+from nanovllm.bench.exchange import exchange
 from nanovllm.bench.workload import Job
 from nanovllm.serving.load import Record
 from nanovllm.serving.sse import EventReader
 
-PATIENCE = 600.0  # seconds between two pieces of an answer, or to connect
+PATIENCE = 600.0  # seconds that an answer may take
 
 
 class ServerError(RuntimeError):
@@ -32,20 +33,15 @@ class Client:
     async def send(self, number: int, due: float) -> Record:
         """Stream request `number`; what went wrong is in the record, not raised."""
         now = asyncio.get_running_loop().time
-        arrivals: list[float] = []
-        usage: dict[str, Any] = {}
-        error = None
+        answer = Answer(now)
+        asked = self.http.build_request("POST", "/v1/completions", json=self._body(number))
         try:
-            async with self.http.stream("POST", "/v1/completions", json=self._body(number)) as got:
-                if got.status_code != 200:
-                    await got.aread()
-                    error = f"{got.status_code}: {message_of(got)}"
-                else:
-                    error = await self._read(got, arrivals, usage, now)
-        except httpx.HTTPError as failure:
+            async with asyncio.timeout(PATIENCE):
+                error = answer.verdict(await exchange(asked, answer.read))
+        except (OSError, TimeoutError) as failure:
             error = f"{type(failure).__name__}: {failure}".rstrip(": ")
-        times = spread(arrivals, usage.get("completion_tokens", len(arrivals)))
-        record = Record(due, times, now(), usage.get("prompt_tokens", 0), error)
+        times = spread(answer.arrivals, answer.usage.get("completion_tokens", len(answer.arrivals)))
+        record = Record(due, times, now(), answer.usage.get("prompt_tokens", 0), error)
         self.done(record)
         return record
 
@@ -62,25 +58,42 @@ class Client:
             "stream_options": {"include_usage": True},
         }
 
-    async def _read(
-        self,
-        got: httpx.Response,
-        arrivals: list[float],
-        usage: dict[str, Any],
-        now: Callable[[], float],
-    ) -> str | None:
-        """Note when each piece came; what is wrong with the stream, if anything."""
-        reader = EventReader()
-        async for received in got.aiter_raw():
-            for data in reader.push(received):
-                if data == "[DONE]":
-                    return None
-                event = json.loads(data)
-                if "error" in event:
-                    return str(event["error"].get("message", event["error"]))
-                usage |= event.get("usage") or {}
-                arrivals += [now()] * bool(event.get("choices"))
-        return "the stream ended without [DONE]"
+
+@dataclass
+class Answer:
+    """What has come of one answer, and when by the clock `now`."""
+
+    now: Callable[[], float]
+    arrivals: list[float] = field(default_factory=list)  # of the pieces that carry choices
+    usage: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    ended: bool = False
+    reader: EventReader = field(default_factory=EventReader)
+    refusal: bytes = b""
+
+    def read(self, status: int, body: bytes) -> None:
+        """Take in a piece of the body of an answer with this status."""
+        if status != 200:
+            self.refusal += body
+            return
+        for data in self.reader.push(body):
+            if data == "[DONE]":
+                self.ended = True
+                return
+            event = orjson.loads(data)
+            if "error" in event:
+                self.error = str(event["error"].get("message", event["error"]))
+            self.usage |= event.get("usage") or {}
+            if event.get("choices"):
+                self.arrivals.append(self.now())
+
+    def verdict(self, status: int) -> str | None:
+        """What is wrong with the whole of it, if anything."""
+        if status != 200:
+            return f"{status}: {message_of(httpx.Response(status, content=self.refusal))}"
+        if self.error is not None:
+            return self.error
+        return None if self.ended else "the stream ended without [DONE]"
 
 
 def spread(arrivals: Sequence[float], tokens: int) -> tuple[float, ...]:

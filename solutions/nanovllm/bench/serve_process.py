@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import httpx
@@ -15,26 +15,39 @@ import httpx
 from nanovllm.bench.process import ROOT
 from nanovllm.bench.serve_client import ServerError
 
-START_SECONDS = 300.0
+START_SECONDS = 600.0
 STOP_SECONDS = 20.0
 
 
 @contextmanager
-def own_server(arguments: Sequence[str]) -> Iterator[str]:
-    """Start `nanovllm serve` with these arguments on a free port; its address.
+def own_server(arguments: Sequence[str], **environment: str) -> Iterator[tuple[str, int]]:
+    """Start `nanovllm serve` with these arguments on a free port; its address and process.
 
     Raises:
         ServerError: it ended instead, with its last words.
     """
     command = [sys.executable, "-m", "nanovllm.cli", "serve", "--port", "0", "--drain-timeout", "1"]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    with server_process(
+        [*command, "--log-level", "error", *arguments], _announced, PYTHONPATH=path, **environment
+    ) as found:
+        yield found
+
+
+@contextmanager
+def server_process(
+    command: Sequence[str], find: Callable[[str], str | None], **environment: str
+) -> Iterator[tuple[str, int]]:
+    """Start a server and wait until it is healthy; its address and the id of its process.
+
+    find: the address, from all that the server has said on stderr so far. Raises ServerError.
+    """
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(
-            [*command, "--log-level", "error", *arguments],
-            stdout=subprocess.DEVNULL, stderr=log, cwd=ROOT, env=os.environ | {"PYTHONPATH": path},
-        )  # fmt: skip
+            command, stdout=subprocess.DEVNULL, stderr=log, cwd=ROOT, env=os.environ | environment
+        )
         try:
-            yield _address(process, log)
+            yield _wait(process, log, find), process.pid
         finally:
             process.send_signal(signal.SIGINT)
             try:
@@ -44,7 +57,11 @@ def own_server(arguments: Sequence[str]) -> Iterator[str]:
                 process.wait()
 
 
-def _address(process: subprocess.Popen, log: tempfile._TemporaryFileWrapper) -> str:
+def _wait(
+    process: subprocess.Popen,
+    log: tempfile._TemporaryFileWrapper,
+    find: Callable[[str], str | None],
+) -> str:
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
         log.seek(0)
@@ -53,11 +70,16 @@ def _address(process: subprocess.Popen, log: tempfile._TemporaryFileWrapper) -> 
             lines = [line for line in said.splitlines() if line.strip()]
             words = lines[-1].removeprefix("nanovllm: ") if lines else "it said nothing"
             raise ServerError(f"the server did not start: {words}")
-        found = re.search(r"served at (http://\S+)/v1", said)
-        if found and _is_healthy(found[1]):
-            return found[1]
+        address = find(said)
+        if address and _is_healthy(address):
+            return address
         time.sleep(0.1)
     raise ServerError(f"the server did not start within {START_SECONDS:.0f} seconds.")
+
+
+def _announced(said: str) -> str | None:
+    found = re.search(r"served at (http://\S+)/v1", said)
+    return found[1] if found else None
 
 
 def _is_healthy(address: str) -> bool:

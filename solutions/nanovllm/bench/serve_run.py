@@ -1,11 +1,11 @@
 """`nanovllm bench serve` from its options to its tables, its record and its plot."""
 
-import asyncio
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 
 from nanovllm.bench import serve_plot, tables
+from nanovllm.bench.exchange import run
 from nanovllm.bench.record import record
 from nanovllm.bench.runs import Outcome
 from nanovllm.bench.serve_process import own_server
@@ -26,8 +26,8 @@ def run_serve(
 
     done: called with each record. model: the name to ask for; the server's own if None.
     """
-    with nullcontext(base_url) if base_url else own_server(server) as address:
-        records = asyncio.run(measure(address, load, done, model=model, api_key=api_key))
+    with nullcontext((base_url, 0)) if base_url else own_server(server) as (address, _):
+        records = run(measure(address, load, done, model=model, api_key=api_key))
     found = summary(records, load.slo)
     if load.concurrency is not None:
         title = f"closed loop, {load.concurrency} at once"

@@ -2,7 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from statistics import mean
 from typing import Any
@@ -47,6 +48,18 @@ class Load:
         return list(random_workload(VOCABULARY, count, *lengths, seed=seed).jobs)
 
 
+@asynccontextmanager
+async def connected(
+    base_url: str, model: str | None = None, api_key: str | None = None
+) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
+    """What to ask a server with, and the name of its model. Raises ServerError."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    async with httpx.AsyncClient(
+        base_url=base_url, headers=headers, timeout=PATIENCE, trust_env=False
+    ) as http:
+        yield http, await served_model(http, model)
+
+
 async def measure(
     base_url: str, load: Load, done: Callable[[Record], None], *,
     model: str | None = None, api_key: str | None = None,
@@ -56,12 +69,7 @@ async def measure(
     Raises:
         ServerError: there is no server, or it refuses the warm-up.
     """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(
-        base_url=base_url, headers=headers, timeout=PATIENCE, limits=limits, trust_env=False
-    ) as http:
-        name = await served_model(http, model)
+    async with connected(base_url, model, api_key) as (http, name):
         await _warm_up(http, name, load)
         jobs = load.jobs(load.num_prompts, load.seed)
         client = Client(http, name, jobs, load.output_len, done)

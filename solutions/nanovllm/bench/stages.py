@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nanovllm.bench.workload import Job, Workload
-from nanovllm.llm.engines import EngineOptions
+from nanovllm.llm.engine_options import EngineOptions
 from nanovllm.llm.options import OptionError
 from nanovllm.model.transformer import Transformer
 

@@ -1,20 +1,25 @@
 """What the measurements look like in a terminal."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from nanovllm.batching.simulator import Report
 from nanovllm.bench.contestants import OURS, Ready
-from nanovllm.bench.memory import Usage
+from nanovllm.bench.forced import Forced
 from nanovllm.bench.progression import StageResult
 from nanovllm.bench.rounds import Rounds
 
+if TYPE_CHECKING:  # of labs that may not be here
+    from nanovllm.batching.simulator import Report
+    from nanovllm.bench.memory import Usage
 
-def _table(title: str, *columns: str) -> Table:
+
+def plain(title: str, *columns: str) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
     for place, column in enumerate(columns):
         table.add_column(column, justify="right" if place else "left", no_wrap=not place)
@@ -27,7 +32,7 @@ def contest(title: str, figures: Mapping[str, tuple[Rounds, float]], ready: Mapp
     start: seconds from the birth of its process to its first token. figures: by column, the
     rounds and the factor to show them in.
     """
-    table = _table(title, "engine")
+    table = plain(title, "engine")
     for label in figures:
         table.add_column(label, justify="right", no_wrap=True)
         if len(ready) > 1:
@@ -46,6 +51,17 @@ def contest(title: str, figures: Mapping[str, tuple[Rounds, float]], ready: Mapp
     return table
 
 
+def forced(found: Mapping[str, Forced]) -> Table:
+    """A row a contestant: how often its token is the float32 argmax behind its own past."""
+    table = plain("Tokens judged in float32, each behind its own past", "engine", "tokens")
+    table.add_column("are the argmax", justify="right")
+    table.add_column("largest gap, logits", justify="right")
+    for name, one in found.items():
+        row = f"{one.tokens:,}", f"{one.argmax_share:.1%}", f"{one.largest_gap:.3f}"
+        table.add_row(name, *row)
+    return table
+
+
 def _peak(one: Ready) -> str:
     return f"{one.process.ask('memory')['peak_bytes'] / 1e6:,.0f}"
 
@@ -57,7 +73,7 @@ def _times(ratio: float) -> str:
 
 def stages(title: str, results: list[StageResult]) -> Table:
     """The curve: each lab's stage, whose code it ran, and how much faster it is."""
-    table = _table(title, "stage", "lab", "whose code", "tokens/s", "to the first", "answers")
+    table = plain(title, "stage", "lab", "whose code", "tokens/s", "to the first", "answers")
     first = next((r.rate for r in results if r.rate), None)
     for result in results:
         whose = "[bold green]yours[/]" if result.mine else "reference"
@@ -72,7 +88,7 @@ def stages(title: str, results: list[StageResult]) -> Table:
 
 def memory(title: str, found: Mapping[str, Usage]) -> Table:
     """Slots against blocks; in use: the share of the memory that holds a token."""
-    table = _table(
+    table = plain(
         title, "allocation", "at once", "internal waste", "external waste", "in use", "steps",
     )  # fmt: skip
     for name, usage in found.items():
@@ -87,7 +103,7 @@ def policies(found: Mapping[str, Mapping[str, Report]]) -> list[Table]:
     """A table a trace, a row a policy; times in seconds."""
     made = []
     for trace, runs in found.items():
-        table = _table(
+        table = plain(
             f"{trace.capitalize()} arrivals, simulated", "policy", "tokens/s", "TTFT p50", "p99",
             "end p50", "p99", "fairness", "preempted",
         )  # fmt: skip
@@ -103,7 +119,7 @@ def policies(found: Mapping[str, Mapping[str, Report]]) -> list[Table]:
 
 def serving(title: str, found: Mapping[str, Any]) -> list[Table]:
     """What came out of a server, and how long its users waited, in milliseconds."""
-    rates = _table(title, "", "a second", "in all")
+    rates = plain(title, "", "a second", "in all")
     rates.add_row("requests", _short(found["requests_per_second"]), f"{found['answered']:,}")
     if found["goodput"] is not None:
         limits = [f"{name} {1e3 * s:g} ms" for name, s in found["slo"].items() if s is not None]
@@ -120,7 +136,7 @@ def serving(title: str, found: Mapping[str, Any]) -> list[Table]:
     for error, count in found["errors"].items():
         rates.add_row(f"[red]failed[/]: {escape(error)}", "", f"[red]{count:,}[/]")
     names = ("mean", "p50", "p90", "p99")
-    waits = _table("milliseconds", "", *names)
+    waits = plain("milliseconds", "", *names)
     for row in ("ttft", "tpot", "itl", "e2e"):
         of = found[row]
         waits.add_row(row.upper(), *(_short(1e3 * of[name]) if of else "-" for name in names))

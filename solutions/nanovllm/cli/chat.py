@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nanovllm.cli.conversation import Conversation
-from nanovllm.cli.engine import load_engine, params_of
+from nanovllm.cli.engine import announce, load_engine, params_of
 from nanovllm.cli.options import (
     BatchingOptions,
     Code,
@@ -46,6 +46,7 @@ def chat(
         code, model=model, dtype=dtype, device=device, max_model_len=max_model_len,
         seed=sampling.seed or 0, **batching.given(),
     )  # fmt: skip
+    announce(llm)
     params = params_of(sampling)
     room = min(params.max_tokens or llm.max_model_len, llm.max_model_len // 4)
     talk = Conversation(llm.encode_chat, llm.max_model_len, room, system)

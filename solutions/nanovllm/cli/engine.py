@@ -32,12 +32,20 @@ def select_code(code: str | None) -> None:
     importlib.reload(sys.modules["nanovllm"])
 
 
-def load_engine(code: str | None, **options: Any) -> "LLM":
+def load_engine(code: str | None = None, **options: Any) -> "LLM":
     """Return an LLM with `options` on the code that `code` names."""
     select_code(code)
     from nanovllm.llm import LLM
 
     return LLM(**options)
+
+
+def announce(llm: "LLM") -> None:
+    """Say which engine answers, and why no better one, where it is not the best of the course."""
+    from nanovllm.cli.screen import complain
+
+    if llm.level.why_not_higher is not None:
+        complain(f"the engine is {llm.engine_name}: {llm.level.why_not_higher}.")
 
 
 def params_of(sampling: SamplingOptions, **more: Any) -> "SamplingParams":

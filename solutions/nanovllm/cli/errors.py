@@ -46,7 +46,7 @@ def explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, NotImplementedError) and not_written:
         lab, task, symbol = not_written.groups()
         here = _has_reference(nanovllm._PACKAGE_OF_LAB[f"lab{lab}"])
-        way_out = "Write it" + ", or run this with --code reference" * here
+        way_out = "Write it" + (", or run this with --code reference" if here else _lower(lab))
         return f"lab{lab} task {task} is not written yet: {symbol} ({where}). {way_out}.", USER
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     owner = "your code raised" if is_students else "an error in the course's code:"
@@ -57,6 +57,13 @@ def explain(error: Exception) -> tuple[str, int]:
 def _has_reference(package: str) -> bool:
     """Whether this copy of the course holds the reference of a lab's package."""
     return (nanovllm._REFERENCE / package).is_dir()
+
+
+def _lower(lab: str) -> str:
+    """How to do without a lab that is only begun, where an LLM was to run on it."""
+    rungs = sys.modules.get("nanovllm.llm.rungs")
+    engine = rungs.below(f"lab{lab}") if rungs else None
+    return f", or run this with --engine {engine}" if engine else ""
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nanovllm.cli.engine import load_engine, params_of
+from nanovllm.cli.engine import announce, load_engine, params_of
 from nanovllm.cli.errors import Refused
 from nanovllm.cli.options import (
     BatchingOptions,
@@ -93,6 +93,7 @@ def generate(
         with recording:
             if len(given) == 1 and n == 1 and not as_json:
                 _stream(llm, given[0], params)
+                announce(llm)
                 return
             outputs = _batch(llm, given, params, quiet=as_json)
     from nanovllm.cli.report import print_json, print_table
@@ -102,6 +103,7 @@ def generate(
         print_json(outputs)
     else:
         print_table(outputs, labels)
+    announce(llm)
 
 
 def _collect(prompts: list[str], file: Path | None) -> list[Prompt]:

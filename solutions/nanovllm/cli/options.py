@@ -64,6 +64,10 @@ class BatchingOptions:
     enforce_eager: Annotated[
         bool | None, _engine("Never the compiled step.", "--enforce-eager")
     ] = None
+    engine: Annotated[
+        str | None,
+        _engine("static (lab 03), continuous (04) or paged (05). (default: the best that is here)"),
+    ] = None
 
     def given(self) -> dict[str, Any]:
         """What was asked for, by EngineOptions' names."""

@@ -19,6 +19,7 @@ class Recording:
     def __init__(self, llm: "LLM", path: Path) -> None:
         self.llm, self.path = llm, path
         self.events: list[Any] = []
+        llm.level.require("lab04", "--replay")
         if path.suffix not in (".html", ".htm") or not path.parent.is_dir():
             raise Refused(
                 f"--replay {path} must be an .html file in a folder that is there; for example "

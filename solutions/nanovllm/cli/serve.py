@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nanovllm.cli.engine import load_engine
+from nanovllm.cli.engine import load_engine, select_code
 from nanovllm.cli.errors import Refused
 from nanovllm.cli.options import (
     BatchingOptions,
@@ -55,14 +55,15 @@ def serve(
     """Serve a model to OpenAI's clients: /v1/completions, /v1/chat/completions, /metrics, /docs."""
     if log_level not in ("debug", "info", "warning", "error"):
         raise Refused(f"--log-level {log_level} is not known: use debug, info, warning or error.")
-    llm = load_engine(
-        code, model=model, dtype=dtype, device=device, max_model_len=max_model_len,
-        **batching.given(),
-    )  # fmt: skip
+    select_code(code)
     from nanovllm.serving.config import ServeConfig, ServeConfigError
     from nanovllm.serving.logs import configure_logs
     from nanovllm.serving.run import bind, run
 
+    llm = load_engine(
+        model=model, dtype=dtype, device=device, max_model_len=max_model_len, **batching.given()
+    )
+    llm.level.require("lab04", "nanovllm serve")
     try:
         config = ServeConfig(
             model_name=served_model_name or llm.name,
@@ -85,7 +86,8 @@ def serve(
     where = f"http://{shown}:{sock.getsockname()[1]}"
     complain(
         f"{config.model_name} is served at {where}/v1 "
-        f"(docs: {where}/docs, dashboard: {where}/dashboard); {_how(llm)}"
+        f"(docs: {where}/docs, dashboard: {where}/dashboard); "
+        f"{llm.engine_name}; {llm.rung.describe(llm.runner.engine)}"
     )
     run(server, sock)
 
@@ -99,15 +101,3 @@ def _server(llm: "LLM", config: "ServeConfig") -> "Server":
     except ChatTemplateError:
         template = None
     return Server(llm.runner.engine, config, template)
-
-
-def _how(llm: "LLM") -> str:
-    """What computes the steps, and where K and V live."""
-    from nanovllm.llm.engines import why_not_fast
-
-    options = llm.options
-    blocks = options.num_blocks(llm.max_model_len, llm.kv_bytes_per_token)
-    reason = why_not_fast(llm.model, options)
-    step = "the compiled step" if reason is None else f"the plain step ({reason})"
-    shared = "prefixes are cached" if options.enable_prefix_caching else "no prefix cache"
-    return f"{step}; {blocks} blocks of {options.block_size} tokens, {shared}"

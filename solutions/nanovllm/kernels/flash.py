@@ -43,7 +43,7 @@ def online_softmax(
 ):
     """One tile more: the three running results, rescaled to the new maximum.
 
-    A row that has seen nothing yet keeps maximum -inf and sums of 0 (and no NaN).
+    A row that has seen nothing yet keeps maximum -inf and sums of 0; -inf - -inf would be NaN.
     """
     ### BEGIN SOLUTION
     larger = tl.maximum(maximum, tl.max(scores, 1))
@@ -64,7 +64,7 @@ def attend_range(
     v_cache,
     block_table,
     head,
-    begin,  # positions begin .. end - 1 are looked at, and nothing outside is read
+    begin,  # positions begin .. end - 1 are looked at, no other is read or seen; 0 <= begin
     end,
     scale,
     window,

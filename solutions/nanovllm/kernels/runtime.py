@@ -20,10 +20,10 @@ import torch
 try:
     import triton
 except ModuleNotFoundError:
+    here = "" if platform.system() == "Linux" else f"; there is none for {platform.system()}"
     raise ImportError(
-        f"Triton is not installed, and there is none for {platform.system()} unless this is "
-        "Linux: do lab 06 on a Linux machine (no GPU is needed; `python -m pip install -r "
-        "requirements.txt` brings it there). All other labs work without it."
+        f"Triton is not installed{here}. Do lab 06 on a Linux machine (no GPU is needed), where "
+        "`python -m pip install -r requirements.txt` brings it; all other labs work without it."
     ) from None
 import triton.language as tl
 from triton.runtime import interpreter

@@ -10,22 +10,21 @@ from typing import Any
 
 import torch
 
-from nanovllm.batching.engine import Engine
 from nanovllm.generation.beam import BeamSearchParams
 from nanovllm.generation.errors import RequestError, check_request
 from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
 from nanovllm.generation.keys import sample_seed
 from nanovllm.generation.params import SamplingParams
-from nanovllm.llm.engines import make_engine, read_engine_options
+from nanovllm.llm.engine_options import read_engine_options
 from nanovllm.llm.options import BUNDLED, read_device, read_dtype, read_max_model_len
 from nanovllm.llm.prompts import AnyPrompt, Prompt, read_params, read_prompt, read_prompts
 from nanovllm.llm.results import beam_outputs, completion_output
+from nanovllm.llm.rungs import choose
 from nanovllm.llm.runner import Call, Runner
 from nanovllm.llm.tracking import Tracker, UseTqdm
 from nanovllm.model.accounting import kv_bytes_per_token
 from nanovllm.model.loader import load_model, resolve_folder
 from nanovllm.outputs import CompletionOutput, RequestOutput, StreamOutput
-from nanovllm.paging.beam import paged_beam_search
 from nanovllm.tokenization.chat import ChatTemplate
 from nanovllm.tokenization.tokenizer import Tokenizer
 
@@ -40,7 +39,7 @@ class LLM:
     another folder or hub name, or a Tokenizer; the model's own if None. dtype: float32, bfloat16,
     float16, or auto (the checkpoint's). max_model_len: tokens of prompt and answer together.
     seed: what requests without a seed of their own draw from; None means fresh randomness.
-    engine_options: see EngineOptions.
+    engine_options: see EngineOptions; the engine is the best that the labs here allow.
 
     Raises ModelFolderError, TokenizerError or OptionError, each one sentence with the way out.
     """
@@ -56,6 +55,8 @@ class LLM:
         **engine_options: Any,
     ) -> None:
         self.options = read_engine_options(engine_options)
+        self.level = choose(self.options.engine)
+        self.level.check_options(engine_options)
         self.folder = resolve_folder(model if model is not None else BUNDLED)
         self.name = self.folder.name if model is None else str(model)
         self.device = read_device(device)
@@ -73,13 +74,15 @@ class LLM:
         # A chat model may stop at a token that only its tokenizer's files name.
         self.model.config = replace(self.model.config, eos_token_ids=tuple(dict.fromkeys(stops)))
         self.max_model_len = read_max_model_len(max_model_len, self.model.config.max_position)
-        self.options.num_blocks(self.max_model_len, self.kv_bytes_per_token)  # a bad one, now
+        self.rung = self.level.make(self.model, self.tokenizer, self.max_model_len, self.options)
         self.seed = seed
-        self.runner = Runner(self._make_engine)
+        self.runner = Runner(self.rung)
         self._requests = count()
 
-    def _make_engine(self) -> Engine:
-        return make_engine(self.model, self.tokenizer, self.max_model_len, self.options)
+    @property
+    def engine_name(self) -> str:
+        """Which engine answers, in a few words: `paged continuous batching (lab05)`."""
+        return self.level.engine_name
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -133,7 +136,7 @@ class LLM:
         for each in answers.values():
             each.sort(key=lambda answer: answer.index)
         return [
-            _request_output(i, prompt, answers[i], tracker, call.cached[i])
+            _request_output(i, prompt, answers[i], tracker, call.cached.get(i, 0))
             for i, prompt in zip(ids, asked, strict=True)
         ]
 
@@ -192,7 +195,7 @@ class LLM:
             stored = prompt_tokens + max(tracker.generated - 1, 0)  # the newest is not, yet
             if isinstance(event, Finished):
                 answer = completion_output(event.completion, self.tokenizer)
-                cached = call.cached[request]
+                cached = call.cached.get(request, 0)
                 output = _request_output(request, prompt, [answer], tracker, cached)
                 yield StreamOutput("", [], stored, output)
             elif isinstance(event, TokenGenerated):
@@ -219,13 +222,7 @@ class LLM:
         outputs = []
         with Tracker(dict.fromkeys(ids, 1), use_tqdm) as tracker:
             for request, prompt in zip(ids, asked, strict=True):
-                found = paged_beam_search(
-                    self.model,
-                    prompt.token_ids,
-                    params,
-                    max_model_len=self.max_model_len,
-                    block_size=self.options.block_size,
-                )
+                found = self.rung.beam_search(prompt.token_ids, params)
                 answers = beam_outputs(found, self.tokenizer)
                 tracker.add(request, sum(len(h.token_ids) for h in found))
                 outputs.append(_request_output(request, prompt, answers, tracker))

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from nanovllm.llm.options import OptionError
+from nanovllm.llm.packages import why_missing
 from nanovllm.model.config import ModelConfig
 from nanovllm.paging.store import PagedStore
 
@@ -13,7 +14,7 @@ BACKENDS = ("torch", "triton")
 
 
 def attention_backend(device: torch.device | str, wanted: str | None = None) -> str:
-    """ "triton" where the tensors are on a GPU, else "torch"; `wanted` or NANOVLLM_ATTENTION wins.
+    """ "triton" on a GPU where lab 06 is here, else "torch"; `wanted` or NANOVLLM_ATTENTION wins.
 
     Asked for "triton" on a CPU, the kernels run in Triton's interpreter: slow, for tests.
     Raises OptionError for any other name.
@@ -23,7 +24,8 @@ def attention_backend(device: torch.device | str, wanted: str | None = None) -> 
     """
     chosen = wanted or os.environ.get("NANOVLLM_ATTENTION", "")
     if not chosen:
-        return "triton" if torch.device(device).type == "cuda" else "torch"
+        on_gpu = torch.device(device).type == "cuda"
+        return "triton" if on_gpu and why_missing("lab06") is None else "torch"
     if chosen not in BACKENDS:
         raise OptionError(f"attention is {chosen!r}, but must be {' or '.join(BACKENDS)}.")
     return chosen

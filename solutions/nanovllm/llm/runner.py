@@ -3,12 +3,13 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from nanovllm.batching.engine import Engine
-from nanovllm.batching.errors import InvariantError
-from nanovllm.batching.events import Aborted, EngineEvent, Failed, Stepped
 from nanovllm.generation.events import Finished
 from nanovllm.generation.params import SamplingParams
+from nanovllm.llm.rungs import AnyEngine, Rung
+
+Event = Any  # lab 03's, and those that the rung's `kinds` name
 
 _IDLE_STEPS = 3  # in a row, after which an engine that has work is taken to be stuck
 
@@ -17,30 +18,31 @@ _IDLE_STEPS = 3  # in a row, after which an engine that has work is taken to be 
 class Call:
     """The requests of one caller."""
 
-    inbox: deque[EngineEvent] = field(default_factory=deque)
+    inbox: deque[Event] = field(default_factory=deque)
     open: dict[int, int] = field(default_factory=dict)  # samples that have not ended, by request
     cached: dict[int, int] = field(default_factory=dict)  # prompt tokens found there, by request
+    error: Exception | None = None  # why it will hear no more
 
 
 class Runner:
     """Steps the engine for whoever waits, and keeps the events of the others for them.
 
-    So two streams that are read in turn share their steps. make: returns a new engine; called
-    when the first request comes, and after a step that broke the engine's books.
+    So two streams that are read in turn share their steps. rung: makes the engine, when the first
+    request comes, and again after a step that broke the engine's books.
     """
 
-    def __init__(self, make: Callable[[], Engine]) -> None:
-        self.make = make
-        self.on_event: Callable[[EngineEvent], None] | None = None  # sees every event
-        self._engine: Engine | None = None
+    def __init__(self, rung: Rung) -> None:
+        self.rung = rung
+        self.on_event: Callable[[Event], None] | None = None  # sees every event
+        self._engine: AnyEngine | None = None
         self._call_of: dict[int, Call] = {}  # by request id, those that have not ended
         self._idle = 0  # steps in a row that computed nothing
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> AnyEngine:
         """The engine, made when it is first needed."""
         if self._engine is None:
-            self._engine = self.make()
+            self._engine = self.rung.make_engine()
         return self._engine
 
     def submit(
@@ -56,7 +58,7 @@ class Runner:
         self._call_of[request_id] = call
         call.open[request_id] = params.n
 
-    def events(self, call: Call) -> Iterator[EngineEvent]:
+    def events(self, call: Call) -> Iterator[Event]:
         """Yield what happens to the call's requests until all have ended.
 
         Requests that are left before that, by an error or by a caller who stops listening, are
@@ -68,9 +70,11 @@ class Runner:
                     self._step()
                 while call.inbox:
                     event = call.inbox.popleft()
-                    if isinstance(event, Failed):
+                    if isinstance(event, self.rung.kinds.failed):
                         raise event.error
                     yield event
+            if call.error is not None:
+                raise call.error
         finally:
             self.drop(call)
 
@@ -89,7 +93,7 @@ class Runner:
             self._mend(error)
             raise
         self._idle = 0 if events else self._idle + 1
-        if events and isinstance(events[-1], Stepped):
+        if events and isinstance(events[-1], self.rung.kinds.stepped):
             self._note_hits(events[-1])
         for event in events:
             self._deliver(event)
@@ -97,22 +101,23 @@ class Runner:
             waiting = list(self._call_of)[:8]
             self._fail_all(RuntimeError(f"The engine does nothing, but requests {waiting} wait."))
 
-    def _note_hits(self, step: Stepped) -> None:
+    def _note_hits(self, step: Event) -> None:
         """A request's first chunk starts behind what the prefix cache had of it."""
         for chunk in step.chunks:
             call = self._call_of.get(chunk.request_id)
             if call is not None:
                 call.cached.setdefault(chunk.request_id, chunk.start)
 
-    def _deliver(self, event: EngineEvent) -> None:
+    def _deliver(self, event: Event) -> None:
+        kinds = self.rung.kinds
         if self.on_event is not None:
             self.on_event(event)
-        if isinstance(event, Stepped):
+        if isinstance(event, kinds.stepped):
             return
         call = self._call_of.get(event.request_id)
         if call is not None:
             call.inbox.append(event)
-            if isinstance(event, Finished | Failed | Aborted):
+            if isinstance(event, (Finished, *kinds.failed, *kinds.aborted)):
                 self._end_sample(call, event.request_id)
 
     def _end_sample(self, call: Call, request_id: int) -> None:
@@ -125,8 +130,8 @@ class Runner:
         if isinstance(error, KeyboardInterrupt):
             try:
                 self.engine.check()
-            except InvariantError:
-                pass
+            except Exception as broken:  # whatever it is, the engine is given up for it
+                error = broken
             else:
                 return
         self._fail_all(RuntimeError(f"The engine stopped: {type(error).__name__}: {error}"))
@@ -134,7 +139,7 @@ class Runner:
     def _fail_all(self, error: Exception) -> None:
         """Give the engine up, and tell all who wait."""
         self._engine, self._idle = None, 0
-        for request_id, call in self._call_of.items():
-            call.inbox.append(Failed(request_id, 0, error, 0.0))
+        for call in self._call_of.values():
+            call.error = error
             call.open.clear()
         self._call_of.clear()

@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nanovllm.batching.events import EngineEvent
-from nanovllm.generation.events import Finished, TokenGenerated
+from nanovllm.generation.events import Event, Finished, TokenGenerated
 from nanovllm.outputs import RequestMetrics
 
 Clock = Callable[[], float]
@@ -36,7 +35,7 @@ class Tracker:
         if self.bar is not None:
             self.bar.close()
 
-    def __call__(self, event: EngineEvent) -> None:
+    def __call__(self, event: Event) -> None:
         request = event.request_id
         self.last[request] = event.time
         if isinstance(event, TokenGenerated):

@@ -1,14 +1,11 @@
 """Beam search over blocks: beams share what they have in common and copy only to differ."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from nanovllm.generation.beam import BeamSearch, BeamSearchParams, Hypothesis
-from nanovllm.generation.errors import check_request
-from nanovllm.generation.params import SamplingParams
+from nanovllm.generation.beam import BeamSearchParams, Hypothesis, beam_search
 from nanovllm.generation.request import weight_of
 from nanovllm.model.attention import Attend
 from nanovllm.model.cache import CacheFullError
@@ -89,7 +86,6 @@ class PagedBeamCache:
         ### END SOLUTION
 
 
-@torch.inference_mode()
 def paged_beam_search(
     model: Transformer,
     prompt_token_ids: Sequence[int],
@@ -102,30 +98,12 @@ def paged_beam_search(
 
     Raises RequestError.
     """
-    limit = max_model_len or model.config.max_position
-    check_request(
-        prompt_token_ids,
-        SamplingParams(),
-        vocab_size=model.config.vocab_size,
-        max_model_len=limit,
-        has_tokenizer=True,
-    )
-    params = replace(params, max_tokens=min(params.max_tokens, limit - len(prompt_token_ids)))
-    search = BeamSearch(params, model.config.eos_token_ids)
     weight = weight_of(model)
-    capacity = len(prompt_token_ids) + params.max_tokens - 1
-    cache = PagedBeamCache(
-        model.config, params.beam_width, capacity, block_size, weight.dtype, weight.device
+
+    def in_blocks(capacity: int) -> PagedBeamCache:
+        sizes = params.beam_width, capacity, block_size
+        return PagedBeamCache(model.config, *sizes, weight.dtype, weight.device)
+
+    return beam_search(
+        model, prompt_token_ids, params, max_model_len=max_model_len, make_cache=in_blocks
     )
-    newest = torch.tensor([list(prompt_token_ids)], device=weight.device)  # [W, S], W is 1 at first
-    while True:
-        rows, width = newest.shape
-        positions = torch.arange(cache.length, cache.length + width, device=newest.device)
-        hidden = model(newest.flatten(), positions.repeat(rows), cache.bind(width))
-        cache.advance(width)
-        last = hidden.unflatten(0, (rows, width))[:, -1]  # [W, E]
-        parents = search.update(model.logits(last).float().log_softmax(dim=-1))
-        if search.over:
-            return search.finished
-        cache.reorder(parents)
-        newest = torch.tensor([beam.token_ids[-1:] for beam in search.beams], device=newest.device)

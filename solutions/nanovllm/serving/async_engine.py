@@ -49,6 +49,7 @@ class AsyncEngine:
         self.streams: dict[int, Stream] = {}  # by engine request id, those that have not ended
         self._condition = threading.Condition()
         self._notes: list[Callable[[], object]] = []  # for the engine's thread, guarded
+        self._answers: set[asyncio.Future[Any]] = set()  # that a `call` may still wait for
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -85,7 +86,8 @@ class AsyncEngine:
     ) -> Stream:
         """Hand the prompts of one API request to the engine; the stream of all their samples.
 
-        All prompts are taken or none: if the engine refuses one, those before it are aborted.
+        All prompts are taken or none: if the engine refuses one, a note aborts those before it.
+        Either way the engine's thread is woken.
 
         Raises:
             RequestError: the engine refuses a prompt.
@@ -108,9 +110,10 @@ class AsyncEngine:
         ### END SOLUTION
 
     def cancel(self, stream: Stream, reason: str) -> None:
-        """Give up what has not ended of a stream: the next step begins by freeing its room.
+        """Give up what has not ended of a stream: a note aborts it before the next step.
 
-        `reason` is kept in the stream: the first one given. A stream that has ended stays as it is.
+        `reason` is kept in the stream: the first one given. The stream stays open, and its reader
+        goes on, until the engine's Aborted arrive. A stream that has ended stays as it is.
         """
         ### BEGIN SOLUTION
         if stream.ended:
@@ -122,11 +125,13 @@ class AsyncEngine:
     async def call(self, function: Callable[[Any], T]) -> T:
         """Run `function(engine)` in the engine's thread between two steps, and return its result.
 
-        Raises EngineDeadError where there is no thread to run it.
+        Raises EngineDeadError where there is no thread to run it, or it ends before it has.
         """
         if self.error is not None:
             raise self.error
         answer: asyncio.Future[T] = self._loop.create_future()
+        self._answers.add(answer)
+        answer.add_done_callback(self._answers.discard)
 
         def deliver(result: Any, error: Exception | None) -> None:
             if not answer.done():
@@ -156,7 +161,7 @@ class AsyncEngine:
             self._drive()
         except BaseException as caught:
             error = caught
-        self._loop.call_soon_threadsafe(self._end, error)
+        self._loop.call_soon_threadsafe(self._close, error)
 
     def _wait(self) -> list[Callable[[], object]]:
         """Sleep until there is something to do (or to stop for); the notes left meanwhile."""
@@ -168,7 +173,7 @@ class AsyncEngine:
             return notes
 
     def _drive(self) -> None:
-        """Wait, follow the notes, step, tell the loop: until `_stopping`.
+        """Wait, follow the notes, step, tell the loop: until `_stopping`, whatever is open then.
 
         One call_soon_threadsafe a step carries all its events to `_deliver`, with the share of
         the store's places in use after it. An engine with nothing to do is not stepped.
@@ -219,10 +224,21 @@ class AsyncEngine:
         for request_id in stream.request_ids:
             self.streams.pop(request_id, None)
 
-    def _end(self, cause: BaseException | None) -> None:
-        """In the loop, when the thread has ended: nothing is taken on, open streams are told.
+    def _close(self, cause: BaseException | None) -> None:
+        """In the loop, when the thread has ended: whoever waits for it is told."""
+        if cause is not None:
+            log.critical("engine died", exc_info=cause)
+        self._end(cause)
+        for answer in self._answers:
+            if not answer.done():
+                answer.set_exception(self.error or EngineDeadError("The engine has ended."))
 
-        `cause` is what killed it; None after `stop`.
+    def _end(self, cause: BaseException | None) -> None:
+        """The thread has ended: `error` is set, and every open stream fails with it.
+
+        `cause` is what killed it, or None after `stop`. The error is an EngineDeadError whose
+        message names the cause's type and text, or says that the engine was stopped. No stream
+        stays in `streams`.
         """
         ### BEGIN SOLUTION
         why = "was stopped" if cause is None else f"has died: {type(cause).__name__}: {cause}"
@@ -232,5 +248,3 @@ class AsyncEngine:
             stream.fail(self.error)
         self.streams.clear()
         ### END SOLUTION
-        if cause is not None:
-            log.critical("engine died", exc_info=cause)

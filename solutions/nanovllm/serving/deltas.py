@@ -32,7 +32,8 @@ def merge(stream: Stream, events: Sequence[EngineEvent]) -> list[Delta]:
     anew. A sample that was aborted ends as `GIVEN_UP` says for `stream.reason`, else as ABORTED.
 
     Raises:
-        ApiError: a sample failed; nobody's answer is whole then.
+        ApiError: a sample failed, so nobody's answer is whole; of status 500, it names the type
+            and the text of the sample's error.
     """
     ### BEGIN SOLUTION
     found: dict[int, Delta] = {}

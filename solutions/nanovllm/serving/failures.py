@@ -14,10 +14,11 @@ def api_error(error: Exception) -> ApiError:
 
     An ApiError stands for itself. What the client can mend (RequestValidationError, RequestError,
     ParamsError, ChatTemplateError, TokenizerError) is a BadRequestError with the error's own
-    sentence; for a RequestValidationError with the first of its errors: the message names the
-    field (`body.` left out, parts joined by dots) and param is the field's first part, or None
-    where no field is to blame (`is_field`). An HTTPException keeps its status and headers, 404 as
-    NotFoundError. Anything else is an ApiError of status 500, which keeps the text to itself.
+    sentence; for a RequestValidationError the first of its errors: of its place without `body`,
+    only the parts that are fields (`is_field`), as in `messages.role: Field required.`, or the
+    sentence alone where none is; param is the first of these parts, or None. An HTTPException
+    keeps its detail, status and headers; its type is NotFoundError for 404, else BadRequestError.
+    Anything else is an ApiError of status 500 that shows nothing of it, not even its type.
     """
     ### BEGIN SOLUTION
     if isinstance(error, ApiError):

@@ -123,7 +123,8 @@ class Slo:
     def met(self, record: Record) -> bool:
         """Whether the answer was complete, not empty, and within every limit (equal counts).
 
-        An answer of one token has no TPOT, and keeps any limit of it.
+        Times are the timeline's: all from `due`, the last to the last token. An answer of one token
+        has no TPOT, and keeps any limit of it.
 
         >>> Slo(ttft=0.5).met(Record(due=1.0, token_times=(1.5, 9.0), ended=9.0))
         True
@@ -140,7 +141,8 @@ class Slo:
 def goodput(records: Sequence[Record], slo: Slo) -> float:
     """Good answers a second: those that met the SLO, over the time of the whole run.
 
-    The run lasts from the first `due` to the last `ended`, failures included; no records: 0.
+    The run lasts from the earliest `due` to the latest `ended`, failures included, in whatever
+    order they are; 0 without records, and for a run without duration.
 
     >>> records = [Record(0.0, (1.0,), 1.0), Record(1.0, (4.0,), 4.0)]
     >>> goodput(records, Slo(ttft=2.0))

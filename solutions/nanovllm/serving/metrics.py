@@ -124,7 +124,7 @@ class Metrics:
 
         Reasons: the finish_reason of a Finished, "abort" of an Aborted, "error" of a Failed; for
         the last two no time of the whole is observed. Time per output token is the decode time
-        over the tokens after the first; a sample of one token has none.
+        over the tokens after the first; a sample of one token has none, and a decode time of 0.
         """
         ### BEGIN SOLUTION
         if not isinstance(event, Finished):

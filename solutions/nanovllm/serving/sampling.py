@@ -20,8 +20,8 @@ def sampling_params(
     """What a request asks of the sampler, every default filled in.
 
     num_prompt_tokens: of its longest prompt. A field that is null or missing gets SamplingParams'
-    default. The tokens to report log-probabilities of are `logprobs` of a completion, and
-    `top_logprobs` (0 if not given) of a chat whose `logprobs` is true.
+    default; 0 is a value. The tokens to report log-probabilities of are `logprobs` of a completion,
+    and `top_logprobs` (0 if not given) of a chat whose `logprobs` is true.
 
     Raises:
         BadRequestError: prompt and answer do not fit into the context, or top_logprobs comes
@@ -54,21 +54,22 @@ def _max_tokens(request: SamplingFields, num_prompt_tokens: int, max_model_len: 
 
     Raises:
         BadRequestError: the prompt leaves no room for a token, or what was asked for is more
-            than the context has left; param names the field.
+            than the context has left; param is the field that asked for it (max_tokens or
+            max_completion_tokens), else the prompt's: prompt of a completion, messages of a chat.
     """
     ### BEGIN SOLUTION
     room = max_model_len - num_prompt_tokens
     is_chat = isinstance(request, ChatCompletionRequest)
-    asked = request.max_tokens
+    asked, field = request.max_tokens, "max_tokens"
     if is_chat and request.max_completion_tokens is not None:
-        asked = request.max_completion_tokens
+        asked, field = request.max_completion_tokens, "max_completion_tokens"
     needed = 1 if asked is None else asked
     if needed > room:
         raise BadRequestError(
             f"This model's maximum context length is {max_model_len} tokens. However, you "
             f"requested {num_prompt_tokens + needed} tokens ({num_prompt_tokens} in the prompt, "
             f"{needed} in the answer). Please reduce the length of the prompt or the answer.",
-            param="max_tokens" if asked is not None else "messages" if is_chat else "prompt",
+            param=field if asked is not None else "messages" if is_chat else "prompt",
         )
     if asked is not None:
         return asked

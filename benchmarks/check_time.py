@@ -1,0 +1,80 @@
+"""What a lab's checks and hidden scenarios take by themselves, without the grader.
+
+One warm process has everything imported. For each submission a fork of it, unboxed, runs the
+visible checks and the scenarios, and times them from the first to the last: without the fork, the
+reading of the submission, the reference's side of a scenario, and any report. As many run side by
+side as the grader had jobs.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from grader import scenarios
+from grader.catalog import Lab, find_lab
+from grader.collect import collect_checks
+from grader.grading import hidden, keys, listing, template, visible
+from grader.paths import ROOT
+from grader.run import PRELOADED
+
+
+def measure(lab: Lab, packs: list[Path], jobs: int, secret: bytes, folder: Path) -> None:
+    """Leave one JSON file a submission in `folder`: wall and processor seconds of its checks."""
+    for name in [*PRELOADED, *template.OURS]:
+        importlib.import_module(name)
+    template.first_use()
+    os.chdir(ROOT)
+    items = [check.id for check in collect_checks(lab)]
+    drawn = [f"{one.name}#{i}" for one in scenarios.load(lab) for i in range(keys.DRAWS)]
+    work = {"lab": lab.key, "sources": listing.sources(lab), "items": drawn}
+    gc.collect()
+    gc.freeze()
+    running = 0
+    for pack in packs:
+        if running == jobs:
+            os.wait()
+            running -= 1
+        if os.fork() == 0:
+            seeds = keys.seeds(secret, lab, pack.stem)
+            _child(lab, pack, items, {**work, "seeds": seeds}, folder)
+        running += 1
+    for _ in range(running):
+        os.wait()
+
+
+def _child(lab: Lab, pack: Path, items: list[str], drawn: dict[str, Any], folder: Path) -> None:
+    try:
+        home = folder / pack.stem
+        zipfile.ZipFile(pack).extractall(home)
+        os.environ["NANOVLLM_CODE"], os.environ["NANOVLLM_MINE"] = lab.key, str(home / "nanovllm")
+        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(home / "hypothesis")
+        null = os.open(os.devnull, os.O_RDWR)
+        for standard in (1, 2):
+            os.dup2(null, standard)
+        events: list[dict[str, Any]] = []
+        wall, processor = time.perf_counter(), time.process_time()
+        visible.run({"items": items}, events.append)
+        hidden.run(drawn, events.append)
+        found = {
+            "wall": time.perf_counter() - wall,
+            "processor": time.process_time() - processor,
+            "passed": sum(event.get("status") == "passed" for event in events),
+        }
+    except BaseException:
+        found = {"failed": traceback.format_exc()}
+    (folder / f"{pack.stem}.json").write_text(json.dumps(found), encoding="utf-8")
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    number, jobs, secret, folder, *packs = sys.argv[1:]
+    measure(find_lab(number), list(map(Path, packs)), int(jobs), secret.encode(), Path(folder))

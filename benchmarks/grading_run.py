@@ -1,0 +1,117 @@
+"""One run of `python -m grader grade` as a process, watched, and killed half way if asked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from grader.catalog import Lab
+from grader.paths import ROOT
+
+LOOK_SECONDS = 0.5
+LEAVING_SECONDS = 30
+WINDOW = 5  # memory is the median over this part of a run
+
+
+@dataclass
+class Half:
+    """What a run took; `rss` holds, for each look, the submissions done and megabytes."""
+
+    wall: float = 0.0
+    processor: float = 0.0
+    status: int | None = None  # None: killed
+    printed: str = ""
+    done: int = 0
+    left: int = 0  # processes that outlived the kill
+    rss: list[tuple[int, float]] = field(default_factory=list)
+
+    def memory(self) -> dict[str, float]:
+        """Megabytes of all processes at the start, in the middle and at the end of the grading.
+
+        Pages that several processes share count once for each.
+        """
+        first = next((n for n, (done, _) in enumerate(self.rss) if done > self.rss[0][0]), 0)
+        sizes = [size for _, size in self.rss[first:]] or [0.0]
+        width = max(1, len(sizes) // WINDOW)
+        middle = (len(sizes) - width) // 2
+        parts = {"start": sizes[:width], "middle": sizes[middle : middle + width],
+                 "end": sizes[-width:]}  # fmt: skip
+        return {name: statistics.median(part) for name, part in parts.items()}
+
+
+def journalled(out: Path) -> list[bytes]:
+    """The whole lines of the journal: one a result."""
+    path = out / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [line for line in lines if line.endswith(b"\n")]
+
+
+def grade(
+    folder: Path, lab: Lab, jobs: int, secret: Path, out: Path, kill_at: int | None = None
+) -> Half:
+    """Grade a folder; at `kill_at` results the grader's whole process group is killed."""
+    command = [sys.executable, "-m", "grader", "grade", str(folder), "--lab", lab.key]
+    command += ["--jobs", str(jobs), "--secret", str(secret), "--out", str(out)]
+    found, start = Half(), time.monotonic()
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            while not _ended(process, found):
+                time.sleep(LOOK_SECONDS)
+                found.done = len(journalled(out))
+                family = _look(process.pid, found)
+                if kill_at is not None and found.done >= kill_at:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+                    found.left = len(psutil.wait_procs(family, LEAVING_SECONDS)[1])
+                    found.done = len(journalled(out))
+                    break
+        finally:
+            if process.returncode is None:  # we were interrupted: leave no grader behind
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        found.wall = time.monotonic() - start
+        said.seek(0)
+        found.printed = said.read().decode("utf-8", "replace")
+    if kill_at is not None:
+        assert found.status is None, f"it ended before it was killed: {found.printed}"
+        assert not found.left, f"{found.left} processes outlived the grader"
+    return found
+
+
+def _ended(process: subprocess.Popen, found: Half) -> bool:
+    """Whether it has ended; then with the processor time of it and all that it waited for."""
+    pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+    if not pid:
+        return False
+    process.returncode = found.status = os.waitstatus_to_exitcode(status)
+    found.processor = usage.ru_utime + usage.ru_stime
+    return True
+
+
+def _look(pid: int, found: Half) -> list[psutil.Process]:
+    """Note memory and processor time of a process and all below it; these processes."""
+    family, size, spent = [], 0, 0.0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        top = psutil.Process(pid)
+        family = [top, *top.children(recursive=True)]
+    for one in family:
+        with contextlib.suppress(psutil.Error):
+            times = one.cpu_times()
+            size += one.memory_info().rss
+            spent += times.user + times.system + times.children_user + times.children_system
+    found.rss.append((found.done, size / 2**20))
+    found.processor = max(found.processor, spent)
+    return family

@@ -1,0 +1,155 @@
+"""A large class through the grader: `python -m benchmarks.grading_scale --out FOLDER`.
+
+Synthetic submissions of one lab are graded by `python -m grader grade`, which is killed half way
+and started again. Measured: submissions a minute, the time over that of the labs' own checks (see
+`check_time.py`), and the memory of all of the grader's processes. Checked: every student is in the
+table, what was in the journal before the kill is untouched, no student is in it twice, no process
+is left, and a sample graded once more without a break has the same points.
+"""
+
+import argparse
+import json
+import os
+import re
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.grading_class import write_class
+from benchmarks.grading_run import Half, grade, journalled
+from grader.catalog import Lab, find_lab
+from nanovllm.bench.record import record, save
+
+KNOWN = re.compile(r"(\d+) submissions in \d+ s, (\d+) of them known already")
+console = Console()
+
+
+def own_times(
+    lab: Lab, folder: Path, students: list[str], jobs: int, secret: str, out: Path
+) -> list[dict[str, float]]:
+    """Wall and processor seconds of the checks alone, for some of the class."""
+    out.mkdir()
+    packs = [str(folder / f"{student}.zip") for student in students]
+    command = [sys.executable, "-m", "benchmarks.check_time"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    subprocess.run([*command, lab.key, str(jobs), secret, str(out), *packs],
+                   check=True, env=environment)  # fmt: skip
+    found = [json.loads((out / f"{name}.json").read_text("utf-8")) for name in students]
+    for one in found:
+        if "failed" in one:
+            raise RuntimeError(one["failed"])
+    return found
+
+
+def kill_and_resume(
+    folder: Path, lab: Lab, students: list[str], jobs: int, secret: Path, out: Path
+) -> tuple[Half, Half]:
+    """Grade the class with a kill half way; AssertionError where something is lost or repeated."""
+    first = grade(folder, lab, jobs, secret, out, kill_at=len(students) // 2)
+    kept = journalled(out)
+    console.print(f"killed after {len(kept)} of {len(students)}, {first.wall:.0f} s")
+    second = grade(folder, lab, jobs, secret, out)
+    assert second.status == 0, second.printed
+    lines = journalled(out)
+    assert lines[: len(kept)] == kept, "what was graded before the kill was changed"
+    graded = [json.loads(line)["student"] for line in lines]
+    assert sorted(graded) == students, "a student is missing from the journal, or in it twice"
+    table = json.loads((out / "grades.json").read_text("utf-8"))
+    assert [row["student"] for row in table] == students, "the table is not the class"
+    said = KNOWN.search(" ".join(second.printed.split()))
+    assert said is not None and [int(n) for n in said.groups()] == [len(students), len(kept)]
+    return first, second
+
+
+def same_points(out: Path, again: Path) -> int:
+    """How many of a sample have the points of the first grading; AssertionError if not all."""
+    tables = [json.loads((path / "grades.json").read_text("utf-8")) for path in (out, again)]
+    first = {row["student"]: row for row in tables[0]}
+    for row in tables[1]:
+        assert first[row["student"]] == row, f"{row['student']} has other points when graded again"
+    return len(tables[1])
+
+
+def measure(lab: Lab, count: int, jobs: int, sample: int) -> dict[str, Any]:
+    """Everything, in a temporary folder."""
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        students = write_class(lab, count, home / "class")
+        secret = home / "secret"
+        secret.write_text(secrets.token_hex(32), encoding="ascii")
+        # Every kind of submission has its share: 7 has no divisor in common with the ten kinds.
+        chosen = sorted({students[7 * place % count] for place in range(sample)})
+        own = own_times(lab, home / "class", chosen, jobs, secret.read_text(), home / "own")
+        console.print(f"own time of {len(chosen)} submissions measured; grading {count}")
+        first, second = kill_and_resume(home / "class", lab, students, jobs, secret, home / "out")
+        (home / "some").mkdir()
+        for student in chosen[:: max(1, len(chosen) // 12)]:
+            os.link(home / "class" / f"{student}.zip", home / "some" / f"{student}.zip")
+        assert grade(home / "some", lab, jobs, secret, home / "again").status == 0
+        compared = same_points(home / "out", home / "again")
+        points = [row["points"] for row in json.loads((home / "out/grades.json").read_text())]
+    own_wall = statistics.mean(one["wall"] for one in own) * count / jobs
+    own_processor = statistics.mean(one["processor"] for one in own) * count
+    wall, processor = first.wall + second.wall, first.processor + second.processor
+    return {
+        "submissions": count,
+        "wall_seconds": wall,
+        "processor_seconds": processor,
+        "submissions_per_minute": 60 * count / wall,
+        "own_wall_seconds": own_wall,
+        "own_processor_seconds": own_processor,
+        "overhead_wall_percent": 100 * (wall / own_wall - 1),
+        "overhead_processor_percent": 100 * (processor / own_processor - 1),
+        "rss_mb": {"first half": first.memory(), "second half": second.memory()},
+        "killed_after": first.done,
+        "processes_left_after_kill": first.left,
+        "compared_with_an_unbroken_run": compared,
+        "different_points": len(set(points)),
+    }
+
+
+def table(lab: Lab, found: dict[str, Any]) -> Table:
+    """What was measured, for the terminal."""
+    shown = Table(
+        "", "", title=f"{found['submissions']} submissions of {lab.key}", show_header=False
+    )
+    shown.columns[1].justify = "right"
+    shown.add_row("submissions a minute", f"{found['submissions_per_minute']:.1f}")
+    for kind, label in (("wall", "on the wall"), ("processor", "of the processor")):
+        shown.add_row(f"seconds {label}", f"{found[f'{kind}_seconds']:.0f}")
+        shown.add_row("  the checks' own", f"{found[f'own_{kind}_seconds']:.0f}")
+        shown.add_row("  over it", f"{found[f'overhead_{kind}_percent']:+.1f} %")
+    for half, rss in found["rss_mb"].items():
+        values = " / ".join(f"{value:.0f}" for value in rss.values())
+        shown.add_row(f"memory, {half}, MB ({' / '.join(rss)})", values)
+    shown.add_row("killed after", str(found["killed_after"]))
+    shown.add_row(
+        "same points without a break", f"{found['compared_with_an_unbroken_run']} of sample"
+    )
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--lab", default="01")
+    parser.add_argument("--count", type=int, default=500, help="submissions")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")
+    parser.add_argument("--sample", type=int, default=60, help="whose own check time is measured")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    given = parser.parse_args()
+    lab = find_lab(given.lab)
+    found = measure(lab, given.count, given.jobs, min(given.sample, given.count))
+    settings = {"lab": lab.key, "jobs": given.jobs, "sample": given.sample}
+    console.print(table(lab, found))
+    print(save(record("grading scale", settings, found), given.out / "grading-scale.json"))
+
+
+if __name__ == "__main__":
+    main()

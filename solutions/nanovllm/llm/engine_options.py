@@ -1,0 +1,109 @@
+"""How the engine is to batch and store: vLLM's names, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from nanovllm.llm.options import OptionError
+
+if TYPE_CHECKING:  # the labs that these belong to may not be here
+    from nanovllm.batching.config import EngineConfig
+
+DEFAULT_KV_BYTES = 1 << 30
+_SIZES = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How the engine batches and stores K and V, with vLLM's names.
+
+    max_num_seqs: samples that run at once. max_num_batched_tokens: tokens that a step computes at
+    most. scheduling_policy: fcfs, sjf, round-robin, priority or size-queues. block_size: tokens
+    that a block holds. num_gpu_blocks_override: blocks of the cache, on whatever device it is, or
+    kv_cache_memory_bytes: what they may take; by default as many as max_num_seqs of the longest
+    requests need, within DEFAULT_KV_BYTES. enable_prefix_caching: requests that begin alike share.
+    enforce_eager: never the compiled step, whatever the machine; NANOVLLM_ENFORCE_EAGER=1 in the
+    environment says so for all. engine: static (lab 03), continuous (lab 04) or paged (lab 05);
+    by default the highest whose labs are here.
+
+    >>> EngineOptions(max_num_seqs=0)
+    Traceback (most recent call last):
+    nanovllm.llm.options.OptionError: max_num_seqs must be a whole number, at least 1; got 0.
+    """
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    scheduling_policy: str = "fcfs"
+    block_size: int = 16
+    num_gpu_blocks_override: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = field(default_factory=lambda: "NANOVLLM_ENFORCE_EAGER" in os.environ)
+    engine: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "block_size", *_SIZES):
+            value = getattr(self, name)
+            if value is None and name in _SIZES:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise OptionError(f"{name} must be a whole number, at least 1; got {value!r}.")
+        if self.num_gpu_blocks_override and self.kv_cache_memory_bytes:
+            raise OptionError(
+                "num_gpu_blocks_override and kv_cache_memory_bytes both say how large the cache "
+                "is; give one of them."
+            )
+        for name in ("enable_prefix_caching", "enforce_eager"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+
+    def num_blocks(self, max_model_len: int, bytes_per_token: int) -> int:
+        """Blocks of the cache, for a model of this context. Raises OptionError."""
+        if self.num_gpu_blocks_override:
+            return self.num_gpu_blocks_override
+        from nanovllm.paging.block_table import blocks_for
+
+        block_bytes = self.block_size * bytes_per_token
+        if self.kv_cache_memory_bytes:
+            if self.kv_cache_memory_bytes < block_bytes:
+                raise OptionError(
+                    f"kv_cache_memory_bytes is {self.kv_cache_memory_bytes}, but one block of "
+                    f"{self.block_size} tokens takes {block_bytes}."
+                )
+            return self.kv_cache_memory_bytes // block_bytes
+        longest = blocks_for(max_model_len, self.block_size)
+        return max(longest, min(self.max_num_seqs * longest, DEFAULT_KV_BYTES // block_bytes))
+
+    def num_slots(self, max_model_len: int, bytes_per_token: int) -> int:
+        """Slots of the cache, where it has slots: one a sample, within DEFAULT_KV_BYTES."""
+        room = DEFAULT_KV_BYTES // (max_model_len * bytes_per_token)
+        return max(1, min(self.max_num_seqs, room))
+
+    def config(self, max_model_len: int | None) -> EngineConfig:
+        """The settings of lab 04's engine. Raises OptionError."""
+        from nanovllm.batching.config import EngineConfig
+        from nanovllm.batching.errors import ConfigError
+
+        try:
+            return EngineConfig(
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                max_model_len=max_model_len,
+                policy=self.scheduling_policy,
+            )
+        except ConfigError as error:
+            raise OptionError(str(error)) from None
+
+
+def read_engine_options(given: dict[str, Any]) -> EngineOptions:
+    """Return the options of these names. Raises OptionError, for unknown names too."""
+    known = [field.name for field in fields(EngineOptions)]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"use {', '.join(known)}."
+            raise OptionError(f"LLM has no option {name!r}; {hint}")
+    return EngineOptions(**given)

@@ -1,0 +1,51 @@
+"""Lab 05's rung: K and V in blocks, shared by requests that begin alike."""
+
+from collections.abc import Sequence
+
+from nanovllm.batching.engine import Engine
+from nanovllm.generation.beam import BeamSearchParams, Hypothesis
+from nanovllm.llm.continuous_rung import ContinuousRung
+from nanovllm.llm.engine_options import EngineOptions
+from nanovllm.llm.engines import make_engine, why_not_fast
+from nanovllm.model.transformer import Transformer
+from nanovllm.paging.beam import paged_beam_search
+from nanovllm.tokenization.tokenizer import Tokenizer
+
+
+class PagedRung(ContinuousRung):
+    """Lab 04's rung on blocks; where this machine and the code in use allow it, compiled."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer | None,
+        max_model_len: int,
+        options: EngineOptions,
+    ) -> None:
+        super().__init__(model, tokenizer, max_model_len, options)
+        options.num_blocks(max_model_len, self.kv_bytes_per_token)  # a bad one, now
+        why = why_not_fast(model, options)
+        self.step = "compiled" if why is None else f"plain: {why}"
+
+    def make_engine(self) -> Engine:
+        """An engine on blocks."""
+        return make_engine(self.model, self.tokenizer, self.max_model_len, self.options)
+
+    def beam_search(
+        self, prompt_token_ids: Sequence[int], params: BeamSearchParams
+    ) -> list[Hypothesis]:
+        """Lab 03's, with beams that share blocks. Raises RequestError."""
+        return paged_beam_search(
+            self.model,
+            prompt_token_ids,
+            params,
+            max_model_len=self.max_model_len,
+            block_size=self.options.block_size,
+        )
+
+    def describe(self, engine: Engine) -> str:
+        """Whether the step is compiled, and why not; the blocks, and who shares them."""
+        manager = engine.store.manager
+        shared = "prefixes are cached" if manager.enable_prefix_caching else "no prefix cache"
+        size = f"{manager.pool.num_blocks} blocks of {manager.block_size} tokens"
+        return f"the step is {self.step}; {size}, {shared}"

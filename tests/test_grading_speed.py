@@ -1,0 +1,72 @@
+"""What makes a class quick to grade must change no verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.grading_class import write_class
+from grader.catalog import CatalogError, find_lab, read_lab
+from grader.grading import Limits, hidden, submission, visible, wire
+
+
+def test_a_lab_is_read_again_when_its_file_has_changed(tmp_path: Path) -> None:
+    path = Path(shutil.copy(find_lab("01").folder / "lab.toml", tmp_path))
+    first = read_lab(tmp_path)
+    assert read_lab(tmp_path) is first
+    path.write_text(path.read_text("utf-8").replace(first.title, "Another title"), "utf-8")
+    os.utime(path, ns=(0, 0))
+    assert read_lab(tmp_path).title == "Another title"
+    path.unlink()
+    with pytest.raises(CatalogError, match="missing"):
+        read_lab(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("observed", "agrees"),
+    [
+        ([1.0, True, torch.ones(2)], True),
+        ([1.0 + 1e-12, True, torch.ones(2)], True),  # other bits, within the tolerance
+        ([1.0, 0, torch.ones(2)], False),
+        ([1.0, True, torch.zeros(2)], False),
+    ],
+)
+def test_equal_bits_are_agreed_on_and_others_are_compared(observed: list, agrees: bool) -> None:
+    expected = wire.encode([1.0, True, torch.ones(2)])
+    sent = json.loads(json.dumps(wire.encode(observed)))
+    assert hidden._compare(sent, expected)["agrees"] is agrees
+
+
+def test_what_cannot_be_written_as_json_does_not_agree() -> None:
+    deep: list = []
+    for _ in range(sys.getrecursionlimit() * 100):
+        deep = [deep]
+    assert hidden._compare(deep, [])["agrees"] is False
+
+
+def test_plugins_of_this_machine_take_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict = {}
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "")
+    monkeypatch.setattr(pytest, "main", lambda options, plugins: seen.update(options=options))
+    visible.run({"items": ["labs/lab01/test_1_train.py::test_x"]}, lambda event: None)
+    assert os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] == "1"
+    assert {"pytest_timeout", "_hypothesis_pytestplugin"} <= set(seen["options"])
+
+
+def test_the_synthetic_class_has_no_two_alike(tmp_path: Path) -> None:
+    lab = find_lab("01")
+    students = write_class(lab, 20, tmp_path / "class")
+    found = [
+        submission.read(tmp_path / "class" / f"{student}.zip", lab, Limits())
+        for student in students
+    ]
+    assert all(not one.problem for one in found)
+    assert len({tuple(sorted(one.files.items())) for one in found}) == 20

@@ -1,0 +1,111 @@
+"""Nobody waits for an engine that has ended: what its last step did not answer fails."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from nanovllm.batching.config import EngineConfig
+from nanovllm.batching.events import EngineEvent
+from nanovllm.generation.params import SamplingParams
+from nanovllm.serving.app import Server
+from nanovllm.serving.async_engine import AsyncEngine
+from nanovllm.serving.config import ServeConfig
+from nanovllm.serving.errors import EngineDeadError
+from nanovllm.serving.scripted import ScriptedEngine
+from tests.serving_tools import TOKENIZER
+
+
+class Held(ScriptedEngine):
+    """Its first step begins, waits for `go`, and then dies if it was told to."""
+
+    dies = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def step(self) -> list[EngineEvent]:
+        self.begun.set()
+        self.go.wait(20)
+        if self.dies:
+            raise RuntimeError("out of memory")
+        return super().step()
+
+
+def held() -> Held:
+    return Held(script=lambda prompt, index: ["word "] * 1000)
+
+
+async def in_step(engine: Held) -> None:
+    while not engine.begun.is_set():
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_call_made_in_the_last_step_ends(dies: bool) -> None:
+    engine = held()
+    engine.dies = dies
+    front = AsyncEngine(engine)
+
+    async def main() -> tuple[list[Any], int]:
+        front.start()
+        front.submit([[1]], SamplingParams(max_tokens=900))
+        await in_step(engine)
+        asked = [asyncio.ensure_future(front.call(lambda engine: engine.steps)) for _ in range(2)]
+        await asyncio.sleep(0)
+        asked[1].cancel()  # its caller has gone
+        stopping = asyncio.ensure_future(front.stop())
+        await asyncio.sleep(0)
+        engine.go.set()
+        ends = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 20)
+        await stopping
+        return ends, len(front._answers)
+
+    (first, second), left = asyncio.run(main())
+    assert isinstance(first, EngineDeadError)
+    assert ("out of memory" in str(first)) == dies
+    assert isinstance(second, asyncio.CancelledError)
+    assert left == 0
+
+
+def test_a_call_after_the_end_is_refused() -> None:
+    front = AsyncEngine(ScriptedEngine())
+
+    async def main() -> None:
+        front.start()
+        assert await front.call(lambda engine: engine.max_num_seqs) == 4
+        await front.stop()
+        with pytest.raises(EngineDeadError, match="stopped"):
+            await front.call(lambda engine: engine.max_num_seqs)
+
+    asyncio.run(main())
+
+
+def test_the_dashboard_hears_of_a_death() -> None:
+    engine: Any = held()
+    engine.dies = True
+    engine.tokenizer, engine.max_model_len = TOKENIZER, 2000
+    engine.config = EngineConfig(max_num_seqs=4)
+    server = Server(engine, ServeConfig(model_name="tiny"))
+
+    async def main() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(server.app)
+        client = httpx.AsyncClient(transport=transport, base_url="http://lab")
+        async with server.app.router.lifespan_context(server.app), client:
+            body = {"prompt": "Once", "max_tokens": 900}
+            asked = [asyncio.ensure_future(client.post("/v1/completions", json=body))]
+            await in_step(engine)
+            asked.append(asyncio.ensure_future(client.get("/dashboard/state")))
+            while not server.engine._notes:
+                await asyncio.sleep(0.001)
+            engine.go.set()
+            return await asyncio.wait_for(asyncio.gather(*asked), 20)
+
+    answers = asyncio.run(main())
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert [answer.json()["error"]["type"] for answer in answers] == ["EngineDeadError"] * 2
