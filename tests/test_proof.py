@@ -71,7 +71,7 @@ def test_every_known_mistake_is_caught_and_named(lab: Lab) -> None:
 
 def test_planted_mistakes_are_recognised_again(lab: Lab) -> None:
     """A share of the bank, planted anew: the record is not trusted, it is repeated."""
-    for finding in mistakes.findings(lab, mistakes.bank(lab)[::10]):
+    for finding in mistakes.findings(lab, mistakes.bank(lab)[::6]):
         assert finding.observations, f"no check of its task notices {finding.mistake.name}"
         named = mistakes.named_by(finding, recorded(lab))
         assert named, f"no card names {finding.mistake.name}"
