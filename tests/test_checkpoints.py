@@ -251,7 +251,6 @@ def test_dummy_models_spread_their_logits(family):
     assert len(set(logits.argmax(-1).tolist())) > 8
 
 
-@pytest.mark.skipif(not (MODELS / "target" / "config.json").is_file(), reason="no bundled model")
 @pytest.mark.parametrize("name", ["target", "draft"])
 def test_greedy_text_of_the_bundled_models(name):
     tokenizer = transformers.AutoTokenizer.from_pretrained(MODELS / name)

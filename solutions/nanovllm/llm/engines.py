@@ -16,10 +16,9 @@ FAST_REPLACES = ("model", "generation", "batching", "paging")
 def make_store(model: Transformer, max_model_len: int, options: EngineOptions) -> PagedStore:
     """Return where K and V live: lab 05's blocks, read by lab 06's kernels on a GPU."""
     weight = weight_of(model)
-    per_token = kv_bytes_per_token(model.config, weight.element_size())
     return paged_store(
         model.config,
-        options.num_blocks(max_model_len, per_token),
+        _num_blocks(model, max_model_len, options),
         options.block_size,
         weight.dtype,
         weight.device,
@@ -55,16 +54,20 @@ def make_engine(
     if why_not_fast(model, options) is None:
         from nanovllm.fast import fast_engine
 
-        weight = weight_of(model)
-        per_token = kv_bytes_per_token(model.config, weight.element_size())
         return fast_engine(
             model,
             config,
             tokenizer=tokenizer,
-            num_blocks=options.num_blocks(max_model_len, per_token),
+            num_blocks=_num_blocks(model, max_model_len, options),
             block_size=options.block_size,
-            dtype=weight.dtype,
+            dtype=weight_of(model).dtype,
         )
     return Engine(
         model, config, tokenizer=tokenizer, store=make_store(model, max_model_len, options)
     )
+
+
+def _num_blocks(model: Transformer, max_model_len: int, options: EngineOptions) -> int:
+    """Blocks of the cache for this model. Raises OptionError."""
+    per_token = kv_bytes_per_token(model.config, weight_of(model).element_size())
+    return options.num_blocks(max_model_len, per_token)
