@@ -54,12 +54,12 @@ constexpr int CHUNK = 256 / PAIR;  // steps whose part of a panel stays in the f
 
 // For every panel and row: finish(row, first column, PANEL sums). `a` is [rows, lda].
 template <class Finish>
-void linear(Team& team, const Operand* a, long lda, int rows, const Matrix& w, Finish finish) {
+void linear(Walk& walk, const Operand* a, long lda, int rows, const Matrix& w, Finish finish) {
   const int fitting = std::clamp<long>(NEAR / (lda * sizeof(Operand)), MAX_ROWS, SLAB);
   const int slabs = (rows + fitting - 1) / fitting;
   const int together = panels_for(rows);
   const int groups = (w.panels() + together - 1) / together;
-  team.share(slabs * groups, [&](int item) {
+  walk.share(slabs * groups, [&](int item) {
     const int first = long(rows) * (item / groups) / slabs;
     const int count = long(rows) * (item / groups + 1) / slabs - first;
     const int panel = item % groups * together, panels = std::min(together, w.panels() - panel);

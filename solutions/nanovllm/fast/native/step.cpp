@@ -3,8 +3,6 @@
 #include <omp.h>
 #endif
 
-#include <optional>
-
 #include "layers.h"
 #include "room.h"
 
@@ -16,19 +14,20 @@ class Run {
     room.fit(model, step);
   }
 
-  void thread(Team& team, int rank) {
-    team.share(int(room.tokens.size()), [&](int t) { embed(t); });
-    for (int l = 0; l < model.num_layers; ++l) layer(team, rank, l);
+  void thread(int rank) {
+    Walk walk(room.loops);
+    walk.share(int(room.tokens.size()), [&](int t) { embed(t); });
+    for (int l = 0; l < model.num_layers; ++l) layer(walk, rank, l);
     auto logits = [&](int t) { return step.logits + long(t) * model.vocab; };
     const int outputs = step.num_outputs;
-    team.share(outputs, [&](int t) {
+    walk.share(outputs, [&](int t) {
       normalise(model, model.norm, residual(room.output_rows[t]), &room.a[t * room.lda]);
     });
     auto keep = [&](int t, int c, const float* sums) {
       std::memcpy(logits(t) + c, sums, std::min(PANEL, model.vocab - c) * sizeof(float));
     };
-    linear(team, room.a.data(), room.lda, outputs, model.head, keep);
-    team.share(outputs, [&](int t) { step.tokens[t] = likeliest(logits(t), model.vocab); });
+    linear(walk, room.a.data(), room.lda, outputs, model.head, keep);
+    walk.share(outputs, [&](int t) { step.tokens[t] = likeliest(logits(t), model.vocab); });
   }
 
  private:
@@ -47,41 +46,41 @@ class Run {
     for (int i = 0; i < model.hidden; ++i) x[i] += place[i];
   }
 
-  void layer(Team& team, int rank, int l) {
+  void layer(Walk& walk, int rank, int l) {
     const Layer& layer = model.layers[l];
     Cache cache{step.k, step.v, model.num_kv_heads, model.padded_dim, step.block_size};
     const long layer_size = long(step.num_blocks) * cache.groups * cache.size();
     cache.k += l * layer_size, cache.v += l * layer_size;
     const bool final = l == model.num_layers - 1;
-    attention(team, rank, layer, cache, final ? room.final_tiles : room.tiles);
-    feed_forward(team, layer, final);
+    attention(walk, rank, layer, cache, final ? room.final_tiles : room.tiles);
+    feed_forward(walk, layer, final);
   }
 
   // Leaves the heads' results in room.h.
-  void attention(Team& team, int rank, const Layer& layer, Cache& cache,
+  void attention(Walk& walk, int rank, const Layer& layer, Cache& cache,
                  const std::vector<Tile>& tiles) {
     const int tokens = int(room.tokens.size()), heads = model.num_heads / model.num_kv_heads;
     const long lda = room.lda, width = room.width;
-    team.share(tokens, [&](int t) {
+    walk.share(tokens, [&](int t) {
       normalise(model, layer.input, residual(t), &room.a[t * lda]);
     });
-    linear(team, room.a.data(), lda, tokens, layer.qkv, [&](int t, int c, const float* sums) {
+    linear(walk, room.a.data(), lda, tokens, layer.qkv, [&](int t, int c, const float* sums) {
       std::memcpy(&room.qkv[t * width + c], sums, std::min<long>(PANEL, width - c) * sizeof(float));
     });
-    team.share(tokens, [&](int t) {
+    walk.share(tokens, [&](int t) {
       const Token& token = room.tokens[t];
       place(model, layer, cache, &room.qkv[t * width], t, tokens, token.position, token.slot,
             token.last, room.q.data());
     });
     const float scale = 1.0f / std::sqrt(float(model.head_dim));
-    team.share(int(tiles.size()), [&](int i) {
+    walk.share(int(tiles.size()), [&](int i) {
       attend(tiles[i], cache, room.q.data(), tokens, heads, model.head_dim, scale, layer.window,
              room.threads[rank], room.h.data(), room.ldh);
     });
   }
 
   // Of the last layer, for the tokens only whose logits are wanted.
-  void feed_forward(Team& team, const Layer& layer, bool final) {
+  void feed_forward(Walk& walk, const Layer& layer, bool final) {
     const int rows = final ? step.num_outputs : int(room.tokens.size());
     const long lda = room.lda, ldh = room.ldh;
     auto x = [&](int t) { return residual(final ? room.output_rows[t] : t); };
@@ -90,14 +89,14 @@ class Run {
       float* to = x(t) + c;
       for (int i = 0; i < count; ++i) to[i] += sums[i];
     };
-    linear(team, room.h.data(), ldh, rows, layer.output, add);
-    team.share(rows, [&](int t) {
+    linear(walk, room.h.data(), ldh, rows, layer.output, add);
+    walk.share(rows, [&](int t) {
       normalise(model, layer.post_attention, x(t), &room.a[t * lda]);
     });
-    linear(team, room.a.data(), lda, rows, layer.up, [&](int t, int c, const float* sums) {
+    linear(walk, room.a.data(), lda, rows, layer.up, [&](int t, int c, const float* sums) {
       activate(model, c, sums, &room.h[t * ldh]);
     });
-    linear(team, room.h.data(), ldh, rows, layer.down, add);
+    linear(walk, room.h.data(), ldh, rows, layer.down, add);
   }
 };
 
@@ -112,16 +111,10 @@ void nv_close(void* room) { delete static_cast<Room*>(room); }
 void nv_step(const Model* model, const Step* step, void* room) {
   Run run(*model, *step, *static_cast<Room*>(room));
 #ifdef _OPENMP
-  std::optional<Team> team;  // as many threads as there are, maybe fewer than were asked for
-#pragma omp parallel num_threads(step->num_threads)
-  {
-#pragma omp single
-    team.emplace(omp_get_num_threads());
-    run.thread(*team, omp_get_thread_num());
-  }
+#pragma omp parallel num_threads(step->num_threads)  // or fewer, if there are no more
+  run.thread(omp_get_thread_num());
 #else
-  Team team(1);
-  run.thread(team, 0);
+  run.thread(0);
 #endif
 }
 
