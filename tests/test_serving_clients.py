@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import httpx
 import openai
 import pytest
 
+from nanovllm.generation.sampling import sample
 from tests.serving_tools import TEMPLATE, TOKENIZER, live, offline, tiny_engine
 
 
@@ -199,16 +201,27 @@ def test_unknown_model_and_unknown_fields(client) -> None:
     assert answer.usage.completion_tokens <= 2
 
 
-def test_client_timeout_frees_the_room(server) -> None:
-    body = {"model": "tiny", "prompt": [70], "max_tokens": 250, "extra_body": {"ignore_eos": True}}
-    with openai.OpenAI(
-        base_url=server.url + "/v1", api_key="-", max_retries=0, timeout=0.02
-    ) as hasty:
-        with pytest.raises(openai.APITimeoutError):
-            hasty.completions.create(**body)
-        with pytest.raises((openai.APITimeoutError, httpx.ReadTimeout)):
-            list(hasty.completions.create(**body, stream=True, n=16))
-    server.assert_idle()
+def test_client_timeout_frees_the_room() -> None:
+    """The step after the first token takes as long as it has to until both clients have gone."""
+    gone = threading.Event()
+
+    def stuck(logits, rows):
+        if any(row.output_token_ids for row in rows):
+            gone.wait(60)
+        return sample(logits, rows)
+
+    body = {"model": "tiny", "prompt": [70], "max_tokens": 9, "extra_body": {"ignore_eos": True}}
+    with live(tiny_engine(16, sampler=stuck)) as server:
+        with openai.OpenAI(
+            base_url=server.url + "/v1", api_key="-", max_retries=0, timeout=1.0
+        ) as hasty:
+            with pytest.raises((openai.APITimeoutError, httpx.ReadTimeout)):
+                list(hasty.completions.create(**body, stream=True))
+            with pytest.raises(openai.APITimeoutError):
+                hasty.completions.create(**body)
+        gone.set()
+        server.assert_idle()
+        assert server.metric("request_success_total", finished_reason="abort") == 2
 
 
 def test_keys() -> None:

@@ -181,7 +181,7 @@ def test_one_failing_request_fails_alone() -> None:
 
 def test_a_timeout_returns_what_there_is() -> None:
     engine = scripted(script=lambda prompt, index: ["x "] * 10**5, pause=0.002)
-    with live(engine, timeout=0.3) as server:
+    with live(engine, timeout=1.5) as server:
         body = {"prompt": "a", "max_tokens": 10**4}
         choice = httpx.post(server.url + "/v1/completions", json=body).json()["choices"][0]
         assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "timeout")

@@ -468,8 +468,8 @@ MISTAKES = [
         name="recompute-is-a-decode",
         task=4,
         symbol="scheduler:Scheduler._continue",
-        old="decodes = [request for request in running if request.remaining == 1]\n        prompts = [request for request in running if request.remaining > 1]",
-        new="decodes = [request for request in running if request.num_output_tokens]\n        prompts = [request for request in running if not request.num_output_tokens]",
+        old="if tokens == 1]\n        prompts = [request for request, tokens in remaining.items() if tokens > 1]",
+        new="if request.num_output_tokens]\n        prompts = [request for request in remaining if not request.num_output_tokens]",
         says="You take whoever has output for a decode; one that computes its tokens again "
         "needs more than one, and real decodes wait for it.",
     ),

@@ -1,12 +1,12 @@
 """What one step computes: an immutable list of chunks, made before anything is computed."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nanovllm.batching.request import Request
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Tokens start .. start + length - 1 of one request, to be computed in one step.
 
     A prompt, a part of one, the newest token of a request in decode, and a recompute after

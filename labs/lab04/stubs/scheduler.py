@@ -95,10 +95,10 @@ class Scheduler:
 
     def _hand_over(self, draft: Draft) -> None:
         """If the first in the queue finds no seat or no room, end one turn that is over."""
-        over = next((r for r in self.running if self.policy.turn_is_over(r)), None)
-        if over is None or not self.waiting:
+        if not self.waiting:
             return
-        if not self._can_admit(self.waiting.first(draft.now)):
+        over = next((r for r in self.running if self.policy.turn_is_over(r)), None)
+        if over is not None and not self._can_admit(self.waiting.first(draft.now)):
             self._preempt(over, draft)
 
     def _continue(self, draft: Draft) -> None:

@@ -124,10 +124,10 @@ class Scheduler:
 
     def _hand_over(self, draft: Draft) -> None:
         """If the first in the queue finds no seat or no room, end one turn that is over."""
-        over = next((r for r in self.running if self.policy.turn_is_over(r)), None)
-        if over is None or not self.waiting:
+        if not self.waiting:
             return
-        if not self._can_admit(self.waiting.first(draft.now)):
+        over = next((r for r in self.running if self.policy.turn_is_over(r)), None)
+        if over is not None and not self._can_admit(self.waiting.first(draft.now)):
             self._preempt(over, draft)
 
     def _continue(self, draft: Draft) -> None:
@@ -139,9 +139,9 @@ class Scheduler:
         itself, until it can.
         """
         ### BEGIN SOLUTION
-        running = list(self.running)
-        decodes = [request for request in running if request.remaining == 1]
-        prompts = [request for request in running if request.remaining > 1]
+        remaining = {request: request.remaining for request in self.running}
+        decodes = [request for request, tokens in remaining.items() if tokens == 1]
+        prompts = [request for request, tokens in remaining.items() if tokens > 1]
         for request in decodes + prompts:
             if request in self.running:  # not preempted a moment ago
                 self._plan_chunk(request, draft)

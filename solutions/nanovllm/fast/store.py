@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from nanovllm.batching.plan import Plan
 from nanovllm.batching.request import Request
 from nanovllm.fast.cache import FastCache, attend_plainly
 from nanovllm.model.config import ModelConfig
@@ -29,6 +32,19 @@ class FastStore(PagedStore):
         if has_blocks and not needs_copy(self.manager.pool, table, start):
             return True
         return super().reserve(request, num_tokens)
+
+    def commit(self, plan: Plan) -> None:
+        """As the manager; the usual case, a token that fills no block, is settled here."""
+        tables, size, filling, used = self.manager.tables, self.manager.block_size, [], 0
+        for chunk in plan.chunks:
+            if chunk.length == 1 and (end := chunk.start + 1) % size:
+                tables[chunk.request].num_tokens = end
+                used += 1
+            else:
+                filling.append(chunk)
+        self.manager.num_unused_slots -= used
+        if filling:
+            super().commit(replace(plan, chunks=tuple(filling)))
 
     def make_copies(self) -> None:
         """Carry out the block copies that are due before the next write."""
