@@ -190,7 +190,6 @@ def test_schemathesis_finds_no_5xx(server) -> None:
         "POST /v1/chat/completions", "POST /tokenize", "POST /detokenize", "GET /metrics",
     }  # fmt: skip
     seen: dict[int, int] = {}
-    session = httpx.Client(timeout=60)
 
     for operation in operations:
         weight = 3 if "completions" in operation.path else 1
@@ -209,8 +208,8 @@ def test_schemathesis_finds_no_5xx(server) -> None:
                 assert answer.json()["error"]["message"]
 
         operation_strategy(operation, ask)
-    session.close()
-    assert sum(seen.values()) >= CASES // 2, seen
+    print(f"{sum(seen.values())} cases, by status: {dict(sorted(seen.items()))}")
+    assert sum(seen.values()) >= CASES, seen
     server.assert_idle()
 
 
