@@ -20,7 +20,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nanovllm.batching.config import EngineConfig
+from nanovllm.batching.events import Failed
+from nanovllm.generation.params import SamplingParams
+from nanovllm.generation.request import weight_of
+from nanovllm.gpu.buffers import DecodeRow
+from nanovllm.gpu.engine import GpuEngine
+from nanovllm.gpu.graphs import Capture, cuda_capture
+from nanovllm.gpu.runner import StepRunner
 from nanovllm.model.config import ModelConfig
+from nanovllm.model.loader import dummy_model
+from nanovllm.model.transformer import Transformer
+from nanovllm.paging.block_table import blocks_for
+from nanovllm.paging.cache import PagedCache
+from nanovllm.paging.store import PagedStore
 
 SHAPE = ModelConfig(
     "qwen3", 151936, 1024, 28, 16, 8, 128, 3072, 40960, rope_theta=1e6, tie_embeddings=True,
@@ -142,21 +155,15 @@ def attention(card: Card, contexts: list[int], queries: int) -> Line:
     return Line(name, ours, theirs, card.floor(nbytes, 4 * pairs * 16 * 128))
 
 
-def random_model() -> torch.nn.Module:
-    from nanovllm.model.loader import dummy_model
-
+def random_model() -> Transformer:
     return dummy_model(SHAPE, seed=0, dtype=torch.bfloat16, device="cuda")
 
 
-def decode_steps(card: Card, model: torch.nn.Module, num_seqs: int, context: int) -> Line:
+def decode_steps(card: Card, model: Transformer, num_seqs: int, context: int) -> Line:
     """One captured decode step of the whole model, against the same steps uncaptured."""
-    from nanovllm.gpu.buffers import DecodeRow
-    from nanovllm.gpu.runner import DecodeRunner
-    from nanovllm.paging.cache import PagedCache
-
-    width = -(-(context + 1) // BLOCK)
+    width = blocks_for(context + 1, BLOCK)
     cache = PagedCache(SHAPE, num_seqs * width, BLOCK, torch.bfloat16, "cuda")
-    runner = DecodeRunner(model, cache, num_seqs, width * BLOCK)
+    runner = StepRunner(model, cache, num_seqs, width * BLOCK)
     rows = []
     for i in range(num_seqs):
         blocks = list(range(i * width, (i + 1) * width))
@@ -185,63 +192,56 @@ def workload(count: int, seed: int = 0) -> tuple[list[list[int]], list[int]]:
     return prompts, [draw.randint(100, 1024) for _ in range(count)]
 
 
-class Workload:
-    """All prompts prefilled one after another, then one pipeline of decodes: a Planner."""
-
-    def __init__(self, prompts: list[list[int]], outputs: list[int]) -> None:
-        self.prompts, self.outputs = prompts, outputs
-        self.done = [0] * len(prompts)
-        self.blocks: list[list[int]] = []
-        first = 0
-        for prompt, length in zip(prompts, outputs, strict=True):
-            width = -(-(len(prompt) + length) // BLOCK)
-            self.blocks.append(list(range(first, first + width)))
-            first += width
-        self.num_blocks = first
-        self._before: dict[int, int] = {}  # sequence -> its row in the step before
-
-    def plan(self) -> list | None:
-        """A row for every sequence that has tokens left; its token is on the device."""
-        from nanovllm.gpu.buffers import DecodeRow
-
-        going = [i for i, n in enumerate(self.done) if n < self.outputs[i]]
-        rows = []
-        for i in going:
-            position = len(self.prompts[i]) - 1 + self.done[i]
-            blocks = self.blocks[i]
-            slot = blocks[position // BLOCK] * BLOCK + position % BLOCK
-            rows.append(DecodeRow(position, slot, blocks, self.prompts[i][-1], self._before.get(i)))
-            self.done[i] += 1
-        self._before = {i: row for row, i in enumerate(going)}
-        return rows or None
-
-    def update(self, step: object, tokens: object) -> None:
-        """Lengths are fixed and no stop is looked for, as in the published workload."""
+def gpu_engine(
+    model: Transformer,
+    prompts: list[list[int]],
+    outputs: list[int],
+    capture: Capture = cuda_capture,
+) -> GpuEngine:
+    """The engine that `LLM` uses on a GPU, with room for all the workload at once."""
+    longest = max(len(p) + n for p, n in zip(prompts, outputs, strict=True))
+    config = EngineConfig(
+        max_num_seqs=len(prompts), max_num_batched_tokens=16384, max_model_len=longest
+    )
+    blocks = sum(blocks_for(len(p) + n, BLOCK) for p, n in zip(prompts, outputs, strict=True))
+    weight = weight_of(model)
+    store = PagedStore(
+        model.config, blocks, BLOCK, weight.dtype, weight.device, enable_prefix_caching=False
+    )
+    return GpuEngine(model, config, store=store, capture=capture)
 
 
-def end_to_end(model: torch.nn.Module, count: int) -> float:
-    """Output tokens a second of the workload on the GPU path, prefill included."""
-    from nanovllm.gpu.pipeline import Pipeline
-    from nanovllm.gpu.runner import DecodeRunner
-    from nanovllm.paging.batch import make_batch
-    from nanovllm.paging.block_table import BlockTable
-    from nanovllm.paging.cache import PagedCache
-
-    work = Workload(*workload(count))
-    longest = max(len(p) + n for p, n in zip(work.prompts, work.outputs, strict=True))
-    cache = PagedCache(SHAPE, work.num_blocks, BLOCK, torch.bfloat16, "cuda")
-    runner = DecodeRunner(model, cache, count, longest)
-    torch.cuda.synchronize()
+def end_to_end(
+    engine: GpuEngine, prompts: list[list[int]], outputs: list[int], temperature: float
+) -> float:
+    """Output tokens a second of the workload, prefill included."""
+    for prompt, length in zip(prompts, outputs, strict=True):
+        params = SamplingParams(temperature=temperature, max_tokens=length, ignore_eos=True)
+        engine.add_request(prompt, params, seed=0)
     begin = time.perf_counter()
-    with torch.inference_mode():
-        for prompt, blocks in zip(work.prompts, work.blocks, strict=True):
-            length = len(prompt) - 1  # the last token is the first decode's
-            batch = make_batch([(BlockTable(BLOCK, blocks), 0, length)], "cuda")
-            ids = torch.tensor(prompt[:-1], device="cuda")
-            runner.decoder.forward(ids, torch.arange(length, device="cuda"), cache, batch)
-    Pipeline(work, runner).run()
-    torch.cuda.synchronize()
-    return sum(work.outputs) / (time.perf_counter() - begin)
+    for event in engine.run():
+        if isinstance(event, Failed):
+            raise event.error
+    return sum(outputs) / (time.perf_counter() - begin)  # the last tokens have been read
+
+
+def rates_of(model: Transformer, count: int) -> dict[str, float]:
+    """The GPU path, greedy and (as in the published workload) at temperature 0.6.
+
+    Before that two short requests, during which torch raises an error wherever the host would
+    wait for the device other than for the tokens.
+    """
+    prompts, outputs = workload(count)
+    engine = gpu_engine(model, prompts, outputs)
+    for temperature in (0.0, 0.6):
+        end_to_end(engine, prompts[:2], [8, 8], temperature)
+        torch.cuda.set_sync_debug_mode("error")
+        end_to_end(engine, prompts[:2], [32, 32], temperature)
+        torch.cuda.set_sync_debug_mode("default")
+    return {
+        f"gpu path, {name}": end_to_end(engine, prompts, outputs, temperature)
+        for name, temperature in (("greedy", 0.0), ("temperature 0.6", 0.6))
+    }
 
 
 def transformers_rate(count: int) -> float:
@@ -292,7 +292,7 @@ def main() -> int:
     lines += [attention(card, [8192], 8192)]
     model = random_model()
     lines += [decode_steps(card, model, 1, 1024), decode_steps(card, model, 256, 1024)]
-    rates = {"gpu path": end_to_end(model, options.sequences)}
+    rates = rates_of(model, options.sequences)
     del model
     if not options.no_transformers:
         rates["transformers, batches of 32"] = transformers_rate(options.sequences)

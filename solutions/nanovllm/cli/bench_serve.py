@@ -58,7 +58,7 @@ def bench_serve(
     plot: Plot = None,
     model: Model = None,
     batching: BatchingOptions = BatchingOptions(),  # noqa: B008, frozen
-    dtype: Dtype = "float32",
+    dtype: Dtype = None,
     device: Device = None,
     max_model_len: MaxModelLen = None,
     code: Code = None,
@@ -66,7 +66,7 @@ def bench_serve(
     """Latencies and goodput of a server under load; --model and what follows it start our own."""
     if rate is not None and concurrency is not None:
         raise Refused("--rate is an open loop and --concurrency a closed one; give one of them.")
-    own = {"model": model, "dtype": None if dtype == "float32" else dtype, "device": device,
+    own = {"model": model, "dtype": dtype, "device": device,
            "max_model_len": max_model_len, "code": code, **batching.given()}  # fmt: skip
     arguments = _arguments(own)
     if base_url and arguments:

@@ -36,7 +36,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     sampling: SamplingOptions = SamplingOptions(),  # noqa: B008, frozen
     batching: BatchingOptions = BatchingOptions(),  # noqa: B008, frozen
-    dtype: Dtype = "float32",
+    dtype: Dtype = None,
     device: Device = None,
     max_model_len: MaxModelLen = None,
     code: Code = None,

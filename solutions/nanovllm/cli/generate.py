@@ -67,7 +67,7 @@ def generate(
         ),
     ] = None,
     batching: BatchingOptions = BatchingOptions(),  # noqa: B008, frozen
-    dtype: Dtype = "float32",
+    dtype: Dtype = None,
     device: Device = None,
     max_model_len: MaxModelLen = None,
     code: Code = None,

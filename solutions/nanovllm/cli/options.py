@@ -14,7 +14,12 @@ Model = Annotated[
     str | None,
     typer.Option("--model", "-m", help="Folder or hub name. (default: the bundled model)"),
 ]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="float32, bfloat16, float16 or auto; if left out, bfloat16 on a GPU, else float32."
+    ),
+]
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda, ... (default: cuda where there is one)")
 ]
@@ -62,7 +67,7 @@ class BatchingOptions:
         ),
     ] = None
     enforce_eager: Annotated[
-        bool | None, _engine("Never the compiled step.", "--enforce-eager")
+        bool | None, _engine("Never the compiled step, nor CUDA graphs.", "--enforce-eager")
     ] = None
     engine: Annotated[
         str | None,

@@ -47,7 +47,7 @@ def serve(
     ] = 30.0,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     batching: BatchingOptions = BatchingOptions(),  # noqa: B008, frozen
-    dtype: Dtype = "float32",
+    dtype: Dtype = None,
     device: Device = None,
     max_model_len: MaxModelLen = None,
     code: Code = None,

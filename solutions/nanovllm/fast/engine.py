@@ -14,6 +14,7 @@ from torch import Tensor
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine, Outcome
 from nanovllm.batching.plan import Plan
+from nanovllm.drawing import wants_argmax
 from nanovllm.fast.availability import BLOCK_MULTIPLE, FastPathError, available
 from nanovllm.fast.build import Say, load_library, say
 from nanovllm.fast.step import NativeStep, StepInput
@@ -21,7 +22,6 @@ from nanovllm.fast.store import FastStore
 from nanovllm.fast.weights import NativeWeights
 from nanovllm.generation.events import Sampled
 from nanovllm.generation.request import weight_of
-from nanovllm.generation.sequence import Sequence
 from nanovllm.model.transformer import Transformer
 from nanovllm.tokenization.tokenizer import Tokenizer
 
@@ -97,25 +97,6 @@ class FastEngine(Engine):
             return super()._draw(plan, logits)
         drawn = iter(self._likeliest)
         return [Sampled(next(drawn)) if chunk.completes else None for chunk in plan.chunks]
-
-
-def wants_argmax(sequence: Sequence) -> bool:
-    """Whether its next token is the argmax of the raw logits, and nothing more is asked.
-
-    >>> from nanovllm.generation.params import SamplingParams
-    >>> wants_argmax(Sequence([1], SamplingParams(temperature=0), max_model_len=9, seed=0))
-    True
-    >>> wants_argmax(Sequence([1], SamplingParams(logprobs=1), max_model_len=9, seed=0))
-    False
-    """
-    params = sequence.params
-    return (
-        params.greedy
-        and params.logprobs is None
-        and not params.logit_bias
-        and not params.has_penalties
-        and len(sequence.output_token_ids) >= params.min_tokens
-    )
 
 
 def fast_engine(

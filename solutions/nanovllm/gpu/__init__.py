@@ -1,5 +1,11 @@
-"""The engine's decode path on a GPU: fused kernels, CUDA graphs, steps planned one ahead.
+"""The GPU path: lab 04's engine and lab 05's books; fused kernels, CUDA graphs, steps ahead.
 
-Not verified on a GPU: its parts were tested on a CPU (kernels in Triton's interpreter, the capture
-replaced, the device a fake), but the whole has never run on the hardware that it is for.
+Not part of what the labs teach. `available` says why it cannot be used; GpuEngine has the face of
+the plain engine, and its decisions. Not verified on a GPU: it was tested as a whole on a CPU, with
+kernels in Triton's interpreter and the capture replaced, but has never run on the hardware that
+it is for.
 """
+
+from nanovllm.gpu.availability import GpuPathError, available
+
+__all__ = ["GpuPathError", "available"]

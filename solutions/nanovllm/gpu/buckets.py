@@ -2,6 +2,8 @@
 
 from bisect import bisect_left
 
+LARGEST_BUCKET = 512  # as vLLM: beyond, launches are few beside the work
+
 
 def batch_buckets(max_num_seqs: int) -> tuple[int, ...]:
     """1, 2, 4, 8, then every 16 (nano-vLLM's and vLLM's list), the last at least max_num_seqs.

@@ -1,21 +1,34 @@
 """Lab 02's decoder by lab 06's kernels: fused projections, fused norms, K and V by slot."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from nanovllm.gpu.availability import GpuPathError, unknown_family
 from nanovllm.kernels.attention import triton_paged_attention
 from nanovllm.kernels.rms_norm import fused_add_rms_norm_
 from nanovllm.kernels.rope import rope_
 from nanovllm.kernels.silu import silu_and_mul
 from nanovllm.kernels.store_kv import store_kv
 from nanovllm.model.block import DecoderBlock
-from nanovllm.model.mlp import SwiGLU
-from nanovllm.model.norms import RMSNorm
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.batch import PagedBatch
 from nanovllm.paging.cache import PagedCache
+
+
+def fuse(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """The weights of some projections one below another, and their biases.
+
+    The projections' own become views of them: no weight is in memory twice.
+    """
+    weight = torch.cat([part.weight.data for part in parts])
+    for part, view in zip(parts, weight.split([len(p.weight) for p in parts]), strict=True):
+        part.weight.data = view
+    biased = parts[0].bias is not None
+    return weight, torch.cat([part.bias.data for part in parts]) if biased else None
 
 
 class FusedLayer:
@@ -23,28 +36,21 @@ class FusedLayer:
 
     def __init__(self, block: DecoderBlock) -> None:
         attention, mlp = block.self_attn, block.mlp
-        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self.qkv = torch.cat([part.weight for part in parts])
-        self.qkv_bias = None if parts[0].bias is None else torch.cat([p.bias for p in parts])
-        both = (mlp.gate_proj, mlp.up_proj)
-        self.gate_up = torch.cat([part.weight for part in both])
-        self.gate_up_bias = None if both[0].bias is None else torch.cat([p.bias for p in both])
+        self.qkv, self.qkv_bias = fuse((attention.q_proj, attention.k_proj, attention.v_proj))
+        self.gate_up, self.gate_up_bias = fuse((mlp.gate_proj, mlp.up_proj))
         self.block = block
 
 
 class FusedDecoder:
     """`Transformer.forward` over a paged cache; families with RMSNorm and SwiGLU.
 
-    Raises ValueError for other families (GPT-2).
+    Raises GpuPathError for other families (GPT-2).
     """
 
     def __init__(self, model: Transformer) -> None:
-        first = model.layers[0]
-        if not isinstance(model.norm, RMSNorm) or not isinstance(first.mlp, SwiGLU):
-            raise ValueError(
-                f"The GPU path knows RMSNorm and SwiGLU; {model.config.family} has others. "
-                "Use Transformer.forward for it."
-            )
+        reason = unknown_family(model.config)
+        if reason is not None:
+            raise GpuPathError(f"The GPU path cannot be used: {reason}.")
         self.model = model
         self.config = model.config
         self.layers = [FusedLayer(block) for block in model.layers]

@@ -1,19 +1,45 @@
-"""The device's half of a decode: buffers, graphs and fused kernels behind `launch` and `read`."""
+"""The device's half of a step: launches return at once, and are read when their tokens are."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from nanovllm.gpu.buckets import batch_buckets
+from nanovllm.batching.plan import Chunk
+from nanovllm.gpu.buckets import LARGEST_BUCKET, batch_buckets
 from nanovllm.gpu.buffers import DecodeBuffers, DecodeRow
+from nanovllm.gpu.chunks import ChunkInput
 from nanovllm.gpu.decoder import FusedDecoder
+from nanovllm.gpu.draw import Draw, draw_tokens, likeliest
 from nanovllm.gpu.graphs import Capture, DecodeGraphs, cuda_capture
 from nanovllm.model.transformer import Transformer
+from nanovllm.paging.block_table import BlockTable
 from nanovllm.paging.cache import PagedCache
 
 
-class DecodeRunner:
-    """Greedy decodes of rows over a paged cache; the `Device` of a Pipeline."""
+@dataclass(frozen=True)
+class Launch:
+    """A computation on its way; its tokens have the places `first`, `first` + 1, ... in `sampled`.
+
+    logits [N, V]: a decode's are there only until the next decode is launched.
+    """
+
+    first: int
+    logits: Float[Tensor, "N V"]
+    tokens: Int[Tensor, "N"]  # in host memory
+    done: torch.cuda.Event | None  # when they are there; None on a CPU
+
+    def read(self) -> list[int]:
+        """Wait for its tokens, and for nothing launched later."""
+        if self.done is not None:
+            self.done.synchronize()
+        return self.tokens.tolist()
+
+
+class StepRunner:
+    """Fused kernels over a paged cache; decodes replayed from graphs, other chunks as they are."""
 
     def __init__(
         self,
@@ -22,17 +48,24 @@ class DecodeRunner:
         max_num_seqs: int,
         max_model_len: int,
         capture: Capture = cuda_capture,
+        largest_bucket: int = LARGEST_BUCKET,
     ) -> None:
         self.decoder = FusedDecoder(model)
         self.cache = cache
-        buckets = batch_buckets(max_num_seqs)
-        blocks = -(-max_model_len // cache.block_size)
-        self.buffers = DecodeBuffers(buckets[-1], blocks, cache.block_size, cache.device)
+        buckets = batch_buckets(min(max_num_seqs, largest_bucket))
+        self.buffers = DecodeBuffers(
+            max(max_num_seqs, buckets[-1]),
+            -(-max_model_len // cache.block_size),
+            cache.block_size,
+            cache.device,
+            model.config.vocab_size,
+            cache.k.dtype,
+        )
         self.buffers.load([], buckets[-1])  # a capture computes padding alone
         with torch.inference_mode():
-            self.graphs = DecodeGraphs(self._compute, buckets, capture)
+            self.graphs = DecodeGraphs(self._decode, buckets, capture)
 
-    def _compute(self, rows: int) -> None:
+    def _decode(self, rows: int) -> None:
         buffers = self.buffers
         hidden = self.decoder.forward(
             buffers.token_ids(rows),
@@ -40,29 +73,49 @@ class DecodeRunner:
             self.cache,
             buffers.batch(rows),
         )
-        buffers.sampled[:rows] = self.decoder.model.logits(hidden).argmax(-1)
+        logits = self.decoder.model.logits(hidden)
+        buffers.logits[:rows] = logits
+        buffers.sampled[:rows] = likeliest(logits)
 
-    def launch(self, step: Sequence[DecodeRow]) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-        """Start a decode; its tokens are copied to the host behind it, in the stream's order.
+    @torch.inference_mode()
+    def decode(self, rows: Sequence[DecodeRow], draws: Sequence[Draw]) -> Launch:
+        """Start a decode of these rows, and the draw of each one's next token.
 
-        The copy is of its own memory: the next replay writes over `sampled`.
+        Without draws the likeliest is taken.
         """
-        rows = self.graphs.rows_for(len(step))
-        self.buffers.load(step, rows)
-        with torch.inference_mode():
-            self.graphs(rows)
-        on_gpu = self.cache.device.type == "cuda"
-        tokens = torch.empty(len(step), dtype=torch.int64, pin_memory=on_gpu)
-        tokens.copy_(self.buffers.sampled[: len(step)], non_blocking=True)
-        if not on_gpu:
-            return tokens, None
-        event = torch.cuda.Event()
-        event.record()
-        return tokens, event
+        bucket = self.graphs.rows_for(len(rows))
+        self.buffers.load(rows, bucket)
+        self.graphs(bucket)
+        logits = self.buffers.logits[: len(rows)]
+        if not all(each.params.greedy for each in draws):  # the graph takes the likeliest
+            self.buffers.sampled[: len(rows)] = draw_tokens(logits, draws)
+        return self._fetch(0, logits)
 
-    def read(self, handle: tuple[torch.Tensor, torch.cuda.Event | None]) -> list[int]:
-        """Wait for a decode's tokens, and for no later one's."""
-        tokens, event = handle
-        if event is not None:
-            event.synchronize()
-        return tokens.tolist()
+    @torch.inference_mode()
+    def compute(
+        self, chunks: Sequence[Chunk], tables: Sequence[BlockTable], draws: Sequence[Draw]
+    ) -> Launch:
+        """Start any chunks of a plan, uncaptured, and a draw for each chunk that completes.
+
+        Without draws the likeliest is taken.
+        """
+        given = ChunkInput.of(chunks, tables).to(self.cache.device)
+        hidden = self.decoder.forward(given.token_ids, given.positions, self.cache, given.batch)
+        logits = self.decoder.model.logits(hidden[given.last])
+        first = self.buffers.max_num_seqs
+        self.buffers.sampled[first : first + len(logits)] = draw_tokens(logits, draws)
+        return self._fetch(first, logits)
+
+    def _fetch(self, first: int, logits: Float[Tensor, "N V"]) -> Launch:
+        """Have the tokens copied to the host behind the launch, in the stream's order.
+
+        To memory of their own, for the next launch writes over `sampled`.
+        """
+        on_gpu = self.cache.device.type == "cuda"
+        tokens = torch.empty(len(logits), dtype=torch.int64, pin_memory=on_gpu)
+        tokens.copy_(self.buffers.sampled[first : first + len(logits)], non_blocking=True)
+        if not on_gpu:
+            return Launch(first, logits, tokens, None)
+        done = torch.cuda.Event()
+        done.record()
+        return Launch(first, logits, tokens, done)

@@ -35,7 +35,9 @@ class ContinuousRung(StaticRung):
     def make_engine(self) -> Engine:
         """An engine with a slot for each sample that runs, or as many as fit into memory."""
         weight = weight_of(self.model)
-        num_slots = self.options.num_slots(self.max_model_len, self.kv_bytes_per_token)
+        num_slots = self.options.num_slots(
+            self.max_model_len, self.kv_bytes_per_token, weight.device
+        )
         store = SlotStore(
             self.model.config, num_slots, self.max_model_len, weight.dtype, weight.device
         )

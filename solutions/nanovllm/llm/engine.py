@@ -37,8 +37,9 @@ class LLM:
 
     model: a folder or hub name in Hugging Face format; the bundled model if None. tokenizer:
     another folder or hub name, or a Tokenizer; the model's own if None. dtype: float32, bfloat16,
-    float16, or auto (the checkpoint's). max_model_len: tokens of prompt and answer together.
-    seed: what requests without a seed of their own draw from; None means fresh randomness.
+    float16, or auto (the checkpoint's); by default bfloat16 on a GPU that has it, else float32.
+    device: a GPU where there is one, else the CPU. max_model_len: tokens of prompt and answer
+    together. seed: what requests without one of their own draw from; None: fresh randomness.
     engine_options: see EngineOptions; the engine is the best that the labs here allow.
 
     Raises ModelFolderError, TokenizerError or OptionError, each one sentence with the way out.
@@ -48,7 +49,7 @@ class LLM:
         self,
         model: str | Path | None = None,
         tokenizer: str | Path | Tokenizer | None = None,
-        dtype: str | torch.dtype = "float32",
+        dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         max_model_len: int | None = None,
         seed: int | None = 0,
@@ -60,7 +61,7 @@ class LLM:
         self.folder = resolve_folder(model if model is not None else BUNDLED)
         self.name = self.folder.name if model is None else str(model)
         self.device = read_device(device)
-        self.dtype = read_dtype(dtype, self.folder)
+        self.dtype = read_dtype(dtype, self.folder, self.device)
         self._template_folder = self.folder
         if isinstance(tokenizer, str | Path):
             self._template_folder = resolve_folder(tokenizer)

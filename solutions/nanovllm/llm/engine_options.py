@@ -7,12 +7,15 @@ import os
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from nanovllm.llm.options import OptionError
 
 if TYPE_CHECKING:  # the labs that these belong to may not be here
     from nanovllm.batching.config import EngineConfig
 
 DEFAULT_KV_BYTES = 1 << 30
+GPU_KV_SHARE = 0.8  # the rest is for activations, logits and graphs
 _SIZES = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
 
 
@@ -24,10 +27,10 @@ class EngineOptions:
     most. scheduling_policy: fcfs, sjf, round-robin, priority or size-queues. block_size: tokens
     that a block holds. num_gpu_blocks_override: blocks of the cache, on whatever device it is, or
     kv_cache_memory_bytes: what they may take; by default as many as max_num_seqs of the longest
-    requests need, within DEFAULT_KV_BYTES. enable_prefix_caching: requests that begin alike share.
-    enforce_eager: never the compiled step, whatever the machine; NANOVLLM_ENFORCE_EAGER=1 in the
-    environment says so for all. engine: static (lab 03), continuous (lab 04) or paged (lab 05);
-    by default the highest whose labs are here.
+    requests need, within `kv_room`. enable_prefix_caching: requests that begin alike share.
+    enforce_eager: never the compiled step or CUDA graphs, whatever the machine;
+    NANOVLLM_ENFORCE_EAGER=1 in the environment says so for all. engine: static (lab 03),
+    continuous (lab 04) or paged (lab 05); by default the highest whose labs are here.
 
     >>> EngineOptions(max_num_seqs=0)
     Traceback (most recent call last):
@@ -60,7 +63,9 @@ class EngineOptions:
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} must be True or False, got {getattr(self, name)!r}.")
 
-    def num_blocks(self, max_model_len: int, bytes_per_token: int) -> int:
+    def num_blocks(
+        self, max_model_len: int, bytes_per_token: int, device: torch.device | str = "cpu"
+    ) -> int:
         """Blocks of the cache, for a model of this context. Raises OptionError."""
         if self.num_gpu_blocks_override:
             return self.num_gpu_blocks_override
@@ -75,11 +80,13 @@ class EngineOptions:
                 )
             return self.kv_cache_memory_bytes // block_bytes
         longest = blocks_for(max_model_len, self.block_size)
-        return max(longest, min(self.max_num_seqs * longest, DEFAULT_KV_BYTES // block_bytes))
+        return max(longest, min(self.max_num_seqs * longest, kv_room(device) // block_bytes))
 
-    def num_slots(self, max_model_len: int, bytes_per_token: int) -> int:
-        """Slots of the cache, where it has slots: one a sample, within DEFAULT_KV_BYTES."""
-        room = DEFAULT_KV_BYTES // (max_model_len * bytes_per_token)
+    def num_slots(
+        self, max_model_len: int, bytes_per_token: int, device: torch.device | str = "cpu"
+    ) -> int:
+        """Slots of the cache, where it has slots: one a sample, within `kv_room`."""
+        room = kv_room(device) // (max_model_len * bytes_per_token)
         return max(1, min(self.max_num_seqs, room))
 
     def config(self, max_model_len: int | None) -> EngineConfig:
@@ -96,6 +103,14 @@ class EngineOptions:
             )
         except ConfigError as error:
             raise OptionError(str(error)) from None
+
+
+def kv_room(device: torch.device | str) -> int:
+    """Bytes that K and V may take where nobody says: on a GPU, most of what is free by now."""
+    if torch.device(device).type != "cuda":
+        return DEFAULT_KV_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free * GPU_KV_SHARE)
 
 
 def read_engine_options(given: dict[str, Any]) -> EngineOptions:

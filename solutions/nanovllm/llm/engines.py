@@ -1,16 +1,16 @@
-"""The engines on lab 05's blocks: with a plain step, or with the one that is compiled."""
+"""The engines on lab 05's blocks: with a plain step, a compiled one, or CUDA graphs."""
 
 from nanovllm.batching.engine import Engine
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_options import EngineOptions
-from nanovllm.llm.packages import is_mine
+from nanovllm.llm.packages import is_mine, why_missing
 from nanovllm.llm.paged_store import attention_backend, paged_store
 from nanovllm.model.accounting import kv_bytes_per_token
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.store import PagedStore
 from nanovllm.tokenization.tokenizer import Tokenizer
 
-FAST_REPLACES = ("model", "generation", "batching", "paging")
+REPLACED = ("model", "generation", "batching", "paging")  # labs 02 to 05
 
 
 def make_store(model: Transformer, max_model_len: int, options: EngineOptions) -> PagedStore:
@@ -26,24 +26,49 @@ def make_store(model: Transformer, max_model_len: int, options: EngineOptions) -
     )
 
 
-def why_not_fast(model: Transformer, options: EngineOptions) -> str | None:
-    """Why the compiled step cannot answer; None if it can.
+def step_kind(model: Transformer, options: EngineOptions) -> str:
+    """What kind of step answers: "CUDA graphs", "compiled", or "plain" and why."""
+    on_gpu = weight_of(model).device.type == "cuda"
+    why = why_not_gpu(model, options) if on_gpu else why_not_fast(model, options)
+    if why is not None:
+        return f"plain: {why}"
+    return "CUDA graphs" if on_gpu else "compiled"
 
-    It computes in place of labs 02 to 05, so it makes way for code of the student's own.
-    """
-    if options.enforce_eager:
-        return "enforce_eager is set"
+
+def why_not_gpu(model: Transformer, options: EngineOptions) -> str | None:
+    """Why the GPU path cannot answer; None if it can. Lab 06's kernels may be the student's."""
+    weight = weight_of(model)
+    why = _why_plain(options)
+    if why is None and attention_backend(weight.device) != "triton":
+        why = why_missing("lab06") or "attention is to run on torch's operations"
+    if why is not None:
+        return why
+    from nanovllm.gpu import available  # not before: it builds on what may be the student's
+
+    return available(model.config, weight.device)
+
+
+def why_not_fast(model: Transformer, options: EngineOptions) -> str | None:
+    """Why the compiled step cannot answer; None if it can."""
+    why = _why_plain(options)
+    if why is not None:
+        return why
     if not options.enable_prefix_caching:
         return "it always caches prefixes"
     weight = weight_of(model)
     if attention_backend(weight.device) != "torch":
         return "attention is to run on lab 06's kernels"
-    mine = [package for package in FAST_REPLACES if is_mine(package)]
-    if mine:
-        return f"your own code of {', '.join(mine)} is to run"
-    from nanovllm.fast import available  # not before: it builds on what may be the student's
+    from nanovllm.fast import available  # not before, as above
 
     return available(model.config, weight.dtype, weight.device, options.block_size)
+
+
+def _why_plain(options: EngineOptions) -> str | None:
+    """Why no step may compute in place of labs 02 to 05: it makes way for a student's own code."""
+    if options.enforce_eager:
+        return "enforce_eager is set"
+    mine = [package for package in REPLACED if is_mine(package)]
+    return f"your own code of {', '.join(mine)} is to run" if mine else None
 
 
 def make_engine(
@@ -51,7 +76,8 @@ def make_engine(
 ) -> Engine:
     """Return the engine that answers; without a tokenizer, in token ids alone."""
     config = options.config(max_model_len)
-    if why_not_fast(model, options) is None:
+    kind = step_kind(model, options)
+    if kind == "compiled":
         from nanovllm.fast import fast_engine
 
         return fast_engine(
@@ -62,12 +88,16 @@ def make_engine(
             block_size=options.block_size,
             dtype=weight_of(model).dtype,
         )
-    return Engine(
-        model, config, tokenizer=tokenizer, store=make_store(model, max_model_len, options)
-    )
+    store = make_store(model, max_model_len, options)
+    if kind == "CUDA graphs":
+        from nanovllm.gpu.engine import GpuEngine
+
+        return GpuEngine(model, config, tokenizer=tokenizer, store=store)
+    return Engine(model, config, tokenizer=tokenizer, store=store)
 
 
 def _num_blocks(model: Transformer, max_model_len: int, options: EngineOptions) -> int:
     """Blocks of the cache for this model. Raises OptionError."""
-    per_token = kv_bytes_per_token(model.config, weight_of(model).element_size())
-    return options.num_blocks(max_model_len, per_token)
+    weight = weight_of(model)
+    per_token = kv_bytes_per_token(model.config, weight.element_size())
+    return options.num_blocks(max_model_len, per_token, weight.device)

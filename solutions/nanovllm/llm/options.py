@@ -15,12 +15,20 @@ class OptionError(ValueError):
     """An option of LLM that cannot be honoured."""
 
 
-def read_dtype(dtype: str | torch.dtype, folder: Path) -> torch.dtype:
+def read_dtype(
+    dtype: str | torch.dtype | None, folder: Path, device: torch.device | str = "cpu"
+) -> torch.dtype:
     """Return the type to compute in; `auto` is the one the checkpoint was saved in.
 
-    >>> read_dtype("bfloat16", Path("."))
-    torch.bfloat16
+    None is bfloat16 on a CUDA GPU that has it, else float32.
+
+    >>> read_dtype("bfloat16", Path(".")), read_dtype(None, Path("."))
+    (torch.bfloat16, torch.float32)
     """
+    if dtype is None:
+        on_gpu = torch.device(device).type == "cuda"
+        has_it = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if has_it else torch.float32
     name = str(dtype).removeprefix("torch.")
     if name == "auto":
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -4,16 +4,17 @@ from collections.abc import Sequence
 
 from nanovllm.batching.engine import Engine
 from nanovllm.generation.beam import BeamSearchParams, Hypothesis
+from nanovllm.generation.request import weight_of
 from nanovllm.llm.continuous_rung import ContinuousRung
 from nanovllm.llm.engine_options import EngineOptions
-from nanovllm.llm.engines import make_engine, why_not_fast
+from nanovllm.llm.engines import make_engine, step_kind
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.beam import paged_beam_search
 from nanovllm.tokenization.tokenizer import Tokenizer
 
 
 class PagedRung(ContinuousRung):
-    """Lab 04's rung on blocks; where this machine and the code in use allow it, compiled."""
+    """Lab 04's rung on blocks; compiled, or on a GPU by CUDA graphs, where all of that is here."""
 
     def __init__(
         self,
@@ -23,9 +24,9 @@ class PagedRung(ContinuousRung):
         options: EngineOptions,
     ) -> None:
         super().__init__(model, tokenizer, max_model_len, options)
-        options.num_blocks(max_model_len, self.kv_bytes_per_token)  # a bad one, now
-        why = why_not_fast(model, options)
-        self.step = "compiled" if why is None else f"plain: {why}"
+        device = weight_of(model).device
+        options.num_blocks(max_model_len, self.kv_bytes_per_token, device)  # a bad one, now
+        self.step = step_kind(model, options)
 
     def make_engine(self) -> Engine:
         """An engine on blocks."""
@@ -44,7 +45,7 @@ class PagedRung(ContinuousRung):
         )
 
     def describe(self, engine: Engine) -> str:
-        """Whether the step is compiled, and why not; the blocks, and who shares them."""
+        """What kind of step it is, and why; the blocks, and who shares them."""
         manager = engine.store.manager
         shared = "prefixes are cached" if manager.enable_prefix_caching else "no prefix cache"
         size = f"{manager.pool.num_blocks} blocks of {manager.block_size} tokens"

@@ -45,7 +45,7 @@ class Rung(Protocol):
     """One lab's way to answer requests to one model."""
 
     kinds: EventKinds
-    step: str  # what kind of step it takes: "compiled", or "plain" and why
+    step: str  # what kind of step it takes: "compiled", "CUDA graphs", or "plain" and why
 
     def make_engine(self) -> AnyEngine:
         """A new engine, which holds no request."""

@@ -1,0 +1,46 @@
+"""Chunks of prompts as the model wants them, brought to the device without waiting for it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Self
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from nanovllm.batching.plan import Chunk
+from nanovllm.gpu.transfer import send
+from nanovllm.paging.batch import PagedBatch, make_batch
+from nanovllm.paging.block_table import BlockTable
+
+
+@dataclass(frozen=True)
+class ChunkInput:
+    """The T new tokens of some chunks, one chunk after another."""
+
+    token_ids: Int[Tensor, "T"]
+    positions: Int[Tensor, "T"]
+    last: Int[Tensor, "N"]  # rows whose logits are wanted: the ends of the chunks that complete
+    batch: PagedBatch
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk], tables: Sequence[BlockTable]) -> Self:
+        """What chunks say, with the blocks of each; in host memory."""
+        token_ids: list[int] = []
+        positions: list[int] = []
+        last: list[int] = []
+        for chunk in chunks:
+            token_ids += chunk.request.token_ids(chunk.start, chunk.end)
+            positions += range(chunk.start, chunk.end)
+            if chunk.completes:
+                last.append(len(token_ids) - 1)
+        spans = [(t, c.start, c.end) for t, c in zip(tables, chunks, strict=True)]
+        numbers = (torch.tensor(x, dtype=torch.int64) for x in (token_ids, positions, last))
+        return cls(*numbers, make_batch(spans))
+
+    def to(self, device: torch.device) -> Self:
+        """The same on a device; the copies are on their way."""
+        batch = {f.name: getattr(self.batch, f.name) for f in fields(PagedBatch)}
+        batch = {n: send(v, device) if torch.is_tensor(v) else v for n, v in batch.items()}
+        numbers = (send(x, device) for x in (self.token_ids, self.positions, self.last))
+        return type(self)(*numbers, PagedBatch(**batch))

@@ -1,0 +1,132 @@
+"""The plain engine, its steps launched on a GPU, and the next decode before this one is read."""
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from nanovllm.batching.config import EngineConfig
+from nanovllm.batching.engine import Engine, Outcome
+from nanovllm.batching.plan import Chunk, Plan
+from nanovllm.batching.request import Request
+from nanovllm.drawing import wants_token_alone
+from nanovllm.generation.events import Sampled
+from nanovllm.gpu.buffers import DecodeRow
+from nanovllm.gpu.draw import NOT_FINITE, Draw
+from nanovllm.gpu.flight import Flight, FlightCounts
+from nanovllm.gpu.graphs import Capture, cuda_capture
+from nanovllm.gpu.launched import Launched
+from nanovllm.gpu.runner import StepRunner
+from nanovllm.model.transformer import Transformer
+from nanovllm.paging.store import PagedStore, carry_out
+from nanovllm.tokenization.tokenizer import Tokenizer
+
+
+class GpuEngine(Engine):
+    """Lab 04's Engine on a GPU: fused kernels, decodes as CUDA graphs, planned one step ahead.
+
+    Decodes are replayed from graphs, whatever else the step computes; the rest is launched as it
+    is. Before the tokens of a step are read, the decodes that are likely to follow are launched
+    as a flight (see flight.py), so that the device works on while the host reads, schedules and
+    reports. Tokens are drawn on the device. But a request may want more than a token drawn from
+    the raw logits (log-probabilities, penalties, a bias, a minimum of tokens); in a step with
+    such a one lab 03's sampler draws for all, waits for the device, and nothing flies.
+
+    store: on the model's device. capture: what makes the graphs; tests replace it.
+    Raises GpuPathError for a model family that has no fused kernels. Not verified on a GPU.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        config: EngineConfig | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        store: PagedStore,
+        clock: Callable[[], float] = time.perf_counter,
+        capture: Capture = cuda_capture,
+    ) -> None:
+        super().__init__(model, config, tokenizer=tokenizer, store=store, clock=clock)
+        self.store: PagedStore = store
+        self.runner = StepRunner(
+            model, store.cache, self.config.max_num_seqs, self.max_model_len, capture
+        )
+        self.flights = FlightCounts()
+        self._flight: Flight | None = None
+
+    def _execute(self, plan: Plan) -> Launched:
+        """Launch what no flight has computed; `_draw` gets what comes of it, not logits."""
+        manager = self.store.manager
+        complete = [chunk.request for chunk in plan.chunks if chunk.completes]
+        drawn = all(wants_token_alone(request.sequence) for request in complete)
+        carry_out(manager.transfers, self.store.cache)
+        flight, self._flight = self._flight, None
+        places = flight.places(plan, manager.tables) if flight is not None else {}
+        self.flights.rows_taken += len(places)
+        launches = [flight.launch] if flight is not None and places else []
+        if not launches:
+            decodes = [chunk for chunk in plan.chunks if chunk.completes and chunk.length == 1]
+            if decodes:
+                rows = [self._row(chunk) for chunk in decodes]
+                launches.append(self.runner.decode(rows, _draws(decodes) if drawn else []))
+                places = {chunk.request: place for place, chunk in enumerate(decodes)}
+        others = [chunk for chunk in plan.chunks if chunk.request not in places]
+        if others:
+            tables = [manager.tables[chunk.request] for chunk in others]
+            ends = [chunk for chunk in others if chunk.completes]
+            launches.append(self.runner.compute(others, tables, _draws(ends) if drawn else []))
+            first = launches[-1].first
+            places.update({chunk.request: first + i for i, chunk in enumerate(ends)})
+        in_order = {request: places[request] for request in complete}
+        return Launched(tuple(launches), in_order, drawn)
+
+    def _row(self, chunk: Chunk) -> DecodeRow:
+        """A decode whose token the host knows."""
+        table = self.store.manager.tables[chunk.request]
+        [slot] = table.slots(chunk.start, chunk.end)
+        [token_id] = chunk.request.token_ids(chunk.start, chunk.end)
+        return DecodeRow(chunk.start, slot, table.block_ids, token_id)
+
+    def _draw(self, plan: Plan, launched: Launched) -> list[Outcome]:
+        """The tokens drawn on the device, read after the next flight is off; else the plain way.
+
+        A row without a finite logit is rare: then the step is computed again, for the plain way
+        to say whose it is.
+        """
+        if not launched.drawn:
+            return super()._draw(plan, launched.logits())
+        self._flight = self._take_off(plan, launched)
+        token_of = launched.tokens()
+        if NOT_FINITE in token_of.values():
+            return super()._draw(plan, self._execute(plan).logits())
+        return [
+            Sampled(token_of[chunk.request]) if chunk.completes else None for chunk in plan.chunks
+        ]
+
+    def _take_off(self, plan: Plan, launched: Launched) -> Flight | None:
+        """Launch the decodes that follow if every request goes on that may; None if none may, or
+        the pool has no block left for one: then somebody will have to be preempted."""
+        rows: dict[Request, DecodeRow] = {}
+        draws: list[Draw] = []
+        for chunk in plan.chunks:
+            request, position = chunk.request, chunk.end
+            if not chunk.completes or position >= request.limit:  # or its next token is its last
+                continue
+            if not self.store.reserve(request, chunk.length + 1):
+                return None
+            table = self.store.manager.tables[request]
+            [slot] = table.slots(position, position + 1)
+            source = launched.places[request]
+            rows[request] = DecodeRow(position, slot, table.block_ids, source=source)
+            draws.append(_draw_at(request, position + 1))
+        if not rows:
+            return None
+        self.flights.rows_launched += len(rows)
+        return Flight(self.runner.decode(list(rows.values()), draws), rows)
+
+
+def _draws(chunks: Seq[Chunk]) -> list[Draw]:
+    return [_draw_at(chunk.request, chunk.end) for chunk in chunks]
+
+
+def _draw_at(request: Request, position: int) -> Draw:
+    return Draw(request.sequence.params, request.sequence.seed, position)
