@@ -1,8 +1,9 @@
 """Servers side by side: `python -m benchmarks.servers --vllm-python ENV/bin/python --out FOLDER`.
 
 The same requests, from as many clients in a closed loop, go to `nanovllm serve` and to vLLM's
-server, and without a server to `LLM.generate`. All three are up the whole time and take turns;
-what the others use of the processor meanwhile is in the record, and should be nothing.
+server as streams, to `nanovllm serve` once more for whole answers, and without a server to
+`LLM.generate`. All are up the whole time and take turns; what the others use of the processor
+meanwhile is in the record, and should be nothing.
 """
 
 import argparse
@@ -33,17 +34,18 @@ from nanovllm.bench.workload import Workload, random_workload
 from nanovllm.model.loader import load_config
 from nanovllm.serving.load import Slo, closed_loop
 
-OURS, OFFLINE, VLLM = "nanovllm serve", "LLM.generate", "vllm serve"
+OURS, WHOLE = "nanovllm serve", "nanovllm serve, whole answers"
+OFFLINE, VLLM = "LLM.generate", "vllm serve"
 TICKS = 100  # of /proc a second
 Answer = Callable[[Workload], dict[str, Any]]  # output_tokens, seconds, and latencies of a server
 
 
-def over_http(address: str, concurrency: int) -> Answer:
-    """Ask a server, from so many clients."""
+def over_http(address: str, concurrency: int, stream: bool = True) -> Answer:
+    """Ask a server, from so many clients; a whole answer tells nothing about its tokens' times."""
 
     async def ask(workload: Workload) -> dict[str, Any]:
         async with connected(address) as (http, name):
-            client = Client(http, name, workload.jobs, 0, lambda record: None)
+            client = Client(http, name, workload.jobs, 0, lambda record: None, stream)
             records = await closed_loop(client.send, len(workload.jobs), concurrency)
         return summary(records, Slo())
 
@@ -51,7 +53,7 @@ def over_http(address: str, concurrency: int) -> Answer:
         found = run_loop(ask(workload))
         if found["errors"]:
             raise ServerError(f"{address} failed: {found['errors']}")
-        return found
+        return found if stream else {key: found[key] for key in ("seconds", "output_tokens")}
 
     return answer
 
@@ -87,6 +89,7 @@ def started(given: argparse.Namespace, model: str) -> Iterator[dict[str, tuple[A
             own_server(["--model", model, *alike], OMP_NUM_THREADS=threads)
         )
         found[OURS] = over_http(address, given.concurrency), pid
+        found[WHOLE] = over_http(address, given.concurrency, stream=False), pid
         if given.vllm_python:
             port = _free_port()
             command = [given.vllm_python, "-m", "vllm.entrypoints.openai.api_server",
@@ -116,7 +119,7 @@ def measure(given: argparse.Namespace, model: str, report: Report) -> dict[str, 
             asked = workload.variant(number + 1, vocabulary)
             first = number % len(names)
             for name in names[first:] + names[:first]:
-                others = [everybody[other][1] for other in names if other != name]
+                others = {pid for _, pid in everybody.values()} - {everybody[name][1]}
                 begun, used = time.monotonic(), sum(map(cpu_seconds, others))
                 found = everybody[name][0](asked)
                 used = (sum(map(cpu_seconds, others)) - used) / (time.monotonic() - begun)
@@ -140,6 +143,7 @@ def measure(given: argparse.Namespace, model: str, report: Report) -> dict[str, 
         "ttft_p50_seconds": ttft.summary(OURS),
         "tpot_p50_seconds": tpot.summary(OURS),
         "http_to_offline": median_ratio(values[OURS], values[OFFLINE]),
+        "whole_answers_to_offline": median_ratio(values[WHOLE], values[OFFLINE]),
         "cpus_used_by_the_others": {"median": median(idle), "most": max(idle)},
     }
 
@@ -173,7 +177,10 @@ def show(results: dict[str, Any], title: str) -> None:
         table.add_row(name, f"{its['median']:,.0f}", better, *waits)
     console = Console()
     console.print(table)
-    console.print(f"HTTP / offline: {results['http_to_offline']:.2f}")
+    console.print(
+        f"HTTP / offline: {results['http_to_offline']:.2f} as streams, "
+        f"{results['whole_answers_to_offline']:.2f} as whole answers"
+    )
 
 
 def main() -> None:

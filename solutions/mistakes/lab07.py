@@ -24,7 +24,7 @@ MISTAKES = [
         name="abort-does-not-end",
         task=1,
         symbol="stream:Stream.put",
-        old="Finished | Aborted | Failed",
+        old="(Finished, Aborted, Failed)",
         new="Finished",
         says="Your streams wait for samples that were aborted or failed; these have ended too.",
     ),

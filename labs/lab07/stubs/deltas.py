@@ -13,7 +13,7 @@ GIVEN_UP = {"timeout": ("length", "timeout"), "cancelled": ("abort", "cancelled"
 ABORTED = ("abort", None)
 
 
-@dataclass
+@dataclass(slots=True)
 class Delta:
     """What is new in one choice: its text, its tokens, and, at its end, why it ended."""
 

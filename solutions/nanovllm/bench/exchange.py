@@ -13,7 +13,7 @@ import httpx
 
 T = TypeVar("T")
 _OURS = {b"connection": b"close", b"accept-encoding": b"identity"}
-Read = Callable[[int, bytes], None]  # (status, a piece of the body), called as soon as it is there
+Read = Callable[[bytes], None]  # a piece of the body, as soon as it is there
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -56,7 +56,7 @@ class _Exchange(asyncio.Protocol):
     """`status` is done when the answer is whole, or the server has closed the connection."""
 
     def __init__(self, request: bytes, read: Read, status: "asyncio.Future[int]") -> None:
-        self.request, self.read, self.status = request, read, status
+        self.request, self.on_body, self.status = request, read, status
         self.parser = httptools.HttpResponseParser(self)
 
     def connection_made(self, transport: asyncio.WriteTransport) -> None:
@@ -67,9 +67,6 @@ class _Exchange(asyncio.Protocol):
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._end(ConnectionError(f"what came is not HTTP: {error.__context__ or error}"))
-
-    def on_body(self, body: bytes) -> None:
-        self.read(self.parser.get_status_code(), body)
 
     def on_message_complete(self) -> None:
         self._end(None)

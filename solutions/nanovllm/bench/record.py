@@ -1,7 +1,6 @@
 """What is kept of a run: JSON with the machine, the settings and every round; a table; a plot."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +34,7 @@ def bar_plot(
 ) -> Path:
     """One panel a figure, one bar a contestant: the median, and each round as a dot.
 
-    The first panel has all contestants; a further one may lack some.
+    The first panel has all contestants; a further one may lack some, and then shows the rest alone.
     """
     from statistics import median
 
@@ -44,23 +43,23 @@ def bar_plot(
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    bars = max(len(values) for values in panels.values())
-    columns = min(2, len(panels))
-    rows = math.ceil(len(panels) / columns)
+    alike = len({frozenset(values) for values in panels.values()}) == 1
+    columns = min(2, len(panels)) if alike else 1
+    heights = [0.42 * len(values) + 0.9 for values in list(panels.values())[::columns]]
     figure, axes = plt.subplots(
-        rows, columns, figsize=(4.6 * columns + 1.6, (0.42 * bars + 0.9) * rows + 0.7),
-        squeeze=False, sharey=True, layout="constrained",
+        len(heights), columns, figsize=(4.6 * columns + 1.6, sum(heights) + 0.7),
+        height_ratios=heights, squeeze=False, sharey=alike, layout="constrained",
     )  # fmt: skip
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    order = list(next(iter(panels.values())))[::-1]
+    order = list(next(iter(panels.values())))
     for axis, (label, values) in zip(axes.flat, panels.items(), strict=False):
         names = [name for name in order if name in values]
         middles = [median(values[name]) for name in names]
         colours = [_OURS if name.startswith(ours) else _OTHERS for name in names]
         axis.barh(names, middles, color=colours, height=0.62)
-        for name, middle in zip(names, middles, strict=True):
-            place = order.index(name)
+        axis.set_ylim(len(names) - 0.5, -0.5)  # the first on top
+        for place, (name, middle) in enumerate(zip(names, middles, strict=True)):
             axis.plot(values[name], [place] * len(values[name]), ".", color="#1e293b", ms=4)
             axis.annotate(
                 f" {_number(middle)}", (max(values[name]), place), va="center", fontsize=9

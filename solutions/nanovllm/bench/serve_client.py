@@ -22,23 +22,27 @@ class ServerError(RuntimeError):
 
 @dataclass
 class Client:
-    """Sends jobs to one server. done: called with each record, as soon as there is one."""
+    """Sends jobs to one server. done: called with each record, as soon as there is one.
+
+    stream: whether answers come token by token; else whole, and all their tokens come at the end.
+    """
 
     http: httpx.AsyncClient
     model: str
     jobs: Sequence[Job | str]
     output_tokens: int
     done: Callable[[Record], None]
+    stream: bool = True
 
     async def send(self, number: int, due: float) -> Record:
-        """Stream request `number`; what went wrong is in the record, not raised."""
+        """Send request `number`; what went wrong is in the record, not raised."""
         now = asyncio.get_running_loop().time
-        answer = Answer(now)
+        answer = Answer(now, self.stream)
         asked = self.http.build_request("POST", "/v1/completions", json=self._body(number))
         try:
             async with asyncio.timeout(PATIENCE):
                 error = answer.verdict(await exchange(asked, answer.read))
-        except (OSError, TimeoutError) as failure:
+        except (OSError, TimeoutError, orjson.JSONDecodeError) as failure:
             error = f"{type(failure).__name__}: {failure}".rstrip(": ")
         times = spread(answer.arrivals, answer.usage.get("completion_tokens", len(answer.arrivals)))
         record = Record(due, times, now(), answer.usage.get("prompt_tokens", 0), error)
@@ -48,52 +52,58 @@ class Client:
     def _body(self, number: int) -> dict[str, Any]:
         job = self.jobs[number]
         text = isinstance(job, str)
-        return {
+        how = {"stream": True, "stream_options": {"include_usage": True}} if self.stream else {}
+        return how | {
             "model": self.model,
             "prompt": job if text else list(job.prompt),
             "max_tokens": self.output_tokens if text else job.max_tokens,
             "temperature": 0,
             "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
         }
 
 
 @dataclass
 class Answer:
-    """What has come of one answer, and when by the clock `now`."""
+    """What has come of one answer, and when by the clock `now`.
+
+    Pieces are only kept while they come, and read when the answer is whole: what a client does
+    between two tokens it takes from the server.
+    """
 
     now: Callable[[], float]
-    arrivals: list[float] = field(default_factory=list)  # of the pieces that carry choices
+    streamed: bool = True
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    arrivals: list[float] = field(default_factory=list)  # of the events that carry choices
     usage: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
-    ended: bool = False
-    reader: EventReader = field(default_factory=EventReader)
-    refusal: bytes = b""
 
-    def read(self, status: int, body: bytes) -> None:
-        """Take in a piece of the body of an answer with this status."""
-        if status != 200:
-            self.refusal += body
-            return
-        for data in self.reader.push(body):
-            if data == "[DONE]":
-                self.ended = True
-                return
-            event = orjson.loads(data)
-            if "error" in event:
-                self.error = str(event["error"].get("message", event["error"]))
-            self.usage |= event.get("usage") or {}
-            if event.get("choices"):
-                self.arrivals.append(self.now())
+    def read(self, body: bytes) -> None:
+        """Take in a piece of the body."""
+        self.pieces.append((self.now(), body))
 
     def verdict(self, status: int) -> str | None:
-        """What is wrong with the whole of it, if anything."""
+        """Read the whole of an answer with this status: what is wrong with it, if anything."""
+        whole = b"".join(body for _, body in self.pieces)
         if status != 200:
-            return f"{status}: {message_of(httpx.Response(status, content=self.refusal))}"
-        if self.error is not None:
+            return f"{status}: {message_of(httpx.Response(status, content=whole))}"
+        if not self.streamed:
+            self._event(self.now(), whole)
             return self.error
-        return None if self.ended else "the stream ended without [DONE]"
+        reader = EventReader()
+        for when, body in self.pieces:
+            for data in reader.push(body):
+                if data == "[DONE]":
+                    return self.error
+                self._event(when, data)
+        return self.error or "the stream ended without [DONE]"
+
+    def _event(self, when: float, data: str | bytes) -> None:
+        event = orjson.loads(data)
+        if "error" in event:
+            self.error = str(event["error"].get("message", event["error"]))
+        self.usage |= event.get("usage") or {}
+        if event.get("choices"):
+            self.arrivals.append(when)
 
 
 def spread(arrivals: Sequence[float], tokens: int) -> tuple[float, ...]:

@@ -203,8 +203,10 @@ class AsyncEngine:
         batches: dict[Stream, list[EngineEvent]] = {}
         for event in events:
             stream = self.streams.get(getattr(event, "request_id", -1))
-            if stream is not None:
-                batches.setdefault(stream, []).append(event)
+            if stream in batches:
+                batches[stream].append(event)
+            elif stream is not None:
+                batches[stream] = [event]
         for stream, batch in batches.items():
             stream.put(batch)
             if stream.ended:

@@ -13,7 +13,7 @@ GIVEN_UP = {"timeout": ("length", "timeout"), "cancelled": ("abort", "cancelled"
 ABORTED = ("abort", None)
 
 
-@dataclass
+@dataclass(slots=True)
 class Delta:
     """What is new in one choice: its text, its tokens, and, at its end, why it ended."""
 
@@ -40,10 +40,12 @@ def merge(stream: Stream, events: Sequence[EngineEvent]) -> list[Delta]:
     for event in events:
         if isinstance(event, Failed):
             raise ApiError(f"The request failed: {type(event.error).__name__}: {event.error}")
-        if not isinstance(event, TokenGenerated | Finished | Aborted):
+        if not isinstance(event, (TokenGenerated, Finished, Aborted)):
             continue
         index = stream.choice(event)
-        delta = found.setdefault(index, Delta(index))
+        delta = found.get(index)
+        if delta is None:
+            delta = found[index] = Delta(index)
         if isinstance(event, TokenGenerated):
             delta.text += event.text
             delta.token_ids.append(event.token_id)

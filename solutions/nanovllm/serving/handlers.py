@@ -143,7 +143,7 @@ class Handlers:
                 self.admission.charge(key, len(delta.token_ids))
                 if delta.finish_reason:
                     log["finish_reason"] = delta.finish_reason
-            log |= {"completion_tokens": writer.completion_tokens}
+            log["completion_tokens"] = writer.completion_tokens
             yield deltas
 
 

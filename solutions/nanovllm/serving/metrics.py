@@ -52,7 +52,10 @@ class Metrics:
         ### END SOLUTION
 
     def _event(self, event: EngineEvent) -> None:
-        if isinstance(event, Queued):
+        if isinstance(event, TokenGenerated):  # most of them
+            if (sample := self.samples.get((event.request_id, event.index))) is not None:
+                self._token(sample, event.time)
+        elif isinstance(event, Queued):
             self.samples[event.request_id, event.index] = Sample(event.time)
             self.unread.add(event.request_id)
         elif isinstance(event, Stepped):
@@ -63,8 +66,6 @@ class Metrics:
         elif (sample := self.samples.get((event.request_id, event.index))) is not None:
             if isinstance(event, Admitted | Preempted):
                 self._move(sample, event)
-            elif isinstance(event, TokenGenerated):
-                self._token(sample, event.time)
             else:
                 self._end(sample, event)
                 del self.samples[event.request_id, event.index]

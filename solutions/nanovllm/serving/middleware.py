@@ -34,7 +34,7 @@ class RequestMiddleware:
         headers = {key: value.decode("latin-1") for key, value in scope["headers"]}
         given = headers.get(b"x-request-id", "")
         scope["request_id"] = given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex
-        scope["log"] = {}
+        scope["log"], scope["straight"] = {}, send
         started, status = time.perf_counter(), [0]
 
         async def sending(message: Message) -> None:

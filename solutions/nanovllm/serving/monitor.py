@@ -45,14 +45,7 @@ class Monitor:
         token. Points are (time of the event, seconds).
         """
         ### BEGIN SOLUTION
-        if isinstance(event, Queued):
-            self.totals["requests"] += 1
-            self.lines[event.request_id, event.index] = Timeline(event.time)
-        elif isinstance(event, Preempted):
-            self.totals["preemptions"] += 1
-        elif isinstance(event, Stepped):
-            self.steps.append(event)
-        elif isinstance(event, TokenGenerated):
+        if isinstance(event, TokenGenerated):
             self.totals["tokens"] += 1
             self.tokens.append((event.time, 1))
             line = self.lines.get((event.request_id, event.index))
@@ -60,6 +53,13 @@ class Monitor:
                 line.token_times.append(event.time)
                 if len(line.token_times) == 1:
                     self.ttfts.append((event.time, line.ttft))
+        elif isinstance(event, Queued):
+            self.totals["requests"] += 1
+            self.lines[event.request_id, event.index] = Timeline(event.time)
+        elif isinstance(event, Preempted):
+            self.totals["preemptions"] += 1
+        elif isinstance(event, Stepped):
+            self.steps.append(event)
         elif isinstance(event, Finished | Aborted | Failed):
             self.totals[type(event).__name__.lower()] += 1
             line = self.lines.pop((event.request_id, event.index), None)

@@ -45,7 +45,7 @@ class Stream:
         """Add what a step brought; Finished, Aborted and Failed each end one sample."""
         ### BEGIN SOLUTION
         self._pending += events
-        self.num_open -= sum(isinstance(event, Finished | Aborted | Failed) for event in events)
+        self.num_open -= sum([isinstance(event, (Finished, Aborted, Failed)) for event in events])
         self._news.set()
         ### END SOLUTION
 

@@ -50,12 +50,17 @@ class Writer:
         }
         ### END SOLUTION
 
-    def head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+    def head(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id, "object": kind, "created": self.created, "model": self.model,
+            "choices": choices,
+        }  # fmt: skip
 
     def wrap(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        body = self.head(self.chunk_kind) | {"choices": choices}
-        return body | {"usage": None} if self.include_usage else body
+        body = self.head(self.chunk_kind, choices)
+        if self.include_usage:
+            body["usage"] = None
+        return body
 
     def usage(self) -> dict[str, Any] | None:
         """The chunk before the last event, where the client asked for it."""
@@ -63,16 +68,11 @@ class Writer:
 
     def whole(self, choices: list[Delta]) -> dict[str, Any]:
         """The answer in one piece."""
-        return self.head(self.kind) | {
-            "choices": [self.choice(choice) for choice in sorted(choices, key=lambda c: c.index)],
-            "usage": self.numbers(),
-        }
+        ordered = sorted(choices, key=lambda choice: choice.index)
+        return self.head(self.kind, list(map(self.choice, ordered))) | {"usage": self.numbers()}
 
     def choice(self, delta: Delta) -> dict[str, Any]:
         raise NotImplementedError
-
-    def ends(self, delta: Delta) -> dict[str, Any]:
-        return {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
 
 
 class CompletionWriter(Writer):
@@ -99,7 +99,8 @@ class CompletionWriter(Writer):
             logprobs = completion_logprobs(self.tokenizer, delta.token_ids, delta.logprobs, offset)
             self._offsets[delta.index] = offset + sum(map(len, logprobs["tokens"]))
         return {
-            "index": delta.index, "text": delta.text, "logprobs": logprobs, **self.ends(delta)
+            "index": delta.index, "text": delta.text, "logprobs": logprobs,
+            "finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason,
         }  # fmt: skip
 
 
@@ -126,4 +127,7 @@ class ChatWriter(Writer):
         logprobs = None
         if self.tops is not None and delta.token_ids:
             logprobs = chat_logprobs(self.tokenizer, delta.token_ids, delta.logprobs, self.tops)
-        return {"index": delta.index, name: value, "logprobs": logprobs, **self.ends(delta)}
+        return {
+            "index": delta.index, name: value, "logprobs": logprobs,
+            "finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason,
+        }  # fmt: skip
