@@ -1,15 +1,15 @@
 """What a lab's checks and hidden scenarios take by themselves, without the grader.
 
-One warm process has everything imported. For each submission a fork of it, unboxed, runs the
-visible checks and the scenarios, and times them from the first to the last: without the fork, the
-reading of the submission, the reference's side of a scenario, and any report. As many run side by
+One warm process has everything imported, as the grader's has. For each submission a fork of it,
+unboxed, runs the visible checks, the scenarios on the submission, and the scenarios on the
+reference with the verdicts, once each in one process, and times the three: without the fork, the
+reading of the submission, what is done again for a wrong one, and any report. As many run side by
 side as the grader had jobs.
 """
 
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import os
 import sys
@@ -24,14 +24,14 @@ from grader.catalog import Lab, find_lab
 from grader.collect import collect_checks
 from grader.grading import hidden, keys, listing, template, visible
 from grader.paths import ROOT
-from grader.run import PRELOADED
+from grader.worlds import World
+
+PARTS = ("checks", "scenarios", "verdicts")
 
 
 def measure(lab: Lab, packs: list[Path], jobs: int, secret: bytes, folder: Path) -> None:
-    """Leave one JSON file a submission in `folder`: wall and processor seconds of its checks."""
-    for name in [*PRELOADED, *template.OURS]:
-        importlib.import_module(name)
-    template.first_use()
+    """Leave one JSON file a submission in `folder`: wall and processor seconds by part."""
+    template.prepare(lab.key)
     os.chdir(ROOT)
     items = [check.id for check in collect_checks(lab)]
     drawn = [f"{one.name}#{i}" for one in scenarios.load(lab) for i in range(keys.DRAWS)]
@@ -51,6 +51,10 @@ def measure(lab: Lab, packs: list[Path], jobs: int, secret: bytes, folder: Path)
         os.wait()
 
 
+def _clocks() -> dict[str, float]:
+    return {"wall": time.perf_counter(), "processor": time.process_time()}
+
+
 def _child(lab: Lab, pack: Path, items: list[str], drawn: dict[str, Any], folder: Path) -> None:
     try:
         home = folder / pack.stem
@@ -61,14 +65,18 @@ def _child(lab: Lab, pack: Path, items: list[str], drawn: dict[str, Any], folder
         for standard in (1, 2):
             os.dup2(null, standard)
         events: list[dict[str, Any]] = []
-        wall, processor = time.perf_counter(), time.process_time()
+        clocks = [_clocks()]
         visible.run({"items": items}, events.append)
+        clocks.append(_clocks())
         hidden.run(drawn, events.append)
-        found = {
-            "wall": time.perf_counter() - wall,
-            "processor": time.process_time() - processor,
-            "passed": sum(event.get("status") == "passed" for event in events),
-        }
+        clocks.append(_clocks())
+        observed = {event["item"]: event["data"] for event in events if "data" in event}
+        World("reference").enter()
+        hidden.judge({**drawn, "observed": observed, "items": list(observed)}, events.append)
+        clocks.append(_clocks())
+        found = {"passed": sum(event.get("status") == "passed" for event in events)}
+        for part, before, after in zip(PARTS, clocks, clocks[1:], strict=False):
+            found[part] = {kind: after[kind] - before[kind] for kind in after}
     except BaseException:
         found = {"failed": traceback.format_exc()}
     (folder / f"{pack.stem}.json").write_text(json.dumps(found), encoding="utf-8")

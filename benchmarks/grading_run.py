@@ -23,9 +23,19 @@ LEAVING_SECONDS = 30
 WINDOW = 5  # memory is the median over this part of a run
 
 
+@dataclass(frozen=True)
+class Look:
+    """Seconds since the start, submissions done, megabytes of all processes and of the first."""
+
+    seconds: float
+    done: int
+    all_mb: float
+    grader_mb: float
+
+
 @dataclass
 class Half:
-    """What a run took; `rss` holds, for each look, the submissions done and megabytes."""
+    """What a run took; `looks` holds what was seen twice a second."""
 
     wall: float = 0.0
     processor: float = 0.0
@@ -33,20 +43,22 @@ class Half:
     printed: str = ""
     done: int = 0
     left: int = 0  # processes that outlived the kill
-    rss: list[tuple[int, float]] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
 
-    def memory(self) -> dict[str, float]:
-        """Megabytes of all processes at the start, in the middle and at the end of the grading.
+    def memory(self, whose: str) -> dict[str, float]:
+        """Megabytes at the start, in the middle and at the end of the grading, and the most.
 
         Pages that several processes share count once for each.
         """
-        first = next((n for n, (done, _) in enumerate(self.rss) if done > self.rss[0][0]), 0)
-        sizes = [size for _, size in self.rss[first:]] or [0.0]
+        first = next((n for n, look in enumerate(self.looks) if look.done > self.looks[0].done), 0)
+        sizes = [getattr(look, whose) for look in self.looks[first:]] or [0.0]
         width = max(1, len(sizes) // WINDOW)
         middle = (len(sizes) - width) // 2
         parts = {"start": sizes[:width], "middle": sizes[middle : middle + width],
                  "end": sizes[-width:]}  # fmt: skip
-        return {name: statistics.median(part) for name, part in parts.items()}
+        return {name: statistics.median(part) for name, part in parts.items()} | {
+            "most": max(sizes)
+        }
 
 
 def journalled(out: Path) -> list[bytes]:
@@ -71,7 +83,7 @@ def grade(
             while not _ended(process, found):
                 time.sleep(LOOK_SECONDS)
                 found.done = len(journalled(out))
-                family = _look(process.pid, found)
+                family = _look(process.pid, found, time.monotonic() - start)
                 if kill_at is not None and found.done >= kill_at:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
@@ -101,17 +113,18 @@ def _ended(process: subprocess.Popen, found: Half) -> bool:
     return True
 
 
-def _look(pid: int, found: Half) -> list[psutil.Process]:
+def _look(pid: int, found: Half, seconds: float) -> list[psutil.Process]:
     """Note memory and processor time of a process and all below it; these processes."""
-    family, size, spent = [], 0, 0.0
+    family, sizes, spent = [], [], 0.0
     with contextlib.suppress(psutil.NoSuchProcess):
         top = psutil.Process(pid)
         family = [top, *top.children(recursive=True)]
     for one in family:
         with contextlib.suppress(psutil.Error):
             times = one.cpu_times()
-            size += one.memory_info().rss
+            sizes.append(one.memory_info().rss / 2**20)
             spent += times.user + times.system + times.children_user + times.children_system
-    found.rss.append((found.done, size / 2**20))
+    if sizes:
+        found.looks.append(Look(seconds, found.done, sum(sizes), sizes[0]))
     found.processor = max(found.processor, spent)
     return family

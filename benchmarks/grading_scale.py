@@ -22,11 +22,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.check_time import PARTS
 from benchmarks.grading_class import write_class
 from benchmarks.grading_run import Half, grade, journalled
 from grader.catalog import Lab, find_lab
 from nanovllm.bench.record import record, save
 
+KINDS = ("wall", "processor")
 KNOWN = re.compile(r"(\d+) submissions in \d+ s, (\d+) of them known already")
 console = Console()
 
@@ -77,8 +79,8 @@ def same_points(out: Path, again: Path) -> int:
     return len(tables[1])
 
 
-def measure(lab: Lab, count: int, jobs: int, sample: int) -> dict[str, Any]:
-    """Everything, in a temporary folder."""
+def measure(lab: Lab, count: int, jobs: int, sample: int) -> tuple[dict[str, Any], list[Half]]:
+    """Everything, in a temporary folder: what was found, and both runs."""
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
         students = write_class(lab, count, home / "class")
@@ -95,10 +97,16 @@ def measure(lab: Lab, count: int, jobs: int, sample: int) -> dict[str, Any]:
         assert grade(home / "some", lab, jobs, secret, home / "again").status == 0
         compared = same_points(home / "out", home / "again")
         points = [row["points"] for row in json.loads((home / "out/grades.json").read_text())]
-    own_wall = statistics.mean(one["wall"] for one in own) * count / jobs
-    own_processor = statistics.mean(one["processor"] for one in own) * count
+    own_parts = {
+        part: {kind: statistics.mean(one[part][kind] for one in own) for kind in KINDS}
+        for part in PARTS
+    }
+    own_wall = sum(part["wall"] for part in own_parts.values()) * count / jobs
+    own_processor = sum(part["processor"] for part in own_parts.values()) * count
+    without = own_processor - own_parts["verdicts"]["processor"] * count
     wall, processor = first.wall + second.wall, first.processor + second.processor
-    return {
+    halves = {"first half": first, "second half": second}
+    found = {
         "submissions": count,
         "wall_seconds": wall,
         "processor_seconds": processor,
@@ -107,12 +115,16 @@ def measure(lab: Lab, count: int, jobs: int, sample: int) -> dict[str, Any]:
         "own_processor_seconds": own_processor,
         "overhead_wall_percent": 100 * (wall / own_wall - 1),
         "overhead_processor_percent": 100 * (processor / own_processor - 1),
-        "rss_mb": {"first half": first.memory(), "second half": second.memory()},
+        "overhead_processor_percent_without_verdicts": 100 * (processor / without - 1),
+        "own_seconds_a_submission": own_parts,
+        "rss_mb": {name: half.memory("all_mb") for name, half in halves.items()},
+        "rss_of_first_process_mb": {n: half.memory("grader_mb") for n, half in halves.items()},
         "killed_after": first.done,
         "processes_left_after_kill": first.left,
         "compared_with_an_unbroken_run": compared,
         "different_points": len(set(points)),
     }
+    return found, [first, second]
 
 
 def table(lab: Lab, found: dict[str, Any]) -> Table:
@@ -125,15 +137,49 @@ def table(lab: Lab, found: dict[str, Any]) -> Table:
     for kind, label in (("wall", "on the wall"), ("processor", "of the processor")):
         shown.add_row(f"seconds {label}", f"{found[f'{kind}_seconds']:.0f}")
         shown.add_row("  the checks' own", f"{found[f'own_{kind}_seconds']:.0f}")
-        shown.add_row("  over it", f"{found[f'overhead_{kind}_percent']:+.1f} %")
-    for half, rss in found["rss_mb"].items():
-        values = " / ".join(f"{value:.0f}" for value in rss.values())
-        shown.add_row(f"memory, {half}, MB ({' / '.join(rss)})", values)
+        shown.add_row("  over them", f"{found[f'overhead_{kind}_percent']:+.1f} %")
+    beside = found["overhead_processor_percent_without_verdicts"]
+    shown.add_row("  over them without the reference's side", f"{beside:+.1f} %")
+    for key, whose in (("rss_mb", "all"), ("rss_of_first_process_mb", "the grader")):
+        for half, rss in found[key].items():
+            values = " / ".join(f"{value:.0f}" for value in rss.values())
+            shown.add_row(f"MB of {whose}, {half} ({' / '.join(rss)})", values)
     shown.add_row("killed after", str(found["killed_after"]))
     shown.add_row(
         "same points without a break", f"{found['compared_with_an_unbroken_run']} of sample"
     )
     return shown
+
+
+def draw(lab: Lab, halves: list[Half], path: Path) -> Path:
+    """Submissions done and memory over time; a line where the grader was killed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True)
+    before = 0.0
+    for number, half in enumerate(halves):
+        times = [(before + look.seconds) / 60 for look in half.looks]
+        top.plot(times, [look.done for look in half.looks], color="C0")
+        for whose, color, label in (
+            ("all_mb", "C1", "all processes"),
+            ("grader_mb", "C2", "the grader itself"),
+        ):
+            sizes = [getattr(look, whose) for look in half.looks]
+            bottom.plot(times, sizes, color=color, label=label if not number else None, lw=0.8)
+        before += half.wall
+    for axes in (top, bottom):
+        axes.axvline(halves[0].wall / 60, color="grey", ls=":")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    top.annotate("killed", (halves[0].wall / 60, 0), xytext=(4, 4), textcoords="offset points")
+    top.set_ylabel("submissions graded")
+    top.set_title(f"{lab.key}: a class graded, killed half way, and resumed")
+    bottom.set_ylabel("resident memory, MB")
+    bottom.set_xlabel("minutes")
+    bottom.legend()
+    figure.savefig(path, dpi=110)
+    return path
 
 
 def main() -> None:
@@ -145,9 +191,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     given = parser.parse_args()
     lab = find_lab(given.lab)
-    found = measure(lab, given.count, given.jobs, min(given.sample, given.count))
+    found, halves = measure(lab, given.count, given.jobs, min(given.sample, given.count))
     settings = {"lab": lab.key, "jobs": given.jobs, "sample": given.sample}
     console.print(table(lab, found))
+    given.out.mkdir(parents=True, exist_ok=True)
+    console.print(draw(lab, halves, given.out / "grading-scale.png"))
     print(save(record("grading scale", settings, found), given.out / "grading-scale.json"))
 
 

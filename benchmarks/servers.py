@@ -116,9 +116,11 @@ def measure(given: argparse.Namespace, model: str, report: Report) -> dict[str, 
     with started(given, model) as everybody:
         names = list(everybody)
         for number in range(given.rounds + 1):
-            asked = workload.variant(number + 1, vocabulary)
+            # one server answers twice: without other token ids its prefix cache would
+            streamed, whole = (workload.variant(2 * number + i, vocabulary) for i in (1, 2))
             first = number % len(names)
             for name in names[first:] + names[:first]:
+                asked = whole if name == WHOLE else streamed
                 others = {pid for _, pid in everybody.values()} - {everybody[name][1]}
                 begun, used = time.monotonic(), sum(map(cpu_seconds, others))
                 found = everybody[name][0](asked)

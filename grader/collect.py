@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import lru_cache
 
 from grader.catalog import Lab
 from grader.registry import CheckEntry
@@ -14,21 +15,30 @@ class CheckError(Exception):
 
 def collect_checks(lab: Lab) -> list[CheckEntry]:
     """Every `test_` function of the lab's check files; its marker must hold plain constants."""
+    return [
+        entry
+        for path in sorted(lab.folder.glob("test_*.py"))
+        for entry in _of_file(lab.key, path.name, path.read_text(encoding="utf-8"))
+    ]
+
+
+@lru_cache(256)
+def _of_file(lab: str, name: str, text: str) -> tuple[CheckEntry, ...]:
+    """The checks in the text of one file; read again only when the text is another."""
     found = []
-    for path in sorted(lab.folder.glob("test_*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                values = _marker(node, f"{path.name}::{node.name}")
-                found.append(
-                    CheckEntry(
-                        id=f"labs/{lab.key}/{path.name}::{node.name}",
-                        task=values["task"],
-                        points=values["points"],
-                        title=values["title"],
-                        hints=tuple(values["hints"]),
-                    )
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            values = _marker(node, f"{name}::{node.name}")
+            found.append(
+                CheckEntry(
+                    id=f"labs/{lab}/{name}::{node.name}",
+                    task=values["task"],
+                    points=values["points"],
+                    title=values["title"],
+                    hints=tuple(values["hints"]),
                 )
-    return found
+            )
+    return tuple(found)
 
 
 def _marker(node: ast.FunctionDef, where: str) -> dict:

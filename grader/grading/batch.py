@@ -34,10 +34,10 @@ def grade_class(
 
     def one(handed_in: HandedIn) -> Graded:
         found = submission.read(handed_in.path, lab, config.limits)
-        rung = sandbox.probe(lab)
-        key = keys.result_key(found, lab, handed_in.student, secret, config.limits, rung)
+        work = (found, lab, handed_in.student, secret, config.limits)
+        key = keys.result_key(*work, sandbox.probe(lab))
         known = key in journal
-        report = grade_read(found, lab, handed_in.student, secret, config.limits, sandbox, journal)
+        report = grade_read(*work, sandbox, journal, key)
         return Graded(handed_in, report, known)
 
     waiting = iter(class_)

@@ -46,6 +46,7 @@ class Warm:
         self.rung, self.lab = rung, lab
         here, there = socket.socketpair()
         command = [sys.executable, "-m", "grader.grading.template", str(there.fileno()), rung]
+        command.append(lab.key if lab else "")
         if rung == "bubblewrap":
             assert lab is not None
             command = [*bubblewrap(lab), *command]

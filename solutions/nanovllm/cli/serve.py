@@ -1,5 +1,6 @@
 """`nanovllm serve`: the bundled model, or another, behind OpenAI's interface."""
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -55,6 +56,8 @@ def serve(
     """Serve a model to OpenAI's clients: /v1/completions, /v1/chat/completions, /metrics, /docs."""
     if log_level not in ("debug", "info", "warning", "error"):
         raise Refused(f"--log-level {log_level} is not known: use debug, info, warning or error.")
+    # OpenMP's idle threads spin by default: between two steps the event loop wants their processor.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     select_code(code)
     from nanovllm.serving.config import ServeConfig, ServeConfigError
     from nanovllm.serving.logs import configure_logs
