@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,8 +45,10 @@ def over_http(address: str, concurrency: int, stream: bool = True) -> Answer:
 
     async def ask(workload: Workload) -> dict[str, Any]:
         async with connected(address) as (http, name):
-            client = Client(http, name, workload.jobs, 0, lambda record: None, stream)
-            records = await closed_loop(client.send, len(workload.jobs), concurrency)
+            with closing(
+                Client(http, name, workload.jobs, 0, lambda record: None, stream)
+            ) as client:
+                records = await closed_loop(client.send, len(workload.jobs), concurrency)
         return summary(records, Slo())
 
     def answer(workload: Workload) -> dict[str, Any]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
+import httpx
 import pytest
 from PIL import Image
 
+from nanovllm.bench.exchange import Connections
+from nanovllm.bench.exchange import run as run_loop
 from nanovllm.bench.serve_client import spread
 from nanovllm.bench.serve_process import own_server
 from nanovllm.bench.serving import Load, summary
@@ -88,6 +93,36 @@ def test_a_request_that_fails_is_counted_and_is_no_good_one(tmp_path) -> None:
     assert sum(results["errors"].values()) == 30 - results["answered"]
     assert all(error.startswith("503: ") for error in results["errors"])
     assert "failed: 503" in shown
+
+
+@pytest.mark.parametrize("hangs_up", [False, True], ids=["keeps", "closes"])
+def test_connections_are_kept_and_one_that_was_closed_is_opened_again(hangs_up: bool) -> None:
+    opened = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            if hangs_up:  # without having said so
+                writer.close()
+                return
+
+    async def main() -> list[bytes]:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        asked = httpx.Request("GET", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+        got: list[bytes] = []
+        with closing(Connections()) as connections:
+            for _ in range(3):
+                assert await connections.exchange(asked, got.append) == 200
+            server.close()
+            if hangs_up:
+                with pytest.raises(OSError):
+                    await connections.exchange(asked, got.append)
+        return got
+
+    assert run_loop(main()) == [b"ok"] * 3
+    assert opened == (3 if hangs_up else 1)
 
 
 def test_the_numbers_are_those_of_the_records() -> None:

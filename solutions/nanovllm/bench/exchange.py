@@ -1,4 +1,4 @@
-"""One request over a connection of its own, its answer handed on as it comes.
+"""Requests to one server over connections that are kept, each answer handed on as it comes.
 
 The client shares the machine with the server it measures, so it has to be light: httpx spends
 about as much time on a token as a small model does.
@@ -12,7 +12,7 @@ import httptools
 import httpx
 
 T = TypeVar("T")
-_OURS = {b"connection": b"close", b"accept-encoding": b"identity"}
+_OURS = {b"connection": b"keep-alive", b"accept-encoding": b"identity"}
 Read = Callable[[bytes], None]  # a piece of the body, as soon as it is there
 
 
@@ -25,23 +25,54 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return uvloop.run(work)
 
 
-async def exchange(request: httpx.Request, read: Read) -> int:
-    """Send a request and pass on its answer; the status, once the answer has ended.
+class Connections:
+    """Connections to one server: a request takes one that is free, or opens a new one."""
 
-    Raises:
-        OSError: there is no connection, it broke, or what came is not HTTP.
-    """
-    url = request.url
+    def __init__(self) -> None:
+        self._free: list[_Connection] = []
+
+    async def exchange(self, request: httpx.Request, read: Read) -> int:
+        """Send a request and pass on its answer; the status, once the answer has ended.
+
+        A server may close a kept connection as we ask; what was not answered at all is asked again
+        over a new one.
+
+        Raises:
+            OSError: there is no connection, it broke, or what came is not HTTP.
+        """
+        while self._free:
+            connection = self._free.pop()
+            try:
+                return await self._ask(connection, request, read)
+            except OSError:
+                if connection.heard:
+                    raise
+        return await self._ask(await _connect(request.url), request, read)
+
+    async def _ask(self, connection: "_Connection", request: httpx.Request, read: Read) -> int:
+        try:
+            status = await connection.ask(_bytes(request), read)
+        except BaseException:
+            connection.transport.close()
+            raise
+        if connection.parser.should_keep_alive() and not connection.transport.is_closing():
+            self._free.append(connection)
+        else:
+            connection.transport.close()
+        return status
+
+    def close(self) -> None:
+        """Let go of the connections that are free."""
+        while self._free:
+            self._free.pop().transport.close()
+
+
+async def _connect(url: httpx.URL) -> "_Connection":
     tls = url.scheme == "https"
-    loop = asyncio.get_running_loop()
-    transport, answer = await loop.create_connection(
-        lambda: _Exchange(_bytes(request), read, loop.create_future()),
-        url.host, url.port or (443 if tls else 80), ssl=tls or None,
-    )  # fmt: skip
-    try:
-        return await answer.status
-    finally:
-        transport.close()
+    _, connection = await asyncio.get_running_loop().create_connection(
+        _Connection, url.host, url.port or (443 if tls else 80), ssl=tls or None
+    )
+    return connection
 
 
 def _bytes(request: httpx.Request) -> bytes:
@@ -52,17 +83,29 @@ def _bytes(request: httpx.Request) -> bytes:
     )  # fmt: skip
 
 
-class _Exchange(asyncio.Protocol):
-    """`status` is done when the answer is whole, or the server has closed the connection."""
+class _Connection(asyncio.Protocol):
+    """One request at a time; `status` is done when its answer is whole, or nothing more comes."""
 
-    def __init__(self, request: bytes, read: Read, status: "asyncio.Future[int]") -> None:
-        self.request, self.on_body, self.status = request, read, status
+    transport: asyncio.Transport
+    parser: httptools.HttpResponseParser
+    heard = False  # whether anything of the present answer has come
+    status: "asyncio.Future[int] | None" = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    async def ask(self, request: bytes, read: Read) -> int:
+        """Send the bytes of a request; the status of its answer. Raises OSError."""
+        self.on_body, self.heard = read, False
         self.parser = httptools.HttpResponseParser(self)
-
-    def connection_made(self, transport: asyncio.WriteTransport) -> None:
-        transport.write(self.request)
+        self.status = asyncio.get_running_loop().create_future()
+        if self.transport.is_closing():
+            raise ConnectionError("the server closed the connection")
+        self.transport.write(request)
+        return await self.status
 
     def data_received(self, data: bytes) -> None:
+        self.heard = True
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -75,7 +118,7 @@ class _Exchange(asyncio.Protocol):
         self._end(error)
 
     def _end(self, error: Exception | None) -> None:
-        if self.status.done():
+        if self.status is None or self.status.done():
             return
         if error is not None:
             self.status.set_exception(error)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import orjson
 
-from nanovllm.bench.exchange import exchange
+from nanovllm.bench.exchange import Connections
 from nanovllm.bench.workload import Job
 from nanovllm.serving.load import Record
 from nanovllm.serving.sse import EventReader
@@ -33,6 +33,7 @@ class Client:
     output_tokens: int
     done: Callable[[Record], None]
     stream: bool = True
+    connections: Connections = field(default_factory=Connections)
 
     async def send(self, number: int, due: float) -> Record:
         """Send request `number`; what went wrong is in the record, not raised."""
@@ -41,13 +42,17 @@ class Client:
         asked = self.http.build_request("POST", "/v1/completions", json=self._body(number))
         try:
             async with asyncio.timeout(PATIENCE):
-                error = answer.verdict(await exchange(asked, answer.read))
+                error = answer.verdict(await self.connections.exchange(asked, answer.read))
         except (OSError, TimeoutError, orjson.JSONDecodeError) as failure:
             error = f"{type(failure).__name__}: {failure}".rstrip(": ")
         times = spread(answer.arrivals, answer.usage.get("completion_tokens", len(answer.arrivals)))
         record = Record(due, times, now(), answer.usage.get("prompt_tokens", 0), error)
         self.done(record)
         return record
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self.connections.close()
 
     def _body(self, number: int) -> dict[str, Any]:
         job = self.jobs[number]

@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass, field
 from statistics import mean
 from typing import Any
@@ -72,22 +72,22 @@ async def measure(
     async with connected(base_url, model, api_key) as (http, name):
         await _warm_up(http, name, load)
         jobs = load.jobs(load.num_prompts, load.seed)
-        client = Client(http, name, jobs, load.output_len, done)
-        if load.concurrency is not None:
-            return await closed_loop(client.send, load.num_prompts, load.concurrency)
-        times = arrival_times(
-            load.rate, load.num_prompts, burstiness=load.burstiness, seed=load.seed
-        )
-        return await open_loop(client.send, times)
+        with closing(Client(http, name, jobs, load.output_len, done)) as client:
+            if load.concurrency is not None:
+                return await closed_loop(client.send, load.num_prompts, load.concurrency)
+            times = arrival_times(
+                load.rate, load.num_prompts, burstiness=load.burstiness, seed=load.seed
+            )
+            return await open_loop(client.send, times)
 
 
 async def _warm_up(http: httpx.AsyncClient, name: str, load: Load) -> None:
     jobs = load.jobs(load.warmup, load.seed + 1)
-    client = Client(http, name, jobs, load.output_len, lambda record: None)
-    for number in range(load.warmup):
-        record = await client.send(number, asyncio.get_running_loop().time())
-        if record.error is not None:
-            raise ServerError(f"{http.base_url} did not answer the warm-up: {record.error}")
+    with closing(Client(http, name, jobs, load.output_len, lambda record: None)) as client:
+        for number in range(load.warmup):
+            record = await client.send(number, asyncio.get_running_loop().time())
+            if record.error is not None:
+                raise ServerError(f"{http.base_url} did not answer the warm-up: {record.error}")
 
 
 def summary(records: Sequence[Record], slo: Slo) -> dict[str, Any]:
