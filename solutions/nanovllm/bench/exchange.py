@@ -55,7 +55,7 @@ class Connections:
         except BaseException:
             connection.transport.close()
             raise
-        if connection.parser.should_keep_alive() and not connection.transport.is_closing():
+        if connection.lasts and not connection.transport.is_closing():
             self._free.append(connection)
         else:
             connection.transport.close()
@@ -89,6 +89,7 @@ class _Connection(asyncio.Protocol):
     transport: asyncio.Transport
     parser: httptools.HttpResponseParser
     heard = False  # whether anything of the present answer has come
+    lasts = False  # whether the server means to keep it after the answer
     status: "asyncio.Future[int] | None" = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -96,7 +97,7 @@ class _Connection(asyncio.Protocol):
 
     async def ask(self, request: bytes, read: Read) -> int:
         """Send the bytes of a request; the status of its answer. Raises OSError."""
-        self.on_body, self.heard = read, False
+        self.on_body, self.heard, self.lasts = read, False, False
         self.parser = httptools.HttpResponseParser(self)
         self.status = asyncio.get_running_loop().create_future()
         if self.transport.is_closing():
@@ -112,6 +113,7 @@ class _Connection(asyncio.Protocol):
             self._end(ConnectionError(f"what came is not HTTP: {error.__context__ or error}"))
 
     def on_message_complete(self) -> None:
+        self.lasts = self.parser.should_keep_alive()
         self._end(None)
 
     def connection_lost(self, error: Exception | None) -> None:
