@@ -38,7 +38,6 @@ class Half:
     """What a run took; `looks` holds what was seen twice a second."""
 
     wall: float = 0.0
-    processor: float = 0.0
     status: int | None = None  # None: killed
     printed: str = ""
     done: int = 0
@@ -104,27 +103,20 @@ def grade(
 
 
 def _ended(process: subprocess.Popen, found: Half) -> bool:
-    """Whether it has ended; then with the processor time of it and all that it waited for."""
-    pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-    if not pid:
-        return False
-    process.returncode = found.status = os.waitstatus_to_exitcode(status)
-    found.processor = usage.ru_utime + usage.ru_stime
-    return True
+    """Whether it has ended."""
+    found.status = process.poll()
+    return found.status is not None
 
 
 def _look(pid: int, found: Half, seconds: float) -> list[psutil.Process]:
-    """Note memory and processor time of a process and all below it; these processes."""
-    family, sizes, spent = [], [], 0.0
+    """Note the memory of a process and all below it; these processes."""
+    family, sizes = [], []
     with contextlib.suppress(psutil.NoSuchProcess):
         top = psutil.Process(pid)
         family = [top, *top.children(recursive=True)]
     for one in family:
         with contextlib.suppress(psutil.Error):
-            times = one.cpu_times()
             sizes.append(one.memory_info().rss / 2**20)
-            spent += times.user + times.system + times.children_user + times.children_system
     if sizes:
         found.looks.append(Look(seconds, found.done, sum(sizes), sizes[0]))
-    found.processor = max(found.processor, spent)
     return family

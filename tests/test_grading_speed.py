@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ import torch
 
 from benchmarks.grading_class import write_class
 from grader.catalog import CatalogError, find_lab, read_lab
-from grader.grading import Limits, hidden, submission, visible, wire
+from grader.grading import Limits, bytecode, hidden, submission, visible, wire
+from grader.paths import ROOT
 
 
 def test_a_lab_is_read_again_when_its_file_has_changed(tmp_path: Path) -> None:
@@ -59,6 +62,39 @@ def test_plugins_of_this_machine_take_no_part(
     visible.run({"items": ["labs/lab01/test_1_train.py::test_x"]}, lambda event: None)
     assert os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] == "1"
     assert {"pytest_timeout", "_hypothesis_pytestplugin"} <= set(seen["options"])
+
+
+def test_kept_byte_code_is_that_of_the_file_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kept.py"
+    path.write_text("x = 1\n", "utf-8")
+    kept = compile("x = 'kept'", str(path), "exec")
+    monkeypatch.setitem(bytecode._modules, str(path), (bytecode._stamp(path), kept))
+    monkeypatch.setitem(bytecode._checks, str(path), (bytecode._stamp(path), (b"", kept)))
+    get_code = bytecode._get_code(lambda loader, name: "compiled")
+    rewrite_test = bytecode._rewritten(lambda file, config: "rewritten")
+    loader = SourceFileLoader("kept", str(path))
+    assert (get_code(loader, "kept"), rewrite_test(path, None)) == (kept, (b"", kept))
+    path.write_text("x = 22\n", "utf-8")
+    assert (get_code(loader, "kept"), rewrite_test(path, None)) == ("compiled", "rewritten")
+
+
+def test_byte_code_is_kept_of_what_the_box_shows_and_of_nothing_else() -> None:
+    code = (
+        "from grader.catalog import find_lab; from grader.grading import bytecode;"
+        "bytecode.remember(find_lab('02')); print(*bytecode._modules, *bytecode._checks, sep='\\n')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    kept = {str(Path(line).relative_to(ROOT)) for line in done.stdout.splitlines()}
+    assert "solutions/nanovllm/tokenization/bpe.py" in kept  # of a lower lab
+    assert {path for path in kept if path.startswith("labs/")} == {
+        str(path.relative_to(ROOT)) for path in find_lab("02").folder.glob("test_*.py")
+    }
+    others = ("nanovllm/model", "nanovllm/generation", "hidden", "mistakes", "notebooks")
+    assert not [path for path in kept if path.startswith(tuple(f"solutions/{o}" for o in others))]
 
 
 def test_the_synthetic_class_has_no_two_alike(tmp_path: Path) -> None:
