@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate, chain
 from typing import Self
 
 import torch
@@ -26,16 +27,13 @@ class ChunkInput:
     @classmethod
     def of(cls, chunks: Sequence[Chunk], tables: Sequence[BlockTable]) -> Self:
         """What chunks say, with the blocks of each; in host memory."""
-        token_ids: list[int] = []
-        positions: list[int] = []
-        last: list[int] = []
-        for chunk in chunks:
-            token_ids += chunk.request.token_ids(chunk.start, chunk.end)
-            positions += range(chunk.start, chunk.end)
-            if chunk.completes:
-                last.append(len(token_ids) - 1)
+        tokens = [chunk.request.token_ids(chunk.start, chunk.end) for chunk in chunks]
+        places = [range(chunk.start, chunk.end) for chunk in chunks]
+        ends = zip(chunks, accumulate(chunk.length for chunk in chunks), strict=True)
+        last = [end - 1 for chunk, end in ends if chunk.completes]
+        parts = list(chain.from_iterable(tokens)), list(chain.from_iterable(places)), last
         spans = [(t, c.start, c.end) for t, c in zip(tables, chunks, strict=True)]
-        numbers = (torch.tensor(x, dtype=torch.int64) for x in (token_ids, positions, last))
+        numbers = (torch.tensor(x, dtype=torch.int64) for x in parts)
         return cls(*numbers, make_batch(spans))
 
     def to(self, device: torch.device) -> Self:
