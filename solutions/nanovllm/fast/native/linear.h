@@ -25,32 +25,46 @@ constexpr int panels_for(int rows) { return LANES < 16 ? 1 : rows == 1 ? 4 : row
 // Adds steps `from` .. `until` - 1 of the inner dimension to sums [P, M, PANEL].
 template <int M, int P>
 INLINE void add_products(const Operand* a, long lda, const Matrix& w, int panel, int from,
-                         int until, float* sums, long ld) {
+                         int until, float* sums, long ld, const char* ahead) {
   vfloat acc[M][2 * P];
   const Stored* columns[P];
   for (int p = 0; p < P; ++p)
     columns[p] = w.data + (panel + p) * w.panel_size() + long(from) * PANEL * PAIR;
   auto at = [&](int m, int v) { return sums + v / 2 * ld + m * PANEL + v % 2 * LANES; };
   repeat<M>(EACH(m) { repeat<2 * P>(EACH(v) { acc[m][v] = load<vfloat>(at(m, v)); }); });
-  multiply<M, 2 * P, 2>(acc, a + from * PAIR, lda, columns, PANEL * PAIR, until - from);
+  multiply<M, 2 * P, 2>(acc, a + from * PAIR, lda, columns, PANEL * PAIR, until - from, ahead);
   repeat<M>(EACH(m) { repeat<2 * P>(EACH(v) { store(at(m, v), acc[m][v]); }); });
 }
 
 __attribute__((noinline)) inline void add_products(const Operand* a, long lda, int rows,
                                                    const Matrix& w, int panel, int count, int from,
-                                                   int until, float* sums, long ld) {
+                                                   int until, float* sums, long ld,
+                                                   const char* ahead) {
   with_rows(rows, [&](auto rows_of) {
     constexpr int M = decltype(rows_of)::value, P = panels_for(M);
-    if (count == P) return add_products<M, P>(a, lda, w, panel, from, until, sums, ld);
+    if (count == P) return add_products<M, P>(a, lda, w, panel, from, until, sums, ld, ahead);
     if constexpr (P > 1)
       for (int p = 0; p < count; ++p)
-        add_products<M, 1>(a, lda, w, panel + p, from, until, sums + p * ld, ld);
+        add_products<M, 1>(a, lda, w, panel + p, from, until, sums + p * ld, ld, ahead);
   });
 }
 
 constexpr int SLAB = 96;           // rows that pass by a panel together
 constexpr int NEAR = 640 * 1024;   // bytes of them that stay in the second-level cache
 constexpr int CHUNK = 256 / PAIR;  // steps whose part of a panel stays in the first-level cache
+
+// While the rows of a block pass by one part of a panel, the next part comes from memory: a line with
+// each step, and so all of its lines with the first blocks. Behind the last part comes the panel
+// after the next one, which another thread is working on by now.
+inline const char* next_part(const Matrix& w, int panel, int from, int block) {
+  constexpr int LINES = PANEL * PAIR * sizeof(Stored) / LINE;  // of one step
+  if (block >= LINES) return nullptr;
+  if (from >= w.steps()) panel += 2, from = 0;
+  if (panel >= w.panels()) return nullptr;
+  const int count = std::min(CHUNK, w.steps() - from);
+  const Stored* part = w.data + panel * w.panel_size() + long(from) * PANEL * PAIR;
+  return reinterpret_cast<const char*>(part) + long(block) * count * LINE;
+}
 
 // For every panel and row: finish(row, first column, PANEL sums). `a` is [rows, lda].
 template <class Finish>
@@ -75,7 +89,8 @@ void linear(Walk& walk, const Operand* a, long lda, int rows, const Matrix& w, F
       for (int block = 0; block < blocks; ++block) {
         const int row = count * block / blocks, taken = count * (block + 1) / blocks - row;
         add_products(a + (first + row) * lda, lda, taken, w, panel, panels, from,
-                     std::min(from + chunk, w.steps()), sums + row * PANEL, ld);
+                     std::min(from + chunk, w.steps()), sums + row * PANEL, ld,
+                     blocks > 1 ? next_part(w, panel, from + chunk, block) : nullptr);
       }
     for (int p = 0; p < panels; ++p)
       for (int m = 0; m < count; ++m)

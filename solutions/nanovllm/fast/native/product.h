@@ -4,6 +4,8 @@
 
 #include "vectors.h"
 
+constexpr int LINE = 64;  // bytes that come from memory together
+
 #define INLINE inline __attribute__((always_inline))
 
 // f(0), f(1), ..., each with a constant of its own: only arrays with constant indices are kept in
@@ -31,16 +33,19 @@ INLINE void pin(T*& pointer) {
 
 // acc[m][v] += sum over s of row m of `a` at step s times column vector v at step s. A step is
 // PAIR values of the inner dimension. J column vectors lie side by side, the first J of them from
-// w[0], the next from w[1], ..., and their steps are `stride` apart.
+// w[0], the next from w[1], ..., and their steps are `stride` apart. With each step one line of
+// memory at `ahead` is asked for, if that is not null.
 template <int M, int V, int J>
 INLINE void multiply(vfloat (&acc)[M][V], const Operand* a, long lda,
-                     const Stored* const (&w)[V / J], long stride, int steps) {
+                     const Stored* const (&w)[V / J], long stride, int steps,
+                     const char* ahead = nullptr) {
   constexpr int BASES = (M + 2) / 3;
   const Operand* rows[BASES];
   const Stored* columns[V / J];
   repeat<BASES>(EACH(i) { rows[i] = a + 3 * i * lda; });
   repeat<V / J>(EACH(i) { columns[i] = w[i]; });
   for (int s = 0; s < steps; ++s) {
+    if (ahead) __builtin_prefetch(ahead + long(s) * LINE, 0, 2);
     repeat<BASES>(EACH(i) { pin(rows[i]); });
     repeat<V / J>(EACH(i) { pin(columns[i]); });
 #ifdef NV_BFLOAT16
