@@ -4,12 +4,9 @@ from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Aborted, Failed, Stepped
 from nanovllm.batching.slot_store import SlotStore
 from nanovllm.generation.request import weight_of
-from nanovllm.llm.engine_options import EngineOptions
 from nanovllm.llm.rungs import EventKinds
 from nanovllm.llm.static_rung import StaticRung
 from nanovllm.model.accounting import kv_bytes_per_token
-from nanovllm.model.transformer import Transformer
-from nanovllm.tokenization.tokenizer import Tokenizer
 
 
 class ContinuousRung(StaticRung):
@@ -17,15 +14,9 @@ class ContinuousRung(StaticRung):
 
     kinds = EventKinds(failed=(Failed,), aborted=(Aborted,), stepped=(Stepped,))
 
-    def __init__(
-        self,
-        model: Transformer,
-        tokenizer: Tokenizer | None,
-        max_model_len: int,
-        options: EngineOptions,
-    ) -> None:
-        super().__init__(model, tokenizer, max_model_len, options)
-        self.config = options.config(max_model_len)
+    def prepare(self) -> None:
+        """The settings of lab 04's engine. Raises OptionError."""
+        self.config = self.options.config(self.max_model_len)
 
     @property
     def kv_bytes_per_token(self) -> int:

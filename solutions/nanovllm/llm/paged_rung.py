@@ -6,27 +6,19 @@ from nanovllm.batching.engine import Engine
 from nanovllm.generation.beam import BeamSearchParams, Hypothesis
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.continuous_rung import ContinuousRung
-from nanovllm.llm.engine_options import EngineOptions
 from nanovllm.llm.engines import make_engine, step_kind
-from nanovllm.model.transformer import Transformer
 from nanovllm.paging.beam import paged_beam_search
-from nanovllm.tokenization.tokenizer import Tokenizer
 
 
 class PagedRung(ContinuousRung):
     """Lab 04's rung on blocks; compiled, or on a GPU by CUDA graphs, where all of that is here."""
 
-    def __init__(
-        self,
-        model: Transformer,
-        tokenizer: Tokenizer | None,
-        max_model_len: int,
-        options: EngineOptions,
-    ) -> None:
-        super().__init__(model, tokenizer, max_model_len, options)
-        device = weight_of(model).device
-        options.num_blocks(max_model_len, self.kv_bytes_per_token, device)  # a bad one, now
-        self.step = step_kind(model, options)
+    def prepare(self) -> None:
+        """Also the size of the cache, and what kind of step it is. Raises OptionError."""
+        super().prepare()
+        device = weight_of(self.model).device
+        self.options.num_blocks(self.max_model_len, self.kv_bytes_per_token, device)
+        self.step = step_kind(self.model, self.options)
 
     def make_engine(self) -> Engine:
         """An engine on blocks."""

@@ -25,6 +25,10 @@ class StaticRung:
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.max_model_len, self.options = max_model_len, options
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Work out what depends on the options. Raises OptionError for what cannot be."""
 
     def make_engine(self) -> AnyEngine:
         """An engine of static batches."""
