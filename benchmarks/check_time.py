@@ -22,7 +22,9 @@ from typing import Any
 from grader import scenarios
 from grader.catalog import Lab, find_lab
 from grader.collect import collect_checks
-from grader.grading import hidden, keys, listing, template, visible
+from grader.grading import hidden, keys, listing, visible
+from grader.grading.hugepages import collapse
+from grader.grading.prepare import prepare
 from grader.paths import ROOT
 from grader.worlds import World
 
@@ -31,13 +33,14 @@ PARTS = ("checks", "scenarios", "verdicts")
 
 def measure(lab: Lab, packs: list[Path], jobs: int, secret: bytes, folder: Path) -> None:
     """Leave one JSON file a submission in `folder`: seconds by part."""
-    template.prepare(lab.key)
+    prepare(lab.key)
     os.chdir(ROOT)
     items = [check.id for check in collect_checks(lab)]
     drawn = [f"{one.name}#{i}" for one in scenarios.load(lab) for i in range(keys.DRAWS)]
     work = {"lab": lab.key, "sources": listing.sources(lab), "items": drawn}
     gc.collect()
     gc.freeze()
+    collapse()
     running = 0
     for pack in packs:
         if running == jobs:

@@ -12,7 +12,7 @@ import pytest
 
 from grader.grading import Sandbox, grade_lab, landlock
 from grader.grading.grade import _memory
-from grader.grading.sandbox import UNSANDBOXED
+from grader.grading.ladder import UNSANDBOXED
 from grader.paths import ROOT
 from tests.grading_corpus import (
     CHEATS,

@@ -20,15 +20,16 @@ COPY = 1 << 16
 SIGNALLED = 128  # an exit status above it tells a signal, as shells do
 
 
-def run(work: int, events: int, rung: str, job: dict[str, Any]) -> None:
-    """Do one piece of work; what is found goes out as lines of JSON on `events`."""
-    with os.fdopen(os.dup(work), encoding="utf-8") as file:
-        task = json.load(file)
-    os.close(work)
+def run(link: int, rung: str, job: dict[str, Any]) -> None:
+    """Do one piece of work, task after task; what is found goes out as lines of JSON on `link`.
+
+    The first line that comes in is the submission; each of the others is a task, and comes when
+    the one before it is done.
+    """
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
-    _close_all_but(events)
+    _close_all_but(link)
     if rung == "bubblewrap":
         first = confine.enter_namespaces(job["disk_mb"])
         if first:
@@ -46,12 +47,20 @@ def run(work: int, events: int, rung: str, job: dict[str, Any]) -> None:
         confine.limit(job["seconds"], job["memory_mb"], job["disk_mb"])
         if sys.platform == "linux":
             confine.drop_rights()
-    _unpack(task["files"], scratch / MINE)
+    with open(link, "rb", closefd=False) as lines:
+        _settle(json.loads(next(lines)), scratch)
+        for line in lines:
+            task = json.loads(line)
+            _work(task)(task, _emitter(link))
+
+
+def _settle(handed_in: dict[str, Any], scratch: Path) -> None:
+    """Lay out the submission, and say to the course's code where it is."""
+    _unpack(handed_in["files"], scratch / MINE)
     os.chdir(ROOT)
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(scratch / "hypothesis")
-    os.environ["NANOVLLM_CODE"] = task["code"]
+    os.environ["NANOVLLM_CODE"] = handed_in["code"]
     os.environ["NANOVLLM_MINE"] = str(scratch / MINE)
-    _work(task)(task, _emitter(events))
 
 
 def _work(task: dict[str, Any]) -> Callable[[dict[str, Any], Emit], None]:
@@ -85,9 +94,9 @@ def _emitter(handle: int) -> Emit:
     return emit
 
 
-def _close_all_but(events: int) -> None:
-    os.closerange(3, events)
-    os.closerange(events + 1, 1024)
+def _close_all_but(link: int) -> None:
+    os.closerange(3, link)
+    os.closerange(link + 1, 1024)
 
 
 def _end_like(child: int) -> None:

@@ -41,7 +41,8 @@ def grade(
     """Grade a folder of submissions of one lab, each in a sandbox; go on where it stopped."""
     from grader.grading.batch import grade_class
     from grader.grading.keys import course_secret
-    from grader.grading.sandbox import RUNGS, Sandbox
+    from grader.grading.ladder import RUNGS
+    from grader.grading.sandbox import Sandbox
 
     chosen, settings = find_lab(lab), Config.load(config)
     if sandbox and sandbox not in RUNGS:
@@ -60,6 +61,7 @@ def grade(
 
             graded = grade_on_dask(dask, class_, chosen, key, settings, journal)
         else:
+            box.start()
             graded = grade_class(class_, chosen, key, settings, box, journal, jobs)
         for one in graded:
             if one.report.lost:

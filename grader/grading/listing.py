@@ -7,7 +7,7 @@ import functools
 from grader.catalog import Lab
 from grader.grading.limits import Limits
 from grader.grading.sandbox import Sandbox
-from grader.grading.warm import BoxError
+from grader.grading.work import BoxError
 from grader.paths import HIDDEN
 
 REFERENCE_SECONDS = 300
@@ -28,8 +28,8 @@ def listing(lab: Lab, sandbox: Sandbox) -> tuple[tuple[str, int], ...]:
 def _listing(
     key: str, texts: tuple[tuple[str, str], ...], sandbox: Sandbox
 ) -> tuple[tuple[str, int], ...]:
-    task = {"kind": "listing", "lab": key, "code": "reference", "files": {}}
-    answer = sandbox.trusted({**task, "sources": dict(texts)}, Limits(), REFERENCE_SECONDS)
+    task = {"kind": "listing", "lab": key, "sources": dict(texts)}
+    answer = sandbox.trusted(task, Limits(), REFERENCE_SECONDS)
     found = tuple((e["scenario"], e["task"]) for e in answer.events if "scenario" in e)
     if not found:
         raise BoxError(f"the scenarios of {key} cannot be listed: {answer.ended or answer.events}")

@@ -24,7 +24,7 @@ from grader.grading.rounds import Result, Rounds
 from grader.grading.sandbox import Sandbox
 from grader.grading.submission import Submission
 from grader.grading.verdicts import check_report, draw, scenario_report
-from grader.grading.warm import Answer, BoxError
+from grader.grading.work import Answer, Answers, BoxError, Work
 from grader.outcome import Status
 
 ALONE_NO_BETTER = {str(Status.PASSED), str(Status.TODO), str(Status.BLOCKED)}
@@ -75,17 +75,18 @@ class Marking:
         )
 
     def _mark(self) -> None:
-        """Everything once, in few processes; then alone what may have suffered from the rest."""
+        """Everything once, in one process; then alone what may have suffered from the rest."""
         listed = listing(self.lab, self.sandbox)
         self.task_of_scenario = {name: task for name, task in listed if task in self._tasks}
-        self._run_checks([check.id for check in self._entries])
-        self._run_scenarios(self.task_of_scenario)
-        if len(self._tasks) == 1:
-            return
+        checks, scenarios = [check.id for check in self._entries], list(self.task_of_scenario)
+        drawn = [item for items in self._draws(scenarios).values() for item in items]
+        begun = self._box(self._visible(checks), self._hidden(drawn)).of_tasks
+        self._run_checks(checks, begun[0])
+        self._run_scenarios(scenarios, begun[1] if begun[1:] else None)
         for task in self._tasks:
             if any(s.status in (DIFFERS, RAISED) and not s.where.startswith("lab")
                    for s in self._scenarios(task)):  # fmt: skip
-                self._run_scenarios(name for name, of in listed if of == task)
+                self._run_scenarios([name for name, of in listed if of == task])
         for task in self._tasks:
             checks = [check.id for check in self._entries if check.task == task]
             spoilt = any(self.checks[c].get("status") not in ALONE_NO_BETTER for c in checks)
@@ -104,34 +105,54 @@ class Marking:
         named = self.task_of_scenario.items()
         return [self.scenarios[name] for name, of in named if of == task and name in self.scenarios]
 
-    def _run_checks(self, items: list[str]) -> None:
-        rounds = Rounds(self._visible, lambda item: item.partition("::")[0]).run(items)
+    def _run_checks(self, items: list[str], first: Answer | None = None) -> None:
+        rounds = Rounds(
+            lambda some: self._box(self._visible(some)).of_tasks[0],
+            lambda item: item.partition("::")[0],
+        ).run(items, first)
         for item in items:
             found = rounds.results.get(item) or {"reason": rounds.lost[item]}
             self.checks[item] = {n: text for n, text in found.items() if isinstance(text, str)}
 
-    def _visible(self, items: list[str]) -> Answer:
-        return self._box({"kind": "visible", "items": items})
+    def _visible(self, items: list[str]) -> dict[str, Any]:
+        return {"kind": "visible", "lab": self.lab.key, "items": items}
 
-    def _box(self, task: dict[str, Any]) -> Answer:
+    def _hidden(self, items: list[str]) -> dict[str, Any]:
+        return {"kind": "hidden", "items": items, **self._drawing}
+
+    @property
+    def _drawing(self) -> dict[str, Any]:
+        return {"lab": self.lab.key, "sources": sources(self.lab), "seeds": self.seeds}
+
+    def _box(self, *tasks: dict[str, Any]) -> Answers:
         if self.left <= 0:
-            return Answer([], f"the submission used up its {self.limits.seconds} seconds")
-        task = {"lab": self.lab.key, "code": self.lab.key, "files": self.files, **task}
-        answer = self.sandbox.run(self.lab, task, self.limits, self.left)
-        self.left -= answer.seconds
-        return answer
+            used_up = f"the submission used up its {self.limits.seconds} seconds"
+            return Answers([Answer([], used_up)])
+        work = Work(self.lab.key, list(tasks), self.files)
+        answers = self.sandbox.run(self.lab, work, self.limits, self.left)
+        self.left -= answers.seconds
+        return answers
 
-    def _run_scenarios(self, names: Iterable[str]) -> None:
-        hidden = {"sources": sources(self.lab), "seeds": self.seeds}
-        draws = {name: [f"{name}#{i}" for i in range(len(self.seeds))] for name in names}
+    def _draws(self, names: Iterable[str]) -> dict[str, list[str]]:
+        return {name: [f"{name}#{i}" for i in range(len(self.seeds))] for name in names}
+
+    def _run_scenarios(self, names: list[str], among_checks: Answer | None = None) -> None:
+        """Run scenarios and have them judged.
+
+        among_checks: what came of them in the process of the checks; what did not come then is
+        run now, and `_mark` runs alone what is wrong.
+        """
+        draws = self._draws(names)
+        items = [item for items in draws.values() for item in items]
         rounds = Rounds(
-            lambda some: self._box({"kind": "hidden", "items": some, **hidden}),
+            lambda some: self._box(self._hidden(some)).of_tasks[0],
             lambda item: item.partition("#")[0],
             lambda item: item.partition("#")[0],
-        ).run([item for items in draws.values() for item in items])
+        )
+        rounds.run(rounds.keep(among_checks, items) if among_checks else items)
         observed = {item: r["data"] for item, r in rounds.results.items() if "data" in r}
         fresh = {i: data for i, data in observed.items() if not self._known(i, data)}
-        found = self._judge({"observed": fresh, "items": list(fresh), **hidden})
+        found = self._judge({"observed": fresh, "items": list(fresh), **self._drawing})
         self._judged |= {item: (fresh[item], verdict) for item, verdict in found.items()}
         agreed = {item: self._judged[item][1] for item in observed}
         for name, items in draws.items():
@@ -145,9 +166,8 @@ class Marking:
         """Compare with the reference, in a process that no student's code is in."""
         if not task["items"]:
             return {}
-        whole = {"kind": "judge", "lab": self.lab.key, "code": "reference", "files": {}, **task}
         limits = Limits(item_seconds=REFERENCE_SECONDS)
-        answer = self.sandbox.trusted(whole, limits, REFERENCE_SECONDS)
+        answer = self.sandbox.trusted({"kind": "judge", **task}, limits, REFERENCE_SECONDS)
         found = {event["item"]: event for event in answer.events if "item" in event}
         if set(found) != set(task["items"]):
             raise BoxError(f"the reference did not answer: {answer.ended or answer.events[-1:]}")

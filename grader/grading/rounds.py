@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from grader.grading.warm import Answer
+from grader.grading.work import Answer
 
 SILENT = "it ended the process before this was done"
 Result = dict[str, Any]
@@ -28,14 +28,15 @@ class Rounds:
     lost: dict[str, str] = field(default_factory=dict)
     deserters: int = 6  # items that may end their process before the rest is given up
 
-    def run(self, items: list[str]) -> Rounds:
-        todo = [items]
+    def run(self, items: list[str], first: Answer | None = None) -> Rounds:
+        """Run all items; `first` is what a process that had them all has answered already."""
+        todo = [items] if items else []
         while todo:
             batch = todo.pop(0)
             if self.deserters < 0:
                 self._give_up(batch, "too many items before this one ended the process")
                 continue
-            answer = self.work(batch)
+            answer, first = first or self.work(batch), None
             started = self._absorb(answer, set(batch))
             left = [item for item in batch if item not in self.results]
             if not left:
@@ -52,6 +53,11 @@ class Rounds:
             else:
                 self._give_up(left, why)
         return self
+
+    def keep(self, answer: Answer, items: list[str]) -> list[str]:
+        """Keep what a process has answered that may have been spoilt; the items still to run."""
+        self._absorb(answer, set(items))
+        return [item for item in items if item not in self.results]
 
     def _absorb(self, answer: Answer, wanted: set[str]) -> str:
         """Keep the first result of each wanted item; the item that was started last."""

@@ -17,9 +17,10 @@ from grader.grading.config import Config
 from grader.grading.grade import grade_read
 from grader.grading.handed_in import HandedIn
 from grader.grading.journal import Journal
+from grader.grading.ladder import RUNGS
 from grader.grading.limits import Limits
 from grader.grading.report import LabReport
-from grader.grading.sandbox import RUNGS, shared
+from grader.grading.sandbox import shared
 from grader.grading.submission import Submission
 
 

@@ -1,81 +1,49 @@
-"""The grader's end of one warm process: start it, give it work, keep the clock, count the bytes."""
+"""The grader's end of one warm process: give it work, keep the clock, count the bytes."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import select
 import selectors
 import shutil
+import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 from grader.catalog import Lab
 from grader.grading import view
-from grader.grading.boxed import ENVIRONMENT, bubblewrap
 from grader.grading.limits import Limits
-from grader.paths import ROOT
+from grader.grading.work import Answer, Answers, BoxError, Work
 
-START_SECONDS = 180
 ANSWER_SECONDS = 30
 CHUNK = 1 << 20
 
 
-class BoxError(Exception):
-    """The warm process could not be started, or has gone: not the student's fault."""
-
-
-@dataclass
-class Answer:
-    """The events of one piece of work, and why it ended early ("" when it did not)."""
-
-    events: list[dict[str, Any]] = field(default_factory=list)
-    ended: str = ""
-    seconds: float = 0.0  # on the clock of the box: without the warm process's own start
-
-
 class Warm:
-    """One warm process; `run` hands it one piece of work at a time."""
+    """One warm process; `run` hands it one piece of work at a time.
 
-    def __init__(self, rung: str, lab: Lab | None) -> None:
-        self.rung, self.lab = rung, lab
-        here, there = socket.socketpair()
-        command = [sys.executable, "-m", "grader.grading.template", str(there.fileno()), rung]
-        command.append(lab.key if lab else "")
-        if rung == "bubblewrap":
-            assert lab is not None
-            command = [*bubblewrap(lab), *command]
-        environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
-        if rung != "bubblewrap":
-            environment |= {"HOME": tempfile.gettempdir(), "TMPDIR": tempfile.gettempdir()}
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
-        with there:
-            self.process = subprocess.Popen(
-                command, pass_fds=[there.fileno()], env=environment, cwd=ROOT,
-                stdin=subprocess.DEVNULL, stdout=self.errors, stderr=self.errors,
-            )  # fmt: skip
-        self.link = here
-        self.link.settimeout(START_SECONDS)
-        if not self._receive():
-            said = self._said()
-            self.close()
-            raise BoxError(f"the warm process ({rung}) did not start: {said}")
+    end: a handle of the process that can be waited for and signalled, where the system has one;
+    else its number.
+    """
 
-    def run(self, task: dict[str, Any], limits: Limits, seconds: float) -> Answer:
+    def __init__(
+        self, rung: str, lab: Lab | None, link: socket.socket, pid: int, end: int | None
+    ) -> None:
+        self.rung, self.lab, self.link, self.pid, self.end = rung, lab, link, pid, end
+
+    def run(self, work: Work, limits: Limits, seconds: float) -> Answers:
         """Do one piece of work within `seconds`; BoxError where the warm process itself is lost."""
         scratch = ""
         if self.rung != "bubblewrap":
             scratch = tempfile.mkdtemp(prefix="grading-")
         start = time.monotonic()
         try:
-            answer = self._run(task, limits, seconds, scratch)
-            answer.seconds = time.monotonic() - start
-            return answer
+            answers = self._run(work, limits, seconds, scratch)
+            return Answers(answers, time.monotonic() - start)
         except (OSError, ValueError) as error:
             self.close()
             raise BoxError(f"the warm process was lost: {error}") from None
@@ -83,7 +51,7 @@ class Warm:
             if scratch:
                 shutil.rmtree(scratch, ignore_errors=True)
 
-    def _run(self, task: dict[str, Any], limits: Limits, seconds: float, scratch: str) -> Answer:
+    def _run(self, work: Work, limits: Limits, seconds: float, scratch: str) -> list[Answer]:
         job = {
             "seconds": max(1, int(seconds) + 1),
             "memory_mb": limits.memory_mb,
@@ -94,52 +62,46 @@ class Warm:
         if self.rung == "landlock" and self.lab is not None:
             shown = [*view.machine(), *view.course(self.lab)]
             job["readable"] = [str(path) for path in shown]
-        reading, writing = os.pipe()
-        try:
-            with tempfile.TemporaryFile("w+", encoding="utf-8") as work:
-                json.dump(task, work)
-                work.flush()
-                work.seek(0)
-                message = json.dumps(job).encode()
-                socket.send_fds(self.link, [message], [work.fileno(), writing])
-        finally:
-            os.close(writing)
-        with os.fdopen(reading, "rb", buffering=0) as pipe:
-            return self._listen(pipe, limits, time.monotonic() + seconds)
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                socket.send_fds(self.link, [json.dumps(job).encode()], [theirs.fileno()])
+            ours.settimeout(limits.item_seconds)
+            return self._listen(ours, work, limits, time.monotonic() + seconds)
 
-    def _listen(self, pipe: Any, limits: Limits, deadline: float) -> Answer:
-        answer, buffer, left = Answer(), b"", limits.output_mb << 20
+    def _listen(
+        self, events: socket.socket, work: Work, limits: Limits, deadline: float
+    ) -> list[Answer]:
+        tasks, answers, buffer, left = [*work.tasks], [Answer()], b"", limits.output_mb << 20
+        _send(events, {"code": work.code, "files": work.files})
+        _send(events, tasks.pop(0), last=not tasks)
         stall = time.monotonic() + limits.item_seconds
         with selectors.DefaultSelector() as both:
-            both.register(pipe, selectors.EVENT_READ)
+            both.register(events, selectors.EVENT_READ)
             both.register(self.link, selectors.EVENT_READ)
             while True:
                 now = time.monotonic()
-                why = self._too_long(now, stall, deadline, limits)
+                why = _too_long(now, stall, deadline, limits)
                 if why or left < 0:
-                    answer.ended = why or f"it sent more than {limits.output_mb} MB of results"
+                    answers[-1].ended = why or f"it sent more than {limits.output_mb} MB of results"
                     self._stop()
-                    return answer
+                    return answers
                 ready = {key.fileobj for key, _ in both.select(max(0, min(stall, deadline) - now))}
-                if pipe in ready:
-                    chunk = pipe.read(CHUNK)
+                if events in ready:
+                    chunk = _receive(events)
                     left -= len(chunk)
                     *lines, buffer = (buffer + chunk).split(b"\n")
                     stall = now + limits.item_seconds if lines else stall
-                    answer.events += [event for line in lines if (event := _event(line))]
+                    fresh = [event for line in lines if (event := _event(line))]
+                    answers[-1].events += fresh
+                    if tasks and any(event.get("done") is True for event in fresh):
+                        answers.append(Answer())
+                        _send(events, tasks.pop(0), last=not tasks)
                     if not chunk:
-                        both.unregister(pipe)
-                elif self.link in ready:  # everything of the child is dead, and the pipe is empty
-                    answer.ended = self._answer()
-                    return answer
-
-    @staticmethod
-    def _too_long(now: float, stall: float, deadline: float, limits: Limits) -> str:
-        if now >= deadline:
-            return f"the submission used up its {limits.seconds} seconds"
-        if now >= stall:
-            return f"it took more than {limits.item_seconds} seconds"
-        return ""
+                        both.unregister(events)
+                elif self.link in ready:  # everything of the child is dead, and nothing is unread
+                    answers[-1].ended = self._answer()
+                    return answers
 
     def _stop(self) -> None:
         self.link.sendall(b"stop")
@@ -148,33 +110,47 @@ class Warm:
 
     def _answer(self) -> str:
         """How the work ended; OSError where the warm process has no answer."""
-        word = self._receive()
+        data = self.link.recv(65536)
+        word = json.loads(data) if data else {}
         if "ended" not in word:
-            raise OSError(f"it fell silent; it said: {self._said()}")
+            raise OSError("it fell silent")
         return word["ended"]
-
-    def _said(self) -> str:
-        """The end of what the warm process wrote to its standard error."""
-        self.errors.seek(0)
-        return self.errors.read()[-600:].decode("utf-8", "replace").strip()
-
-    def _receive(self) -> dict[str, Any]:
-        """The warm process's next word; {} when there is none."""
-        try:
-            data = self.link.recv(65536)
-        except OSError:
-            return {}
-        return json.loads(data) if data else {}
 
     def close(self) -> None:
         """End the warm process; what it has forked ends with it."""
         self.link.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(ANSWER_SECONDS if self.process.poll() is None else 0)
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        self.errors.close()
+        if self.end is None:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGTERM)
+            return
+        if not select.select([self.end], [], [], ANSWER_SECONDS)[0]:
+            signal.pidfd_send_signal(self.end, signal.SIGKILL)
+        os.close(self.end)
+        self.end = None
+
+
+def _send(events: socket.socket, message: dict[str, Any], last: bool = False) -> None:
+    """Send a line to the child; what a child that has ended or does not read misses is its loss."""
+    with contextlib.suppress(OSError):
+        events.sendall(json.dumps(message).encode() + b"\n")
+        if last:
+            events.shutdown(socket.SHUT_WR)
+
+
+def _receive(events: socket.socket) -> bytes:
+    """What has come; nothing once every process of the submission has closed its end."""
+    try:
+        return events.recv(CHUNK)
+    except ConnectionError:
+        return b""
+
+
+def _too_long(now: float, stall: float, deadline: float, limits: Limits) -> str:
+    if now >= deadline:
+        return f"the submission used up its {limits.seconds} seconds"
+    if now >= stall:
+        return f"it took more than {limits.item_seconds} seconds"
+    return ""
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

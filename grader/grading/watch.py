@@ -58,16 +58,14 @@ def excess(processes: int, memory_mb: int, warm_kb: int) -> str:
 def kill_all(child: int) -> None:
     """End the submission's process and all that it started, and reap them."""
     end = time.monotonic() + KILLING_SECONDS
-    while time.monotonic() < end:
+    if sys.platform != "linux":
+        with contextlib.suppress(OSError):
+            os.killpg(child, signal.SIGKILL)
+    while _reap() and time.monotonic() < end:
         found = descendants(os.getpid()) if sys.platform == "linux" else [child]
         for pid in found:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        if sys.platform != "linux":
-            with contextlib.suppress(OSError):
-                os.killpg(child, signal.SIGKILL)
-        if not _reap():
-            return
         time.sleep(0.005)
 
 
