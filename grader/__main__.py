@@ -8,16 +8,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from grader import build as builder
-from grader import mistakes as bank
-from grader.catalog import CatalogError, find_lab, labs
+from grader.catalog import find_lab, labs
 from grader.classroom.command import autograde, classroom
-from grader.collect import CheckError
 from grader.errors import LabError
 from grader.grading import commands
-from grader.mistakes import MistakeError
 from grader.release.command import release
-from grader.stubs import StubError
 
 app = typer.Typer(
     help="Build and prove the course, grade a class.",
@@ -37,6 +32,8 @@ def build(
     lab: Annotated[list[str] | None, typer.Argument(help="Labs; all when none is named.")] = None,
 ) -> None:
     """Make stubs, notebooks, checks.json and mistakes.json from solutions/."""
+    from grader import build as builder  # it needs nbgrader, which takes seconds to import
+
     chosen = [find_lab(name) for name in lab] if lab else labs()
     if check:
         found = builder.stale(chosen)
@@ -56,6 +53,8 @@ def mistakes(
     lab: str, only: Annotated[str, typer.Option(help="One mistake by name.")] = ""
 ) -> None:
     """Plant every known mistake of a lab and show which checks catch and name it."""
+    from grader import mistakes as bank
+
     chosen = find_lab(lab)
     with console.status("planting"):
         planted = [mistake for mistake in bank.bank(chosen) if only in ("", mistake.name)]
@@ -82,7 +81,7 @@ def main() -> None:
     """Run a command; the course's own errors become one line."""
     try:
         app()
-    except (CatalogError, CheckError, LabError, MistakeError, StubError) as error:
+    except LabError as error:
         console.print(f"[red]{error}[/]")
         raise SystemExit(2) from None
 

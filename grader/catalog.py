@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from grader.errors import LabError
 from grader.paths import LABS, REFERENCE, student_package
 
 
-class CatalogError(Exception):
+class CatalogError(LabError):
     """A lab that does not exist or a lab.toml that cannot be used."""
 
 

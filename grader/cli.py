@@ -13,7 +13,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from grader import state, terminal
-from grader.catalog import CatalogError, Lab, find_lab, labs
+from grader.catalog import Lab, find_lab, labs
 from grader.errors import LabError, sentence_of
 from grader.paths import ROOT
 
@@ -24,7 +24,7 @@ class Sentences(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (LabError, CatalogError) as error:
+        except LabError as error:
             terminal.warn(_capital(str(error)))
         except BrokenPipeError:
             raise

@@ -6,10 +6,11 @@ import ast
 from functools import lru_cache
 
 from grader.catalog import Lab
+from grader.errors import LabError
 from grader.registry import CheckEntry
 
 
-class CheckError(Exception):
+class CheckError(LabError):
     """A check whose marker is missing or cannot be read."""
 
 

@@ -9,7 +9,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from grader.catalog import CatalogError, Lab, find_lab
+from grader.catalog import Lab, find_lab
 from grader.errors import LabError
 from grader.paths import ROOT, student_package
 
@@ -87,7 +87,7 @@ def _told(lab: Lab, error: Exception) -> str:
 if __name__ == "__main__":
     try:
         sys.exit(play(find_lab(sys.argv[1])))
-    except (LabError, CatalogError) as error:
+    except LabError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

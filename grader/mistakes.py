@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grader.catalog import Lab
+from grader.errors import LabError
 from grader.fingerprint import matches
 from grader.outcome import Status
 from grader.paths import MISTAKES
@@ -19,7 +20,7 @@ from grader.run import Record, Run, fresh_processes, run_checks
 from grader.stubs import functions
 
 
-class MistakeError(Exception):
+class MistakeError(LabError):
     """A mistake that cannot be planted."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grader.catalog import Lab
+from grader.errors import LabError
 
 BEGIN = "### BEGIN SOLUTION"
 END = "### END SOLUTION"
@@ -17,7 +18,7 @@ _BLOCK = re.compile(
 )
 
 
-class StubError(Exception):
+class StubError(LabError):
     """A reference file from which no stub can be made."""
 
 

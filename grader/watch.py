@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from grader import checking, state
-from grader.catalog import CatalogError, Lab
+from grader.catalog import Lab
 from grader.errors import LabError, sentence_of
 from grader.terminal import Keys
 from grader.workspace import require_started, shown
@@ -131,7 +131,7 @@ class Watch:
             with keys.lines():
                 try:
                     self.actions[key]()
-                except (LabError, CatalogError) as error:
+                except LabError as error:
                     self.console.print(str(error), style="yellow", markup=False)
                 except OSError as error:
                     self.console.print(sentence_of(error), style="yellow", markup=False)

@@ -10,6 +10,7 @@ import os
 import platform
 import secrets
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +23,7 @@ from grader.paths import HIDDEN, LABS, REFERENCE, ROOT
 
 FORMAT = 1
 DRAWS = 2
+OWN = (".py", ".toml", ".json")  # files beside a lab's checks
 PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "pytest", "hypothesis")
 SECRET_BYTES = 16
 
@@ -77,21 +79,25 @@ def result_key(
 
 def course_digest(lab: Lab) -> str:
     """The lab's checks, its hidden scenarios, the reference and the grader."""
-    files = sorted((LABS / lab.key).glob("*.*")) + sorted((HIDDEN / lab.key).glob("*.py"))
-    files += sorted((ROOT / "grader").rglob("*.py")) + sorted(REFERENCE.rglob("*.py"))
-    files += [*sorted(lab.stubs.rglob("*.py")), ROOT / "nanovllm" / "__init__.py"]
+    folders = [HIDDEN / lab.key, ROOT / "grader", REFERENCE, lab.stubs]
+    files = [str(path) for path in (LABS / lab.key).glob("*.*") if path.suffix in OWN]
+    files += [name for folder in folders for name in _python_below(folder)]
     total = hashlib.sha256()
-    for path in files:
-        if path.suffix in (".py", ".toml", ".json"):
-            found = path.stat()
-            line = f"{path.relative_to(ROOT)} {_digest(path, found.st_mtime_ns, found.st_size)}\n"
-            total.update(line.encode())
+    for name in sorted({*files, str(ROOT / "nanovllm" / "__init__.py")}):
+        found = os.stat(name)
+        line = f"{name[len(str(ROOT)) :]} {_digest(name, found.st_mtime_ns, found.st_size)}\n"
+        total.update(line.encode())
     return total.hexdigest()
 
 
+def _python_below(folder: Path) -> Iterator[str]:
+    for where, _, names in os.walk(folder):
+        yield from (os.path.join(where, name) for name in names if name.endswith(".py"))
+
+
 @functools.lru_cache(4096)
-def _digest(path: Path, modified: int, size: int) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _digest(name: str, modified: int, size: int) -> str:
+    return hashlib.sha256(Path(name).read_bytes()).hexdigest()
 
 
 @functools.cache

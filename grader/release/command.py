@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from grader import build
 from grader.errors import LabError
 from grader.release.contents import contents
 from grader.release.leaks import leaks
@@ -31,8 +30,10 @@ def release(
     ] = False,
 ) -> None:
     """Build the students' repository: no solution of an open lab, no hidden scenario."""
+    from grader.build import stale as what_is_stale  # it needs nbgrader, slow to import
+
     selection = select(labs, with_reference)
-    stale = build.stale(selection.labs)
+    stale = what_is_stale(selection.labs)
     if stale:
         raise LabError(f"{stale[0]} is stale; run `python -m grader build` first.")
     files = contents(selection)
