@@ -1,8 +1,8 @@
 """Put this process into a box of its own: namespaces, or landlock, and resource limits.
 
-Runs in a child just forked from the warm template, before a byte of the submission is looked at.
+Runs in a child just forked from the warm process, before a byte of the submission is looked at.
 Inside bubblewrap the child gets user, mount, process and IPC namespaces of its own, so that it
-sees no process and no file of the template or of any other submission.
+sees no process and no file of the warm process or of any other submission.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import os
 import platform
 import resource
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 CLONE_NEWNS, CLONE_NEWIPC = 0x0002_0000, 0x0800_0000
@@ -50,22 +52,63 @@ def adopt_orphans() -> None:
         call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def enter_namespaces(disk_mb: int) -> int:
-    """Return 0 in a new process that is alone in its world, its process id in the one before."""
-    user, group = os.getuid(), os.getgid()
-    call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # or /proc/self/uid_map cannot be written
-    call("unshare", CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC)
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+def own_users() -> None:
+    """A user namespace of its own, in which this process may make namespaces of other kinds."""
+    _own_users(os.open("/proc", os.O_PATH))
+    undumpable()
+
+
+def fork_apart(child: Callable[[], object]) -> int:
+    """Fork a process that is the first of a process namespace, and calls `child`; its number.
+
+    `child` must not return. The process that calls this must have called `own_users`.
+    """
+    started: list[int] = []
+
+    def fork() -> None:
+        # In a thread, since it stays so: what this thread forks is alone, the others' is not.
+        call("unshare", CLONE_NEWPID)
+        number = os.fork()
+        if not number:
+            child()
+        started.append(number)
+
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+    if not started:
+        raise OSError("no process namespace could be made")
+    return started[0]
+
+
+def enter_box(disk_mb: int) -> None:
+    """Called by what `fork_apart` has forked: its own folders, /proc, users and shared memory."""
+    before = os.open("/proc", os.O_PATH)
+    call("unshare", CLONE_NEWNS | CLONE_NEWIPC)
     _mount("none", "/", "", MS_REC | MS_PRIVATE)
-    child = os.fork()
-    if child:
-        return child
     for folder, size in ((BOX, disk_mb), ("/dev/shm", disk_mb)):
         _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={size}m,mode=1777")
     _mount_proc()
-    return 0
+    # After the mounts, which are the right of the warm process's users, not of the submission's.
+    _own_users(before)
+    with contextlib.suppress(OSError):  # no /proc was to be had
+        Path("/proc/sys/user/max_user_namespaces").write_text("0")
+
+
+def _own_users(proc: int) -> None:
+    """`proc`: /proc as it was before anything was mounted over it; it is closed."""
+    user, group = os.getuid(), os.getgid()
+    call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # or the maps cannot be written
+    call("unshare", CLONE_NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"),
+                       ("gid_map", f"{group} {group} 1")):  # fmt: skip
+        _write(proc, f"self/{name}", text)
+    os.close(proc)
+
+
+def _write(folder: int, name: str, text: str) -> None:
+    with open(os.open(name, os.O_WRONLY, dir_fd=folder), "w", encoding="ascii") as file:
+        file.write(text)
 
 
 def _mount_proc() -> None:
@@ -73,7 +116,6 @@ def _mount_proc() -> None:
     facts = {name: Path("/proc", name).read_bytes() for name in FACTS}
     try:
         _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-        Path("/proc/sys/user/max_user_namespaces").write_text("0")
     except OSError:
         _mount("tmpfs", "/proc", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=1m,mode=555")
         for name, content in facts.items():

@@ -7,6 +7,7 @@ child gets its work and sends its events, and says when and how that child has e
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -15,11 +16,11 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from grader.grading import watch
 from grader.grading.child import run
-from grader.grading.confine import adopt_orphans
+from grader.grading.confine import adopt_orphans, fork_apart, own_users
 
 POLL_SECONDS = 0.01
 WATCH_SECONDS = 0.1
@@ -29,6 +30,8 @@ MESSAGE = 65536
 def serve(link: socket.socket, rung: str) -> None:
     """Do one piece of work after the other, until `link` is closed on the other side."""
     adopt_orphans()
+    if rung == "bubblewrap":
+        own_users()
     link.sendall(b'{"ready": true}')
     warm_kb = watch.memory_kb(os.getpid()) if sys.platform == "linux" else 0
     while True:
@@ -39,13 +42,19 @@ def serve(link: socket.socket, rung: str) -> None:
 
 
 def _work(link: socket.socket, job: dict, events: int, rung: str, warm_kb: int) -> None:
-    child = os.fork()
-    if child == 0:
-        _become_child(link, events, rung, job)
+    become = functools.partial(_become_child, link, events, rung, job)
+    child = fork_apart(become) if rung == "bubblewrap" else _fork(become)
     os.close(events)
     ended = _follow(link, child, job, warm_kb)
     watch.kill_all(child)
     link.sendall(json.dumps({"ended": ended}).encode())
+
+
+def _fork(become: Callable[[], None]) -> int:
+    child = os.fork()
+    if child == 0:
+        become()
+    return child
 
 
 def _become_child(link: socket.socket, events: int, rung: str, job: dict) -> None:
