@@ -28,10 +28,12 @@ def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
     link.set_inheritable(False)
     rung, lab = sys.argv[2:]
+    gc.disable()  # nothing is let go while the modules come in, and looking for it takes a second
     prepare(lab)
     undumpable()
     gc.collect()
     gc.freeze()
+    gc.enable()
     collapse()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a warm process here
     link.sendall(b'{"ready": true}')
