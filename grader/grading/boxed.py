@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grader.catalog import Lab
 from grader.grading import view
-from grader.grading.confine import BOX
+from grader.grading.namespaces import BOX
 from grader.paths import ROOT
 
 ENVIRONMENT = {

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grader.grading import confine, landlock
+from grader.grading import confine, landlock, namespaces
 from grader.paths import ROOT
 
 Emit = Callable[[dict[str, Any]], None]
@@ -30,8 +30,8 @@ def run(link: int, rung: str, job: dict[str, Any]) -> None:
         os.dup2(null, standard)
     _close_all_but(link)
     if rung == "bubblewrap":
-        confine.enter_box(job["disk_mb"])
-    scratch = Path(job["scratch"] or confine.BOX)
+        namespaces.enter_box(job["disk_mb"])
+    scratch = Path(job["scratch"] or namespaces.BOX)
     tempfile.tempdir = str(scratch)
     os.environ.update({"TMPDIR": str(scratch), "HOME": str(scratch)})
     if rung == "landlock":

@@ -1,8 +1,6 @@
-"""Put this process into a box of its own: namespaces, or landlock, and resource limits.
+"""Take rights and room from this process: capabilities, time, memory, disk.
 
 Runs in a child just forked from the warm process, before a byte of the submission is looked at.
-Inside bubblewrap the child gets user, mount, process and IPC namespaces of its own, so that it
-sees no process and no file of the warm process or of any other submission.
 """
 
 from __future__ import annotations
@@ -13,21 +11,14 @@ import os
 import platform
 import resource
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
-CLONE_NEWNS, CLONE_NEWIPC = 0x0002_0000, 0x0800_0000
-CLONE_NEWUSER, CLONE_NEWPID = 0x1000_0000, 0x2000_0000
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 2, 4, 8, 0x4000, 0x4_0000
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_CHILD_SUBREAPER = 4, 24, 38, 36
 LAST_CAPABILITY = 63
 CAPABILITY_VERSION = 0x2008_0522
 KEYCTL = {"x86_64": 250, "aarch64": 219}
 KEYCTL_JOIN_SESSION_KEYRING = 1
 MEGABYTE = 1 << 20
-FACTS = ("cpuinfo", "meminfo", "stat")
-BOX = "/box"  # the submission's only writable folder inside bubblewrap
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -50,76 +41,6 @@ def adopt_orphans() -> None:
     """Processes whose parent has died become this process's children, wherever they hide."""
     if sys.platform == "linux":
         call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def own_users() -> None:
-    """A user namespace of its own, in which this process may make namespaces of other kinds."""
-    _own_users(os.open("/proc", os.O_PATH))
-    undumpable()
-
-
-def fork_apart(child: Callable[[], object]) -> int:
-    """Fork a process that is the first of a process namespace, and calls `child`; its number.
-
-    `child` must not return. The process that calls this must have called `own_users`.
-    """
-    started: list[int] = []
-
-    def fork() -> None:
-        # In a thread, since it stays so: what this thread forks is alone, the others' is not.
-        call("unshare", CLONE_NEWPID)
-        number = os.fork()
-        if not number:
-            child()
-        started.append(number)
-
-    thread = threading.Thread(target=fork)
-    thread.start()
-    thread.join()
-    if not started:
-        raise OSError("no process namespace could be made")
-    return started[0]
-
-
-def enter_box(disk_mb: int) -> None:
-    """Called by what `fork_apart` has forked: its own folders, /proc, users and shared memory."""
-    before = os.open("/proc", os.O_PATH)
-    call("unshare", CLONE_NEWNS | CLONE_NEWIPC)
-    _mount("none", "/", "", MS_REC | MS_PRIVATE)
-    for folder, size in ((BOX, disk_mb), ("/dev/shm", disk_mb)):
-        _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={size}m,mode=1777")
-    _mount_proc()
-    # After the mounts, which are the right of the warm process's users, not of the submission's.
-    _own_users(before)
-    with contextlib.suppress(OSError):  # no /proc was to be had
-        Path("/proc/sys/user/max_user_namespaces").write_text("0")
-
-
-def _own_users(proc: int) -> None:
-    """`proc`: /proc as it was before anything was mounted over it; it is closed."""
-    user, group = os.getuid(), os.getgid()
-    call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # or the maps cannot be written
-    call("unshare", CLONE_NEWUSER)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"),
-                       ("gid_map", f"{group} {group} 1")):  # fmt: skip
-        _write(proc, f"self/{name}", text)
-    os.close(proc)
-
-
-def _write(folder: int, name: str, text: str) -> None:
-    with open(os.open(name, os.O_WRONLY, dir_fd=folder), "w", encoding="ascii") as file:
-        file.write(text)
-
-
-def _mount_proc() -> None:
-    """A /proc of the new process namespace; where the kernel refuses, a few plain facts alone."""
-    facts = {name: Path("/proc", name).read_bytes() for name in FACTS}
-    try:
-        _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    except OSError:
-        _mount("tmpfs", "/proc", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=1m,mode=555")
-        for name, content in facts.items():
-            Path("/proc", name).write_bytes(content)
 
 
 def drop_rights() -> None:
@@ -156,8 +77,3 @@ def _mapped() -> int:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         return pages * resource.getpagesize()
     return 8192 * MEGABYTE
-
-
-def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    call("mount", source.encode(), target.encode(), kind.encode() or None, ctypes.c_ulong(flags),
-         data.encode() or None)  # fmt: skip

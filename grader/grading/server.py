@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator
 
 from grader.grading import watch
 from grader.grading.child import run
-from grader.grading.confine import adopt_orphans, fork_apart, own_users
+from grader.grading.confine import adopt_orphans
+from grader.grading.namespaces import fork_apart, own_users
 
 POLL_SECONDS = 0.01
 WATCH_SECONDS = 0.1
