@@ -44,6 +44,12 @@ class Half:
     left: int = 0  # processes that outlived the kill
     looks: list[Look] = field(default_factory=list)
 
+    @property
+    def first_result(self) -> float:
+        """Seconds from the start to the first result of this run."""
+        before = self.looks[0].done
+        return next(look.seconds for look in self.looks if look.done > before)
+
     def memory(self, whose: str) -> dict[str, float]:
         """Megabytes at the start, in the middle and at the end of the grading, and the most.
 

@@ -104,6 +104,7 @@ def measure(lab: Lab, count: int, jobs: int, sample: int) -> tuple[dict[str, Any
         "submissions": count,
         "wall_seconds": wall,
         "submissions_per_minute": 60 * count / wall,
+        "seconds_to_first_result": {name: half.first_result for name, half in halves.items()},
         "own_wall_seconds": own_wall,
         "overhead_wall_percent": 100 * (wall / own_wall - 1),
         "own_seconds_a_submission": own_parts,
@@ -125,6 +126,8 @@ def table(lab: Lab, found: dict[str, Any]) -> Table:
     shown.columns[1].justify = "right"
     shown.add_row("submissions a minute", f"{found['submissions_per_minute']:.1f}")
     shown.add_row("seconds, with both starts", f"{found['wall_seconds']:.0f}")
+    starts = " and ".join(f"{s:.0f}" for s in found["seconds_to_first_result"].values())
+    shown.add_row("  to the first result", starts)
     shown.add_row("  the checks' own", f"{found['own_wall_seconds']:.0f}")
     shown.add_row("  over them", f"{found['overhead_wall_percent']:+.1f} %")
     for key, whose in (("rss_mb", "all"), ("rss_of_first_process_mb", "the grader")):
