@@ -14,9 +14,11 @@ from nbgrader.api import MissingEntry
 from grader.catalog import Lab
 from grader.classroom.course import Course
 from grader.classroom.mend import mend
+from grader.classroom.modules import said_of_all
 
 RECORD = "grading.json"
-ERROR = re.compile(r"[\w.]*(Error|Exception|Timeout)\b")
+OWN = ("LabError", "RuntimeError")  # the course's own sentences
+ERROR = re.compile(r"\s*(?:\w+\.)*(?P<name>\w*(?:Error|Exception|Timeout))\b:?\s*(?P<says>.*)")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ def autograde(
 ) -> Iterator[Graded]:
     """Grade each student's lab; `again` also those whose submission is as it was."""
     course.require_generated(lab)
+    course.require_settings()
     for student in students:
         yield _one(course, lab, student, again)
 
@@ -51,9 +54,10 @@ def _one(course: Course, lab: Lab, student: str, again: bool) -> Graded:
     note = mend(submitted, course.released(lab), lab.key)
     done = course.api.autograde(lab.key, student, force=True, create=True)
     if not done["success"]:
-        text = f"not graded: {_reason(done.get('log', ''))}"
+        text = f"not graded: {reason(done.get('log', '') or done.get('error', ''))}"
         return Graded(student, 0.0, float(lab.points), False, text, failed=True)
-    result = _scored(course, lab, student, note)
+    graded = course.place("autograded", student, lab) / f"{lab.key}.ipynb"
+    result = _scored(course, lab, student, "; ".join(filter(None, [note, *said_of_all(graded)])))
     text = json.dumps({"digest": handed_in, **asdict(result)}, indent=1)
     record.write_text(text + "\n", encoding="utf-8")
     return result
@@ -77,10 +81,13 @@ def _scored(course: Course, lab: Lab, student: str, note: str, kept: bool = Fals
         )
 
 
-def _reason(log: str) -> str:
-    """The last error that nbgrader's log tells of, without the traceback."""
-    found = [line for line in log.splitlines() if ERROR.match(line)]
-    return found[-1].strip() if found else "nbgrader gave no reason"
+def reason(log: str) -> str:
+    """The last error that nbgrader's log tells of, without the traceback that it indents."""
+    found = [match for line in log.splitlines() if (match := ERROR.fullmatch(line))]
+    if not found:
+        return "nbgrader gave no reason"
+    name, says = found[-1]["name"], found[-1]["says"]
+    return says if name in OWN and says else f"{name}: {says}".rstrip(": ")
 
 
 def submission_digest(folder: Path) -> str:
