@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from grader import build as builder
@@ -13,7 +14,7 @@ from grader import mistakes as bank
 from grader.catalog import CatalogError, find_lab, labs
 from grader.classroom.command import autograde, classroom
 from grader.collect import CheckError
-from grader.errors import LabError
+from grader.errors import LabError, sentence_of
 from grader.grading import commands
 from grader.mistakes import MistakeError
 from grader.release.command import release
@@ -83,7 +84,10 @@ def main() -> None:
     try:
         app()
     except (CatalogError, CheckError, LabError, MistakeError, StubError) as error:
-        console.print(f"[red]{error}[/]")
+        console.print(f"[red]{escape(str(error))}[/]")
+        raise SystemExit(2) from None
+    except OSError as error:
+        console.print(f"[red]{escape(sentence_of(error))}[/]")
         raise SystemExit(2) from None
 
 

@@ -274,3 +274,54 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, arguments: list[str], sa
     result = CliRunner().invoke(grader_app, ["grade", *arguments, *secret])
     assert says in str(result.exception)
     assert not (tmp_path / "out").exists()
+
+
+def say(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """What `python -m grader` says to a wrong use; it ends with 2 and no traceback."""
+    from grader.__main__ import main
+
+    monkeypatch.setattr("sys.argv", ["grader", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_wrong_uses_end_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    (tmp_path / "packs" / "ada").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.pdf").touch()
+    (tmp_path / "file").touch()
+    (tmp_path / "g.toml").write_text("[late]\nshoes = 1\n")
+    (tmp_path / "r.csv").write_text("name,id\nAda,1\n")
+    common = ["--lab", "01", "--secret", str(tmp_path / "secret")]
+    packs = ["grade", str(tmp_path / "packs"), *common]
+    cases = [
+        ([*packs, "--config", str(tmp_path / "g.toml")], "unknown key of [late] 'shoes'"),
+        ([*packs, "--out", str(tmp_path / "file")], "file is there already and is no folder"),
+        ([*packs, "--roster", str(tmp_path / "r.csv")], "has neither a column file nor student"),
+        (["grade", str(tmp_path / "empty"), *common], "no submission in it; left out: notes.pdf"),
+        (["classroom", str(tmp_path / "file")], "file is there already and is no folder"),
+    ]
+    for words, wanted in cases:
+        assert wanted in say(words, capsys, monkeypatch)
+
+
+def test_the_roster_of_nbgrader_names_students_as_autograde_does(tmp_path: Path) -> None:
+    names = ("lovelaceada_LATE_12_345_lab04.zip", "hoppergrace_99_9_lab04.zip", "eve.zip")
+    for name in names:
+        (tmp_path / name).touch()
+    roster = tmp_path / "roster.csv"
+    roster.write_text(
+        "id,first_name,last_name,email,lms_user_id\n"
+        "al1,Ada,Lovelace,a@b.c,12\ngh2,Grace,Hopper,g@b.c,\n"
+    )
+    found = {one.student: one for one in discover(tmp_path, roster)}
+    assert set(found) == {"al1", "gh2", "eve"}
+    ada = found["al1"]
+    assert (ada.id, ada.login, ada.name, ada.email) == ("12", "al1", "Lovelace, Ada", "a@b.c")

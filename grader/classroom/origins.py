@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-
-from nbgrader.api import Student
+from collections.abc import Iterable
+from typing import NamedTuple
 
 ORIGINS = (
     # Canvas: lovelaceada_LATE_1234_567890_lab01-2.zip
@@ -15,6 +15,15 @@ ORIGINS = (
     re.compile(r"(?s)lab\d\d[-_](?P<name>.+)"),
     re.compile(r"(?s)(?P<name>.+)"),
 )
+
+
+class Person(NamedTuple):
+    """A student of the roster; nbgrader's own has the same fields."""
+
+    id: str
+    first_name: str | None
+    last_name: str | None
+    lms_user_id: str | None
 
 
 def _parts(origin: str) -> dict[str, str]:
@@ -35,7 +44,7 @@ def upload(origin: str) -> int:
     return int(_parts(origin).get("upload", 0))
 
 
-def find_student(origin: str, roster: list[Student]) -> str:
+def find_student(origin: str, roster: Iterable[Person]) -> str:
     """The id of the student whose files lie in a folder of this name; if unknown, the name."""
     found = _parts(origin)
     name, lms = found["name"], found.get("lms")
