@@ -57,6 +57,7 @@ def test_an_answer_stays_readable(exporter: HTMLExporter) -> None:
     found = page(exporter, f"`a < b && c -> d` is **so**\n\n{code}\n\n{table}\n\n$x < y$")
     assert "<code>a &lt; b &amp;&amp; c -&gt; d</code> is <strong>so</strong>" in found
     assert '<span class="o">&lt;</span>' in found
+    assert '<table class="table' in found
     assert "<td>2</td>" in found
     assert "$x &lt; y$" in found
 

@@ -295,6 +295,16 @@ def test_a_second_run_grades_only_what_is_new(klass: Class, results: dict[str, G
     assert regraded.points == 100.0
 
 
+def test_an_export_says_who_still_waits_for_a_person(
+    klass: Class, results: dict[str, Graded]
+) -> None:
+    words = ("export", "--exporter", "grader.classroom.export.CanvasExport", "--to", "c.csv")
+    said = klass.run("nbgrader", *words).stderr
+    assert "16 grades of lab01 are in c.csv" in said
+    waiting = sorted(name for name, one in results.items() if one.by_hand)
+    assert f"{len(waiting)} of them wait for a person's points: {', '.join(waiting)}" in said
+
+
 def test_feedback_holds_the_report_and_nothing_hidden(
     klass: Class, results: dict[str, Graded]
 ) -> None:

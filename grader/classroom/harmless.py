@@ -21,6 +21,7 @@ TAGS = {
 }  # fmt: skip
 STYLES = CSSSanitizer([*ALLOWED_CSS_PROPERTIES, "background", "border", "border-left",
     "border-radius", "margin", "margin-bottom", "overflow-x", "padding"])  # fmt: skip
+TABLE = '<table class="table table-condensed" style="width:auto">'  # Bootstrap's, with gaps
 HIGHLIGHT = re.compile(r"\s*highlight( hl-\w+)?|[a-z][a-z0-9]{0,2}")
 
 
@@ -47,7 +48,8 @@ def markdown2html(context: Context, source: str) -> str:
         escape=False, attachments=cell.get("attachments", {}), exclude_anchor_links=True
     )
     found = MarkdownWithMath(renderer=renderer).render(source)
-    return clean(found, tags=TAGS, attributes=_attribute, protocols=("http", "https", "data"))
+    safe = clean(found, tags=TAGS, attributes=_attribute, protocols=("http", "https", "data"))
+    return safe.replace("<table>", TABLE)
 
 
 @pass_context
