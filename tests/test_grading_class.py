@@ -62,6 +62,19 @@ def test_points_need_checks_and_scenarios(passed: list, scenarios: list, points:
     assert bool(found.reason) == (points < 10)
 
 
+def test_a_task_that_waits_for_another_says_so_once() -> None:
+    checks = [
+        CheckReport(f"t::c{i}", f"check {i}", 2, "blocked", "blocked by task 2") for i in "ab"
+    ]
+    waiting = TaskReport(4, "Scheduler", 4.0, tuple(checks), ())
+    assert waiting.html().count("blocked by task 2") == 1
+    assert waiting.text().count("blocked by task 2") == 1
+    other = CheckReport("t::d", "check d", 2, "failed", "got 3, expected 4")
+    mixed = TaskReport(4, "Scheduler", 6.0, (*checks, other), ())
+    assert mixed.html().count("blocked by task 2") == mixed.text().count("blocked by task 2") == 2
+    assert "got 3, expected 4" in mixed.html()
+
+
 def test_a_report_survives_json() -> None:
     first = report(warnings=("careful",))
     assert LabReport.from_json(json.loads(json.dumps(first.to_json()))) == first
