@@ -58,9 +58,10 @@ print(20.0)
 20.0
 """
 FLOOD = """
-print("x" * 30_000_000)
 from IPython.display import HTML, Javascript, display
 display(HTML("<script>steal()</script>"), Javascript("steal()"))
+print("x" * 2_000_000)
+print("x" * 30_000_000)
 """
 
 
@@ -202,6 +203,12 @@ def test_without_right_modules_no_point_is_earned(
     assert results[student].points == 0.0
     report = cell(klass.graded(student), "lab01-task-1").outputs
     assert report[-1].data["text/plain"] == "0.0"
+    kept, sent = (
+        klass.folder / step / student / LAB.key / f"{LAB.key}.zip"
+        for step in ("autograded", "submitted")
+    )
+    assert kept.exists() == sent.exists()
+    assert not kept.exists() or kept.read_bytes() == sent.read_bytes()
 
 
 def test_a_mistake_costs_its_checks_and_is_named(klass: Class, results: dict[str, Graded]) -> None:
@@ -295,13 +302,31 @@ def test_a_second_run_grades_only_what_is_new(klass: Class, results: dict[str, G
     assert regraded.points == 100.0
 
 
+def test_another_look_is_asked_for_only_where_something_changed(
+    klass: Class, results: dict[str, Graded]
+) -> None:
+    with klass.course.gradebook() as gradebook:
+        for name in (f"{LAB.key}-question-1", f"{LAB.key}-task-2"):
+            one = gradebook.find_grade(name, LAB.key, LAB.key, "noisy")
+            one.manual_score, one.needs_manual_grade = 3.0, False
+        gradebook.db.commit()
+    [same] = autograde(klass.course, LAB, ["noisy"], again=True)
+    assert (same.by_hand, same.points) == (False, 100.0 - 20.0 + 3.0 + 3.0)
+    klass.hand_in("noisy", klass.notebook(answer="Another answer."), None)
+    [changed] = autograde(klass.course, LAB, ["noisy"])
+    assert (changed.by_hand, changed.points) == (True, same.points)
+
+
 def test_an_export_says_who_still_waits_for_a_person(
     klass: Class, results: dict[str, Graded]
 ) -> None:
     words = ("export", "--exporter", "grader.classroom.export.CanvasExport", "--to", "c.csv")
     said = klass.run("nbgrader", *words).stderr
     assert "16 grades of lab01 are in c.csv" in said
-    waiting = sorted(name for name, one in results.items() if one.by_hand)
+    with klass.course.gradebook() as gradebook:
+        found = gradebook.find_assignment(LAB.key).submissions
+        waiting = sorted(one.student.id for one in found if one.needs_manual_grade)
+    assert len(waiting) > 3
     assert f"{len(waiting)} of them wait for a person's points: {', '.join(waiting)}" in said
 
 

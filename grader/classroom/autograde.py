@@ -51,16 +51,42 @@ def _one(course: Course, lab: Lab, student: str, again: bool) -> Graded:
     before = _read(record)
     if before.get("digest") == handed_in and not again:
         return _scored(course, lab, student, before.get("note", ""), kept=True)
+    settled = _settled(course, lab, student) if before.get("digest") == handed_in else {}
     note = mend(submitted, course.released(lab), lab.key)
     done = course.api.autograde(lab.key, student, force=True, create=True)
     if not done["success"]:
         text = f"not graded: {reason(done.get('log', '') or done.get('error', ''))}"
         return Graded(student, 0.0, float(lab.points), False, text, failed=True)
+    _settle(course, lab, student, settled)
     graded = course.place("autograded", student, lab) / f"{lab.key}.ipynb"
     result = _scored(course, lab, student, "; ".join(filter(None, [note, *said_of_all(graded)])))
     text = json.dumps({"digest": handed_in, **asdict(result)}, indent=1)
     record.write_text(text + "\n", encoding="utf-8")
     return result
+
+
+def _settled(course: Course, lab: Lab, student: str) -> dict[str, float | None]:
+    """Cells that a person has graded, and what the checks had given them."""
+    with course.gradebook() as gradebook:
+        try:
+            found = gradebook.find_submission_notebook(lab.key, lab.key, student)
+        except MissingEntry:
+            return {}
+        return {
+            one.name: one.auto_score
+            for one in found.grades
+            if one.manual_score is not None and not one.needs_manual_grade
+        }
+
+
+def _settle(course: Course, lab: Lab, student: str, settled: dict[str, float | None]) -> None:
+    """nbgrader asks for another look at all that a person graded; here nothing has changed."""
+    with course.gradebook() as gradebook:
+        found = gradebook.find_submission_notebook(lab.key, lab.key, student)
+        for one in found.grades:
+            if one.name in settled and settled[one.name] == one.auto_score:
+                one.needs_manual_grade = False
+        gradebook.db.commit()
 
 
 def _scored(course: Course, lab: Lab, student: str, note: str, kept: bool = False) -> Graded:
