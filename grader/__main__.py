@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from grader.catalog import find_lab, labs
 from grader.classroom.command import autograde, classroom
-from grader.errors import LabError
+from grader.errors import LabError, sentence_of
 from grader.grading import commands
 from grader.release.command import release
 
@@ -82,7 +83,10 @@ def main() -> None:
     try:
         app()
     except LabError as error:
-        console.print(f"[red]{error}[/]")
+        console.print(f"[red]{escape(str(error))}[/]")
+        raise SystemExit(2) from None
+    except OSError as error:
+        console.print(f"[red]{escape(sentence_of(error))}[/]")
         raise SystemExit(2) from None
 
 

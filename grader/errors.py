@@ -19,4 +19,6 @@ def sentence_of(error: OSError) -> str:
             f"cannot write or read{where} ({error.strerror}); give yourself the right to it "
             "(`ls -ld` shows who has it) and try again."
         )
+    if where and error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return f"{where.strip()} is there already and is no folder; move it or name another."
     return f"{error.strerror or error}:{where or ' (no file named)'}."

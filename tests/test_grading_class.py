@@ -62,6 +62,19 @@ def test_points_need_checks_and_scenarios(passed: list, scenarios: list, points:
     assert bool(found.reason) == (points < 10)
 
 
+def test_a_task_that_waits_for_another_says_so_once() -> None:
+    checks = [
+        CheckReport(f"t::c{i}", f"check {i}", 2, "blocked", "blocked by task 2") for i in "ab"
+    ]
+    waiting = TaskReport(4, "Scheduler", 4.0, tuple(checks), ())
+    assert waiting.html().count("blocked by task 2") == 1
+    assert waiting.text().count("blocked by task 2") == 1
+    other = CheckReport("t::d", "check d", 2, "failed", "got 3, expected 4")
+    mixed = TaskReport(4, "Scheduler", 6.0, (*checks, other), ())
+    assert mixed.html().count("blocked by task 2") == mixed.text().count("blocked by task 2") == 2
+    assert "got 3, expected 4" in mixed.html()
+
+
 def test_a_report_survives_json() -> None:
     first = report(warnings=("careful",))
     assert LabReport.from_json(json.loads(json.dumps(first.to_json()))) == first
@@ -274,3 +287,54 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, arguments: list[str], sa
     result = CliRunner().invoke(grader_app, ["grade", *arguments, *secret])
     assert says in str(result.exception)
     assert not (tmp_path / "out").exists()
+
+
+def say(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """What `python -m grader` says to a wrong use; it ends with 2 and no traceback."""
+    from grader.__main__ import main
+
+    monkeypatch.setattr("sys.argv", ["grader", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_wrong_uses_end_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    (tmp_path / "packs" / "ada").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.pdf").touch()
+    (tmp_path / "file").touch()
+    (tmp_path / "g.toml").write_text("[late]\nshoes = 1\n")
+    (tmp_path / "r.csv").write_text("name,id\nAda,1\n")
+    common = ["--lab", "01", "--secret", str(tmp_path / "secret")]
+    packs = ["grade", str(tmp_path / "packs"), *common]
+    cases = [
+        ([*packs, "--config", str(tmp_path / "g.toml")], "unknown key of [late] 'shoes'"),
+        ([*packs, "--out", str(tmp_path / "file")], "file is there already and is no folder"),
+        ([*packs, "--roster", str(tmp_path / "r.csv")], "has neither a column file nor student"),
+        (["grade", str(tmp_path / "empty"), *common], "no submission in it; left out: notes.pdf"),
+        (["classroom", str(tmp_path / "file")], "file is there already and is no folder"),
+    ]
+    for words, wanted in cases:
+        assert wanted in say(words, capsys, monkeypatch)
+
+
+def test_the_roster_of_nbgrader_names_students_as_autograde_does(tmp_path: Path) -> None:
+    names = ("lovelaceada_LATE_12_345_lab04.zip", "hoppergrace_99_9_lab04.zip", "eve.zip")
+    for name in names:
+        (tmp_path / name).touch()
+    roster = tmp_path / "roster.csv"
+    roster.write_text(
+        "id,first_name,last_name,email,lms_user_id\n"
+        "al1,Ada,Lovelace,a@b.c,12\ngh2,Grace,Hopper,g@b.c,\n"
+    )
+    found = {one.student: one for one in discover(tmp_path, roster)}
+    assert set(found) == {"al1", "gh2", "eve"}
+    ada = found["al1"]
+    assert (ada.id, ada.login, ada.name, ada.email) == ("12", "al1", "Lovelace, Ada", "a@b.c")

@@ -14,7 +14,10 @@ import pytest
 from nbgrader.utils import determine_grade
 
 from grader.classroom import modules
-from grader.classroom.autograde import Graded, autograde
+from grader.classroom.autograde import Graded, autograde, reason
+from grader.classroom.command import _line
+from grader.errors import LabError
+from grader.grading.journal import Journal
 from grader.grading.report import CheckReport, TaskReport
 from grader.paths import HIDDEN
 from tests.nbgrader_class import LAB, Class, cell, make_class, mistaken_files, pack, reference_files
@@ -55,9 +58,10 @@ print(20.0)
 20.0
 """
 FLOOD = """
-print("x" * 30_000_000)
 from IPython.display import HTML, Javascript, display
 display(HTML("<script>steal()</script>"), Javascript("steal()"))
+print("x" * 2_000_000)
+print("x" * 30_000_000)
 """
 
 
@@ -94,6 +98,7 @@ def tamper(notebook: nbformat.NotebookNode) -> None:
     }  # fmt: skip
     notebook.cells.append(extra)
     cell(notebook, "lab01-task-4").metadata.nbgrader = []
+    notebook.cells.append(nbformat.v4.new_markdown_cell("100 of 1", id="report-of-the-course"))
 
 
 def first(source: str):
@@ -198,6 +203,12 @@ def test_without_right_modules_no_point_is_earned(
     assert results[student].points == 0.0
     report = cell(klass.graded(student), "lab01-task-1").outputs
     assert report[-1].data["text/plain"] == "0.0"
+    kept, sent = (
+        klass.folder / step / student / LAB.key / f"{LAB.key}.zip"
+        for step in ("autograded", "submitted")
+    )
+    assert kept.exists() == sent.exists()
+    assert not kept.exists() or kept.read_bytes() == sent.read_bytes()
 
 
 def test_a_mistake_costs_its_checks_and_is_named(klass: Class, results: dict[str, Graded]) -> None:
@@ -222,6 +233,18 @@ def test_no_deleted_or_unanswered_cell_waits_for_ever(results: dict[str, Graded]
     assert results["deleter"].by_hand  # question 1 is answered; the deleted one is back as 0
 
 
+def test_the_points_by_task_come_first(klass: Class, results: dict[str, Graded]) -> None:
+    graded = [klass.graded(student) for student in ("mistaken", "tamperer")]
+    for notebook in graded:
+        ids = [one.id for one in notebook.cells]
+        assert ids[0] == "report-of-the-course"
+        assert len(ids) == len(set(ids))
+    first = graded[0].cells[0].source
+    assert "| 1 Train BPE |" in first
+    assert "[lab01-question-1](#lab01-question-1) (5)" in first
+    assert "100 of 100 points by the checks" in graded[1].cells[0].source
+
+
 def test_a_forged_cell_is_no_graded_cell(klass: Class, results: dict[str, Graded]) -> None:
     assert set(task_scores(klass, "tamperer")) == set(task_scores(klass, "ada"))
     graded = cell(klass.graded("tamperer"), "lab01-task-5")
@@ -232,6 +255,8 @@ def test_an_unreadable_notebook_is_kept_and_said(klass: Class, results: dict[str
     assert "cannot be read" in results["garbled"].note
     folder = klass.folder / "submitted" / "garbled" / LAB.key
     assert (folder / f"{LAB.key}.ipynb.unreadable").read_bytes() == b'{"cells": ['
+    [again] = autograde(klass.course, LAB, ["garbled"], again=True)
+    assert f"kept as {LAB.key}.ipynb.unreadable" in again.note
     assert "the notebook of the pack was taken" in results["pack-only"].note
     assert results["pack-only"].by_hand
 
@@ -275,6 +300,34 @@ def test_a_second_run_grades_only_what_is_new(klass: Class, results: dict[str, G
     assert not regraded.kept
     assert before["lab01-task-1"] == 0.0
     assert regraded.points == 100.0
+
+
+def test_another_look_is_asked_for_only_where_something_changed(
+    klass: Class, results: dict[str, Graded]
+) -> None:
+    with klass.course.gradebook() as gradebook:
+        for name in (f"{LAB.key}-question-1", f"{LAB.key}-task-2"):
+            one = gradebook.find_grade(name, LAB.key, LAB.key, "noisy")
+            one.manual_score, one.needs_manual_grade = 3.0, False
+        gradebook.db.commit()
+    [same] = autograde(klass.course, LAB, ["noisy"], again=True)
+    assert (same.by_hand, same.points) == (False, 100.0 - 20.0 + 3.0 + 3.0)
+    klass.hand_in("noisy", klass.notebook(answer="Another answer."), None)
+    [changed] = autograde(klass.course, LAB, ["noisy"])
+    assert (changed.by_hand, changed.points) == (True, same.points)
+
+
+def test_an_export_says_who_still_waits_for_a_person(
+    klass: Class, results: dict[str, Graded]
+) -> None:
+    words = ("export", "--exporter", "grader.classroom.export.CanvasExport", "--to", "c.csv")
+    said = klass.run("nbgrader", *words).stderr
+    assert "16 grades of lab01 are in c.csv" in said
+    with klass.course.gradebook() as gradebook:
+        found = gradebook.find_assignment(LAB.key).submissions
+        waiting = sorted(one.student.id for one in found if one.needs_manual_grade)
+    assert len(waiting) > 3
+    assert f"{len(waiting)} of them wait for a person's points: {', '.join(waiting)}" in said
 
 
 def test_feedback_holds_the_report_and_nothing_hidden(
@@ -333,10 +386,61 @@ def test_no_odd_number_becomes_full_marks(odd: float) -> None:
     assert modules.cell_points(Odd(), 20.0) == 0.0  # type: ignore[arg-type]
 
 
+def test_the_reason_of_a_failure_is_said(
+    klass: Class, results: dict[str, Graded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **options: object) -> None:
+        raise LabError("the moon is full; wait for it to wane.")
+
+    monkeypatch.setattr(modules, "grade_submission", broken)
+    [one] = autograde(klass.course, LAB, ["pack-only"], again=True)
+    assert one.failed
+    assert one.note == "not graded: the moon is full; wait for it to wane."
+    assert _line(one).endswith("the moon is full; wait for it to wane.")
+    assert "/110" not in _line(one)
+    assert reason("nothing of use") == "nbgrader gave no reason"
+    assert reason("x\n    a.b.KeyError: 'k'\n    ") == "KeyError: 'k'"
+
+
+def test_two_autogrades_of_a_class_do_not_meet(klass: Class, results: dict[str, Graded]) -> None:
+    with klass.course.alone():
+        done = klass.run("grader", "autograde", "01", code=2)
+    assert "another autograde is at work" in done.stdout
+    assert "Traceback" not in done.stderr
+    with klass.course.alone():  # it was given back
+        pass
+
+
+def test_a_server_that_has_graded_keeps_nobody_out(klass: Class, results: dict) -> None:
+    """Formgrader's own button grades in Jupyter's process, which lives on."""
+    Journal(klass.folder / "results.jsonl").close()  # LabError if this process still had it
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [("grading.toml", "[late]\nshoes = 2\n", "unknown key of .late. 'shoes'"),
+     (".course-secret", "short", "shorter than 16 bytes")],
+)  # fmt: skip
+def test_a_wrong_file_of_the_class_is_told_once(
+    klass: Class, results: dict, file: str, text: str, says: str
+) -> None:
+    before = (klass.folder / file).read_text()
+    (klass.folder / file).write_text(text)
+    try:
+        with pytest.raises(LabError, match=says):
+            next(autograde(klass.course, LAB, ["ada"], again=True))
+    finally:
+        (klass.folder / file).write_text(before)
+
+
+def test_what_is_missing_in_a_pack_is_on_the_students_line(results: dict[str, Graded]) -> None:
+    assert "no Python file of lab01" in results["no-pack"].note
+    assert results["ada"].note == ""
+
+
 def test_settings_that_do_not_load_are_refused(tmp_path: Path) -> None:
     from grader.classroom.course import SETTINGS as FILE
     from grader.classroom.course import open_course
-    from grader.errors import LabError
 
     (tmp_path / FILE).write_text("c = get_config()\n")
     with pytest.raises(LabError, match="run with your own rights"):

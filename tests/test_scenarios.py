@@ -27,6 +27,28 @@ for scenario in scenarios.load(find_lab(sys.argv[1])):
     )
     print("ok", scenario.task, scenario.name)
 """
+MANY = """
+import json
+import sys
+import time
+import nanovllm
+from grader import scenarios
+from grader.catalog import find_lab
+from grader.grading import wire
+from grader.grading.keys import DRAWS
+from grader.grading.limits import Limits
+sent = 0
+for scenario in scenarios.load(find_lab(sys.argv[1])):
+    start = time.process_time()
+    for seed in range(100, 160):
+        data = wire.encode(scenario.observe(nanovllm, seed))
+        if time.process_time() - start > 3:
+            break
+    sent += DRAWS * len(json.dumps(data))
+    print(scenario.name, len(json.dumps(data)), "bytes,", seed - 99, "seeds")
+limit = Limits().output_mb << 20
+assert sent < limit / 2, f"{sent} bytes of observations; a submission may send {limit}"
+"""
 STUBS = """
 import sys
 import nanovllm
@@ -61,6 +83,11 @@ def run(program: str, lab: Lab, **environment: str) -> list[str]:
 def test_every_task_has_a_repeatable_scenario(lab: Lab) -> None:
     lines = run(REFERENCE, lab, NANOVLLM_CODE="reference")
     assert {int(line.split()[1]) for line in lines} == {task.id for task in lab.tasks}
+
+
+def test_whatever_the_seed_the_reference_answers_within_the_limits(lab: Lab) -> None:
+    """Right code would lose points where the inputs break the reference, or are too large."""
+    assert run(MANY, lab, NANOVLLM_CODE="reference", TRITON_INTERPRET="1")
 
 
 def test_scenarios_need_the_students_code(lab: Lab, stub_package: Path) -> None:

@@ -14,9 +14,11 @@ from nbgrader.api import MissingEntry
 from grader.catalog import Lab
 from grader.classroom.course import Course
 from grader.classroom.mend import mend
+from grader.classroom.modules import said_of_all
 
 RECORD = "grading.json"
-ERROR = re.compile(r"[\w.]*(Error|Exception|Timeout)\b")
+OWN = ("LabError", "RuntimeError")  # the course's own sentences
+ERROR = re.compile(r"\s*(?:\w+\.)*(?P<name>\w*(?:Error|Exception|Timeout))\b:?\s*(?P<says>.*)")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ def autograde(
 ) -> Iterator[Graded]:
     """Grade each student's lab; `again` also those whose submission is as it was."""
     course.require_generated(lab)
+    course.require_settings()
     for student in students:
         yield _one(course, lab, student, again)
 
@@ -48,15 +51,42 @@ def _one(course: Course, lab: Lab, student: str, again: bool) -> Graded:
     before = _read(record)
     if before.get("digest") == handed_in and not again:
         return _scored(course, lab, student, before.get("note", ""), kept=True)
+    settled = _settled(course, lab, student) if before.get("digest") == handed_in else {}
     note = mend(submitted, course.released(lab), lab.key)
     done = course.api.autograde(lab.key, student, force=True, create=True)
     if not done["success"]:
-        text = f"not graded: {_reason(done.get('log', ''))}"
+        text = f"not graded: {reason(done.get('log', '') or done.get('error', ''))}"
         return Graded(student, 0.0, float(lab.points), False, text, failed=True)
-    result = _scored(course, lab, student, note)
+    _settle(course, lab, student, settled)
+    graded = course.place("autograded", student, lab) / f"{lab.key}.ipynb"
+    result = _scored(course, lab, student, "; ".join(filter(None, [note, *said_of_all(graded)])))
     text = json.dumps({"digest": handed_in, **asdict(result)}, indent=1)
     record.write_text(text + "\n", encoding="utf-8")
     return result
+
+
+def _settled(course: Course, lab: Lab, student: str) -> dict[str, float | None]:
+    """Cells that a person has graded, and what the checks had given them."""
+    with course.gradebook() as gradebook:
+        try:
+            found = gradebook.find_submission_notebook(lab.key, lab.key, student)
+        except MissingEntry:
+            return {}
+        return {
+            one.name: one.auto_score
+            for one in found.grades
+            if one.manual_score is not None and not one.needs_manual_grade
+        }
+
+
+def _settle(course: Course, lab: Lab, student: str, settled: dict[str, float | None]) -> None:
+    """nbgrader asks for another look at all that a person graded; here nothing has changed."""
+    with course.gradebook() as gradebook:
+        found = gradebook.find_submission_notebook(lab.key, lab.key, student)
+        for one in found.grades:
+            if one.name in settled and settled[one.name] == one.auto_score:
+                one.needs_manual_grade = False
+        gradebook.db.commit()
 
 
 def _scored(course: Course, lab: Lab, student: str, note: str, kept: bool = False) -> Graded:
@@ -77,10 +107,13 @@ def _scored(course: Course, lab: Lab, student: str, note: str, kept: bool = Fals
         )
 
 
-def _reason(log: str) -> str:
-    """The last error that nbgrader's log tells of, without the traceback."""
-    found = [line for line in log.splitlines() if ERROR.match(line)]
-    return found[-1].strip() if found else "nbgrader gave no reason"
+def reason(log: str) -> str:
+    """The last error that nbgrader's log tells of, without the traceback that it indents."""
+    found = [match for line in log.splitlines() if (match := ERROR.fullmatch(line))]
+    if not found:
+        return "nbgrader gave no reason"
+    name, says = found[-1]["name"], found[-1]["says"]
+    return says if name in OWN and says else f"{name}: {says}".rstrip(": ")
 
 
 def submission_digest(folder: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -11,18 +10,10 @@ from nbgrader.api import Gradebook, Student
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.plugins import ExtractorPlugin, FileNameCollectorPlugin
 
+from grader.classroom.origins import find_student, person, upload
 from grader.classroom.packfile import PackError, read_pack
 
 MOST_BYTES = 2_000_000_000
-ORIGINS = (
-    # Canvas: lovelaceada_LATE_1234_567890_lab01-2.zip
-    re.compile(r"(?P<name>[^_]+)_(?:LATE_)?(?P<lms>\d+)_\d+_.+"),
-    # Moodle: Ada Lovelace_98765_assignsubmission_file_/lab01.zip, or without the folder
-    re.compile(r"(?P<name>[^_]+)_\d+_assignsubmission_file_.*"),
-    # A folder or a file by the student's id: ada/lab01.zip, lab01_ada.zip, ada.zip
-    re.compile(r"lab\d\d[-_](?P<name>.+)"),
-    re.compile(r"(?P<name>.+)"),
-)
 
 
 class PackExtractor(ExtractorPlugin):
@@ -35,13 +26,12 @@ class PackExtractor(ExtractorPlugin):
         """Take every pack and notebook below `archive_path`, also out of the LMS's one big zip."""
         target = Path(extracted_path)
         assignment = target.parent.name
-        for path in sorted(Path(archive_path).rglob("*")):
-            if not path.is_file() or path.is_symlink():
-                continue
-            if path.suffix == ".zip" and _is_download(path, assignment):
-                self._unpack(path, target, assignment)
-            else:
-                self._take(path, path.relative_to(archive_path), target, assignment)
+        there = [p for p in Path(archive_path).rglob("*") if p.is_file() and not p.is_symlink()]
+        downloads = [p for p in there if p.suffix == ".zip" and _is_download(p, assignment)]
+        for path in sorted(set(there) - set(downloads), key=_packs_first):
+            self._take(path, path.relative_to(archive_path), target, assignment)
+        for path in sorted(downloads, key=lambda path: path.stat().st_mtime):  # the last one counts
+            self._unpack(path, target, assignment)
 
     def _unpack(self, path: Path, target: Path, assignment: str) -> None:
         """The LMS's zip: its entries are what students handed in, one file each."""
@@ -49,7 +39,7 @@ class PackExtractor(ExtractorPlugin):
             if sum(entry.file_size for entry in archive.infolist()) > MOST_BYTES:
                 self.log.error("%s is too large and was skipped", path)
                 return
-            for entry in archive.infolist():
+            for entry in sorted(archive.infolist(), key=lambda one: _packs_first(one.filename)):
                 if entry.is_dir():
                     continue
                 copy = target / ".one"
@@ -81,6 +71,11 @@ class PackExtractor(ExtractorPlugin):
             self.log.warning("%s is neither a pack nor a notebook and was skipped", name)
 
 
+def _packs_first(path: Path | str) -> tuple[bool, str]:
+    """Order in which a notebook handed in beside a pack replaces the pack's own."""
+    return str(path).endswith(".ipynb"), str(path)
+
+
 def _is_download(path: Path, assignment: str) -> bool:
     """Whether a zip holds what many students handed in, and is no student's own."""
     try:
@@ -98,6 +93,7 @@ class PackCollector(FileNameCollectorPlugin):
     """Finds the student of a file by the name that the LMS gave it, and the class's roster."""
 
     _roster: list[Student] | None = None
+    _chosen: dict[Path, str] | None = None
 
     def collect(self, submitted_file: str) -> dict[str, str] | None:
         path = Path(submitted_file)
@@ -105,8 +101,36 @@ class PackCollector(FileNameCollectorPlugin):
             return None
         if self.named_regexp:
             return self._match(submitted_file)
-        student = find_student(path.parent.name, self._students())
-        return {"student_id": student, "file_id": path.name}
+        if self._chosen is None:
+            self._chosen = self._choose(path.parent.parent)
+        student = self._chosen.get(path)
+        return student and {"student_id": student, "file_id": path.name}
+
+    def _choose(self, extracted: Path) -> dict[Path, str]:
+        """The student of each file that counts. nbgrader stops at a second file of one name."""
+        roster = self._students()
+        found: dict[str, list[Path]] = {}
+        for folder in sorted(path for path in extracted.iterdir() if path.is_dir()):
+            found.setdefault(find_student(folder.name, roster), []).append(folder)
+        strangers = sorted(set(found) - {student.id for student in roster})
+        if strangers:
+            self.log.warning("not in the roster, graded by this name: %s", ", ".join(strangers))
+        chosen: dict[Path, str] = {}
+        for student, folders in found.items():
+            if len({person(folder.name) for folder in folders}) > 1:
+                names = " and ".join(folder.name for folder in folders)
+                self.log.error(
+                    "NOT COLLECTED: %s could all be of %s; name the files in archive/ by the "
+                    "students' ids, as ada.zip, and collect again", names, student,
+                )  # fmt: skip
+                continue
+            newest = {
+                path.name: path
+                for one in sorted(folders, key=lambda one: upload(one.name))
+                for path in _files(one)
+            }
+            chosen |= dict.fromkeys(newest.values(), student)
+        return chosen
 
     def _students(self) -> list[Student]:
         if self._roster is None:
@@ -117,20 +141,6 @@ class PackCollector(FileNameCollectorPlugin):
         return self._roster
 
 
-def find_student(origin: str, roster: list[Student]) -> str:
-    """The id of the student whose files lie in a folder of this name; if unknown, the name."""
-    match = next(found for pattern in ORIGINS if (found := pattern.fullmatch(origin)))
-    name, lms = match["name"], match.groupdict().get("lms")
-    for student in roster:
-        if lms is not None and student.lms_user_id == lms:
-            return student.id
-    wanted = _letters(name)
-    for student in roster:
-        first, last = student.first_name or "", student.last_name or ""
-        if wanted in (_letters(student.id), _letters(first + last), _letters(last + first)):
-            return student.id
-    return re.sub(r"[^\w.@-]", "-", name)
-
-
-def _letters(text: str) -> str:
-    return re.sub(r"[\W_]", "", text).lower()
+def _files(folder: Path) -> list[Path]:
+    """What lies in the folder of one origin."""
+    return sorted(path for path in folder.iterdir() if path.is_file())

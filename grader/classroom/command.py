@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from grader.catalog import find_lab
@@ -55,17 +56,20 @@ def autograde(
             f"{chosen.key}` or `nbgrader zip_collect {chosen.key}` brings the submissions there."
         )
     results = []
-    for one in grade(course, chosen, student or there, again):
-        results.append(one)
-        console.print(_line(one), highlight=False, soft_wrap=True)
+    with course.alone():
+        for one in grade(course, chosen, student or there, again):
+            results.append(one)
+            console.print(_line(one), highlight=False, soft_wrap=True)
     console.print(_summary(results), highlight=False)
     raise typer.Exit(1 if any(one.failed for one in results) else 0)
 
 
 def _line(one: Graded) -> str:
-    mark = "[red]✗[/]" if one.failed else "[dim]=[/]" if one.kept else "[green]✓[/]"
+    note = escape(f"  {one.note}" if one.note else "")
+    if one.failed:
+        return f"[red]✗[/] {one.student:<20}{note}"
+    mark = "[dim]=[/]" if one.kept else "[green]✓[/]"
     hand = " + by hand" if one.by_hand else ""
-    note = f"  {one.note}" if one.note else ""
     return f"{mark} {one.student:<20} {one.points:6.2f}/{one.max_points:g}{hand}{note}"
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import warnings
-from contextlib import chdir
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -99,6 +102,32 @@ class Course:
         done = self.api.generate_assignment(lab.key)
         if not done["success"]:
             raise LabError(f"nbgrader could not generate {lab.key}: {done.get('log', '').strip()}")
+
+    def require_settings(self) -> None:
+        """Read what every student's grading needs. Raises LabError for a file that is wrong."""
+        from grader.grading import course_secret
+        from grader.grading.config import Config
+
+        chosen = self.api.config.ModuleGrades
+        limits = Path(chosen.settings_file)
+        Config.load(limits if limits.is_file() else None)
+        course_secret(Path(chosen.secret_file))
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep a second `autograde` out. Raises LabError where one is at work."""
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # some network disks know no locks
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise LabError(
+                        f"another autograde is at work in {self.folder}; wait for it to end."
+                    ) from None
+            yield
+        finally:
+            os.close(handle)
 
 
 def open_course(folder: Path) -> Course:

@@ -28,9 +28,15 @@ class LmsExport(ExportPlugin):
         target = Path(self.to or self.file)
         for one in chosen:
             name = target if len(chosen) == 1 else target.with_stem(f"{target.stem}-{one.name}")
-            rows = [_row(one, found) for found in one.submissions if self._wants(found.student)]
+            wanted = [found for found in one.submissions if self._wants(found.student)]
+            rows = [_row(one, found) for found in wanted]
             type(self).write(name, sorted(rows, key=lambda row: row.handed_in.student), one.name)
             self.log.warning("%d grades of %s are in %s", len(rows), one.name, name)
+            waiting = sorted(found.student.id for found in wanted if found.needs_manual_grade)
+            if waiting:
+                self.log.warning(
+                    "%d of them wait for a person's points: %s", len(waiting), ", ".join(waiting)
+                )
 
     def _wants(self, student: Student) -> bool:
         return not self.student or student.id in map(str, self.student)

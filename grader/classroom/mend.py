@@ -21,7 +21,8 @@ def mend(folder: Path, released: Path, assignment: str) -> str:
     path = folder / f"{assignment}.ipynb"
     why = unreadable(path)
     if not why:
-        return ""
+        aside = path.with_name(path.name + ASIDE)
+        return f"what was handed in is kept as {aside.name}" if aside.exists() else ""
     if path.exists() or path.is_symlink():
         path.replace(path.with_name(path.name + ASIDE))
     pack = folder / f"{assignment}.zip"

@@ -7,11 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Unicode
 
+from grader.classroom.overview import add_overview
 from grader.classroom.places import course_directory, submission_of
 from grader.grading import LabReport, TaskReport, course_secret, grade_submission
 from grader.grading.config import Config
@@ -51,6 +53,7 @@ class ModuleGrades(NbGraderPreprocessor):
                 raise RuntimeError(report.warnings[-1])
             for task, cell in cells.items():
                 _fill(cell, report, report.tasks[task])
+            add_overview(nb, report)
         return nb, resources
 
 
@@ -70,6 +73,14 @@ def _fill(cell: NotebookNode, report: LabReport, task: TaskReport) -> None:
         new_output("display_data", {"text/plain": task.text(), "text/html": task.html()}),
         new_output("execute_result", {"text/plain": repr(points)}, execution_count=1),
     ]
+
+
+def said_of_all(notebook: Path) -> list[str]:
+    """What the report of a graded notebook says of the submission as a whole."""
+    for cell in nbformat.read(notebook, as_version=4).cells:
+        if TASK.fullmatch(cell.metadata.get("nbgrader", {}).get("grade_id", "")):
+            return [out.text.strip() for out in cell.outputs if out.output_type == "stream"]
+    return []
 
 
 def cell_points(task: TaskReport, most: float) -> float:

@@ -21,6 +21,7 @@ from nbgrader.preprocessors import (
 from grader.catalog import labs
 from grader.classroom.boxed import BoxedExecute
 from grader.classroom.collecting import PackCollector, PackExtractor
+from grader.classroom.harmless import FILTERS
 from grader.classroom.late import PolicyOfClass
 from grader.classroom.modules import ModuleGrades
 from grader.classroom.restore import RestoreGrading
@@ -68,6 +69,7 @@ def configure(c: Any, folder: str | Path) -> None:
     c.Execute.timeout = CELL_SECONDS
     c.BoxedExecute.timeout = CELL_SECONDS
     c.HTMLExporter.sanitize_html = True
+    c.HTMLExporter.filters = FILTERS
     c.AssignLatePenalties.plugin_class = PolicyOfClass
     c.PolicyOfClass.settings_file = str(folder / GRADING)
     c.ModuleGrades.settings_file = str(folder / GRADING)

@@ -29,6 +29,7 @@ class TrimOutput(NbGraderPreprocessor):
                 output.traceback = [self._cut("\n".join(output.traceback))]
             else:
                 output.data = self._kept(output.data)
+                output.metadata = {}  # a picture's width goes into the page unquoted
         return cell, resources
 
     def _kept(self, data: dict[str, Any]) -> dict[str, Any]:

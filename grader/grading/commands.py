@@ -17,7 +17,7 @@ from grader.errors import LabError
 from grader.grading import export
 from grader.grading.config import Config
 from grader.grading.export import Row
-from grader.grading.handed_in import HandedIn, discover, unknown_times
+from grader.grading.handed_in import HandedIn, discover, left_out, unknown_times
 from grader.grading.journal import Journal
 from grader.paths import ROOT
 
@@ -48,6 +48,8 @@ def grade(
     if sandbox and sandbox not in RUNGS:
         raise LabError(f"there is no sandbox {sandbox!r}; there are {', '.join(RUNGS)}.")
     class_ = discover(folder, roster)
+    for name in left_out(folder):
+        console.print(f"[yellow]{_plain(name)} is neither a zip nor a folder; left out[/]")
     _times(chosen, settings, class_)
     target = (out or OUT / chosen.key).absolute()
     secret.parent.mkdir(parents=True, exist_ok=True)

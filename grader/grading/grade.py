@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from grader.catalog import Lab, find_lab
-from grader.grading import keys, submission
+from grader.grading import keys
 from grader.grading.journal import Journal
 from grader.grading.limits import Limits
 from grader.grading.marking import Marking
 from grader.grading.report import LabReport, TaskReport
 from grader.grading.sandbox import Sandbox, shared
-from grader.grading.submission import Submission
+from grader.grading.submission import Submission, read
 
 KEPT = 64  # reports in memory, for a notebook that asks for one task after the other
 _memory: dict[str, LabReport] = {}
@@ -34,13 +34,22 @@ def grade_submission(
     """Grade one lab (`labs` names exactly one) of a folder or zip; the same again from the cache.
 
     Never raises for anything in the submission: every task is in the report, with its reason.
-    `cache` is a journal file to look the result up in and to append it to.
+    `cache` is a journal file to look the result up in and to append it to; nobody else is kept
+    from it in between.
     """
     (name,) = labs
-    return grade_lab(
-        submission, find_lab(name), student, secret, limits or Limits(), sandbox or shared(),
-        Journal.at(cache) if cache is not None else None,
-    )  # fmt: skip
+    lab, limits, box = find_lab(name), limits or Limits(), sandbox or shared()
+    work = (read(submission, lab, limits), lab, student, secret, limits)
+    if cache is None:
+        return grade_read(*work, box)
+    key = keys.result_key(*work, box.probe(lab))
+    with Journal.borrowed(cache) as journal:
+        known = journal.get(key)
+    report = known or grade_read(*work, box, key=key)
+    if known is None and not report.lost:
+        with Journal.borrowed(cache) as journal:
+            journal.add(report)
+    return report
 
 
 def grade_task(
@@ -61,9 +70,7 @@ def grade_lab(
     journal: Journal | None = None,
 ) -> LabReport:
     """`grade_submission` with everything looked up."""
-    return grade_read(
-        submission.read(path, lab, limits), lab, student, secret, limits, sandbox, journal
-    )
+    return grade_read(read(path, lab, limits), lab, student, secret, limits, sandbox, journal)
 
 
 def grade_read(

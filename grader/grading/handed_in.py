@@ -28,6 +28,7 @@ class HandedIn:
     login: str = ""
     email: str = ""
     submitted: datetime | None = None
+    origin: str = ""  # the name in the folder, without .zip
 
 
 def discover(folder: Path, roster: Path | None = None) -> list[HandedIn]:
@@ -42,6 +43,12 @@ def discover(folder: Path, roster: Path | None = None) -> list[HandedIn]:
         for path in sorted(folder.iterdir())
         if not path.name.startswith((".", "__")) and (path.is_dir() or path.suffix == ".zip")
     ]
+    if not found:
+        others = ", ".join(left_out(folder))
+        raise LabError(
+            f"{folder} has no submission in it{others and f'; left out: {others}'}; each is a zip "
+            "or a folder of its own."
+        )
     found = _with_roster(found, roster) if roster else found
     seen: dict[str, Path] = {}
     for one in found:
@@ -54,6 +61,11 @@ def discover(folder: Path, roster: Path | None = None) -> list[HandedIn]:
     return found
 
 
+def left_out(folder: Path) -> list[str]:
+    """The names in a folder that are neither a zip nor a folder."""
+    return sorted(p.name for p in folder.iterdir() if p.is_file() and p.suffix != ".zip")
+
+
 def _named(path: Path) -> HandedIn:
     stem = path.name if path.is_dir() else path.stem
     known = MOODLE.fullmatch(stem) or CANVAS.fullmatch(stem)
@@ -62,20 +74,25 @@ def _named(path: Path) -> HandedIn:
         if len(inside) == 1 and inside[0].suffix == ".zip" and not inside[0].is_symlink():
             path = inside[0]
     if known:
-        return HandedIn(known["student"], path, id=known["id"])
-    return HandedIn(LAB.sub("", stem) or stem, path)
+        return HandedIn(known["student"], path, id=known["id"], origin=stem)
+    return HandedIn(LAB.sub("", stem) or stem, path, origin=stem)
 
 
 def _with_roster(found: list[HandedIn], roster: Path) -> list[HandedIn]:
-    """Fill in from a CSV with a column `file` (name in the folder) or `student`."""
+    """Fill in from a CSV with a column `file` (name in the folder) or `student`; or nbgrader's."""
     try:
         with roster.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
+            reader = csv.DictReader(file)
+            rows, columns = list(reader), set(reader.fieldnames or ())
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise LabError(f"{roster} cannot be read: {error}.") from None
-    unknown = sorted(set(rows[0] if rows else ()) - set(COLUMNS))
+    if {"id", "first_name"} <= columns:
+        return [_of_class(one, rows) for one in found]
+    unknown = sorted(columns - set(COLUMNS))
     if unknown:
         raise LabError(f"{roster}: unknown column {unknown[0]!r}; there are {', '.join(COLUMNS)}.")
+    if not columns & {"file", "student"}:
+        raise LabError(f"{roster} has neither a column file nor student, so nobody is found in it.")
     by_file = {row["file"]: row for row in rows if row.get("file")}
     by_student = {row["student"]: row for row in rows if row.get("student")}
     filled = []
@@ -84,6 +101,26 @@ def _with_roster(found: list[HandedIn], roster: Path) -> list[HandedIn]:
         row = next((by_file[name] for name in names if name in by_file), None)
         filled.append(_filled(one, row or by_student.get(one.student), roster))
     return filled
+
+
+def _of_class(one: HandedIn, rows: list[dict[str, str]]) -> HandedIn:
+    """By the roster of `nbgrader db student import`, as collecting finds a student in it."""
+    from grader.classroom.origins import Person, find_student
+
+    people = {
+        row["id"]: Person(
+            row["id"], row["first_name"], row.get("last_name") or "", row.get("lms_user_id") or ""
+        )
+        for row in rows
+    }
+    person = people.get(find_student(one.origin, people.values()))
+    if person is None:
+        return one
+    email = next(row.get("email") or "" for row in rows if row["id"] == person.id)
+    name = ", ".join(filter(None, (person.last_name, person.first_name)))
+    return replace(
+        one, student=person.id, login=person.id, name=name, email=email, id=person.lms_user_id
+    )
 
 
 def _filled(one: HandedIn, row: dict[str, str] | None, roster: Path) -> HandedIn:

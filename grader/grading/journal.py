@@ -8,6 +8,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from grader.errors import LabError
@@ -17,13 +18,13 @@ from grader.grading.report import LabReport
 class Journal:
     """One line of JSON a result, flushed to disk before it counts; in memory, places alone."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, wait: bool = False) -> None:
         self.path = path
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError:
             self._file.close()
             raise LabError(f"another grader is writing {path}; wait for it to end.") from None
@@ -33,6 +34,16 @@ class Journal:
     def at(cls, path: Path) -> Journal:
         """The journal at a path, one object for it in this process."""
         return _open(path.absolute())
+
+    @classmethod
+    @contextmanager
+    def borrowed(cls, path: Path) -> Iterator[Journal]:
+        """The journal for a moment, after others who have it: a server may grade beside us."""
+        journal = cls(path, wait=True)
+        try:
+            yield journal
+        finally:
+            journal.close()
 
     def _scan(self) -> Iterator[tuple[str, int]]:
         self._file.seek(0)

@@ -41,8 +41,9 @@ def verdict(scenario: ScenarioReport) -> str:
 def task_text(task: TaskReport) -> str:
     """One task: points, checks, scenarios, cards."""
     lines = [f"Task {task.id}  {task.title}: {number(task.points)} of {number(task.max_points)}"]
+    lines += [f"  no check could run: {clean(task.blocked)}"] if task.blocked else []
     for check in task.checks:
-        why = "" if check.passed else f"  {clean(check.reason)}"
+        why = "" if check.passed or task.blocked else f"  {clean(check.reason)}"
         lines.append(f"  {MARKS[check.status]} {check.title} ({check.points}){why}")
     for place, scenario in enumerate(task.scenarios, 1):
         mark = "✓" if scenario.status == AGREES else "✗"

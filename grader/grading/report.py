@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-PASSED, FAILED = "passed", "failed"
+PASSED, FAILED, BLOCKED = "passed", "failed", "blocked"
 AGREES, DIFFERS, RAISED, STOPPED, BROKEN = "agrees", "differs", "raised", "stopped", "broken"
 
 
@@ -70,6 +70,13 @@ class TaskReport:
     @property
     def points(self) -> float:
         return round(min(self.claimed, self.max_points * self.share), 2)
+
+    @property
+    def blocked(self) -> str:
+        """What keeps every check from running, where it is the same for all; else ""."""
+        reasons = {check.reason for check in self.checks if check.status == BLOCKED}
+        all_are = all(check.status == BLOCKED for check in self.checks)
+        return reasons.pop() if all_are and len(reasons) == 1 else ""
 
     @property
     def cards(self) -> tuple[str, ...]:
