@@ -31,15 +31,20 @@ def run(task: dict[str, Any], emit: Emit) -> None:
 
 
 def judge(task: dict[str, Any], emit: Emit) -> None:
-    """Run the scenarios on the reference, and send whether the student's observations agree."""
+    """Run the scenarios on the reference, and send whether the student's observations agree.
+
+    An item without an observation raised an error at the student's: it may at the reference too.
+    """
     import nanovllm
 
     for item, scenario, seed in _items(task):
         expected = _observe(scenario, nanovllm, seed)
-        if "data" in expected:
+        if "data" not in expected:
+            emit({"item": item, "broken": expected["raised"]})
+        elif item in task["observed"]:
             emit({"item": item, **_compare(task["observed"][item], expected["data"])})
         else:
-            emit({"item": item, "broken": expected["raised"]})
+            emit({"item": item, "agrees": False, "where": ""})
     emit({"done": True})
 
 

@@ -10,7 +10,7 @@ from grader.catalog import Lab
 from grader.grading.limits import Limits
 from grader.grading.listing import REFERENCE_SECONDS, listing, sources
 from grader.grading.report import ScenarioReport
-from grader.grading.rounds import Rounds
+from grader.grading.rounds import Result, Rounds
 from grader.grading.sandbox import Sandbox
 from grader.grading.verdicts import draw, scenario_report
 from grader.grading.work import Answer, BoxError
@@ -26,7 +26,7 @@ class Scenarios:
     ) -> None:
         self.lab, self.seeds, self.sandbox, self.box = lab, seeds, sandbox, box
         self.reports: dict[str, ScenarioReport] = {}
-        self._judged: dict[str, tuple[Any, Task]] = {}  # item -> observed, verdict
+        self._judged: dict[str, tuple[Result, Task]] = {}  # item -> result, verdict
         self.of_task: dict[int, list[str]] = {task.id: [] for task in lab.tasks}
         for name, task in listing(lab, sandbox):
             if task in self.of_task:
@@ -52,10 +52,11 @@ class Scenarios:
         items = [item for name in names for item in self._draws(name)]
         rounds = Rounds(lambda some: self.box(self._task(some)), _name, _name)
         rounds.run(rounds.keep(among_checks, items) if among_checks else items)
-        observed = {item: r["data"] for item, r in rounds.results.items() if "data" in r}
-        fresh = {i: data for i, data in observed.items() if not self._known(i, data)}
+        every = rounds.results.items()
+        results = {item: found for item, found in every if "data" in found or "todo" not in found}
+        fresh = {item: found for item, found in results.items() if not self._known(item, found)}
         self._judged |= {i: (fresh[i], verdict) for i, verdict in self._judge(fresh).items()}
-        agreed = {item: self._judged[item][1] for item in observed}
+        agreed = {item: self._judged[item][1] for item in results}
         for name in names:
             draws = [draw(item, rounds, agreed) for item in self._draws(name)]
             self.reports[name] = scenario_report(name, draws)
@@ -67,19 +68,20 @@ class Scenarios:
         drawn = {"lab": self.lab.key, "sources": sources(self.lab), "seeds": self.seeds}
         return {"kind": kind, "items": items, **drawn}
 
-    def _known(self, item: str, data: Any) -> bool:
-        """Whether the same observation has a verdict already, from a run among other tasks."""
-        return item in self._judged and json.dumps(self._judged[item][0]) == json.dumps(data)
+    def _known(self, item: str, found: Result) -> bool:
+        """Whether the same result has a verdict already, from a run among other tasks."""
+        return item in self._judged and json.dumps(self._judged[item][0]) == json.dumps(found)
 
-    def _judge(self, observed: dict[str, Any]) -> dict[str, Task]:
+    def _judge(self, results: dict[str, Result]) -> dict[str, Task]:
         """Compare with the reference, in a process that no student's code is in."""
-        if not observed:
+        if not results:
             return {}
-        task = {**self._task(list(observed), "judge"), "observed": observed}
+        observed = {item: found["data"] for item, found in results.items() if "data" in found}
+        task = {**self._task(list(results), "judge"), "observed": observed}
         limits = Limits(item_seconds=REFERENCE_SECONDS)
         answer = self.sandbox.trusted(task, limits, REFERENCE_SECONDS)
         found = {event["item"]: event for event in answer.events if "item" in event}
-        if set(found) != set(observed):
+        if set(found) != set(results):
             raise BoxError(f"the reference did not answer: {answer.ended or answer.events[-1:]}")
         return found
 

@@ -33,12 +33,12 @@ def draw(item: str, rounds: Rounds, agreed: dict[str, dict[str, Any]]) -> tuple[
     result = rounds.results.get(item)
     if result is None:
         return STOPPED, rounds.lost.get(item, "no result came"), ""
+    verdict = agreed.get(item, {})
+    if "broken" in verdict:
+        return BROKEN, f"the reference raised {verdict['broken']}", ""
     if "data" not in result:
         todo = str(result.get("todo", ""))
         return RAISED, f"it raised {_own_name(result.get('raised'))}", todo
-    verdict = agreed[item]
-    if "broken" in verdict:
-        return BROKEN, f"the reference raised {verdict['broken']}", ""
     return (AGREES if verdict["agrees"] is True else DIFFERS), "", verdict["where"]
 
 
