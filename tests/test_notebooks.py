@@ -11,13 +11,14 @@ import pytest
 from nbclient import NotebookClient
 
 from grader.catalog import Lab
-from grader.paths import NOTEBOOK_SOURCES, NOTEBOOKS, ROOT
+from grader.paths import NOTEBOOK_SOURCES, NOTEBOOKS
 
 
 def execute(path: Path) -> nbformat.NotebookNode:
+    """Run a notebook where Jupyter runs it: in its own folder."""
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": path.parent}}
     ).execute()
     return notebook
 
