@@ -163,6 +163,8 @@ def test_every_released_lab_can_be_worked_on(students: Students) -> None:
         assert f"lab{number:02d} task 1:" in done.stdout
         assert "0/100" in done.stdout
         assert "cannot be loaded" not in done.stdout, done.stdout
+    diff = students.run("grader.cli", "diff", "03", "--task", "1")
+    assert "reference of lab03 is not in this copy" in diff.stdout + diff.stderr
     board = students.run("grader.cli")
     assert "03 Prefill and decode" in board.stdout
     assert "04 Continuous batching" not in board.stdout

@@ -233,7 +233,7 @@ check_task("03", 4)
 # ## 5. What padding wastes
 #
 # Eight prompts in one static batch. Every cell is a token that goes through the model. **Predict
-# first**: which share of the rectangle is red?
+# first**: which share of the rectangle is computed for nobody?
 
 # %%
 with needs("03", 1, 2, 5):
