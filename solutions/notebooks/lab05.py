@@ -243,7 +243,7 @@ check_task("05", 4)
 # %% [markdown]
 # ## 4. Hit rate
 #
-# The same 14 prompts, more and more of each shared. **Predict** the hit rate when all prompts are equal:
+# Fourteen prompts of 96 tokens, more and more of each shared. **Predict** the hit rate when all are equal:
 # why is it not 13 of 14?
 
 # %%
