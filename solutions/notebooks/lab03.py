@@ -42,6 +42,7 @@ from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import load_model
 from nanovllm.tokenization.tokenizer import Tokenizer
 
+torch.set_num_threads(1)
 TARGET = ROOT / "models" / "target"
 model = load_model(TARGET)
 tokenizer = Tokenizer.from_pretrained(TARGET)
