@@ -29,8 +29,6 @@ def require_unlocked(lab: Lab, task: Task, entry: LabState) -> None:
 
 def task_diff(lab: Lab, task: Task) -> Iterator[tuple[str, list[str]]]:
     """For each symbol of a task: its place, and the lines of a unified diff (none where equal)."""
-    if not lab.reference.is_dir():
-        raise LabError(f"the reference of {lab.key} is not in this copy of the course.")
     for symbol in task.symbols:
         module, _, qualname = symbol.partition(":")
         name = f"{module.replace('.', '/')}.py"
@@ -57,6 +55,8 @@ def _definition(path: Path, qualname: str) -> list[str]:
 
 def show_diff(lab: Lab, task: int | None, entry: LabState, console: Console) -> None:
     """Print the diff of one task, or of every task that is open."""
+    if not lab.reference.is_dir():
+        raise LabError(f"the reference of {lab.key} is not in this copy of the course.")
     if task is not None:
         require_unlocked(lab, lab.task(task), entry)
     tasks = (

@@ -11,13 +11,15 @@ import pytest
 from nbclient import NotebookClient
 
 from grader.catalog import Lab
-from grader.paths import NOTEBOOK_SOURCES, NOTEBOOKS, ROOT
+from grader.notebook import needs
+from grader.paths import NOTEBOOK_SOURCES, NOTEBOOKS
 
 
 def execute(path: Path) -> nbformat.NotebookNode:
+    """Run a notebook where Jupyter runs it: in its own folder."""
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": path.parent}}
     ).execute()
     return notebook
 
@@ -105,3 +107,17 @@ def test_students_version_holds_no_outputs_and_a_manual_question(lab: Lab) -> No
     tasks = {f"{lab.key}-task-{task.id}": task.points for task in lab.tasks}
     assert {e["grade_id"]: e["points"] for e in graded if e["grade_id"] in tasks} == tasks
     assert any(e["grade"] and e["solution"] for e in graded), "a manually graded question"
+
+
+@pytest.mark.parametrize("text", ["lab04 task 2: x", "lab04 task 3: x", "lab02 task 7: x"])
+def test_a_cell_waits_for_its_tasks_and_for_lower_labs(text: str, capsys) -> None:
+    with needs("04", 2, 3):
+        raise NotImplementedError(text)
+    said = f"This cell needs {text}. Write it, then run the cell again.\n"
+    assert capsys.readouterr().out == said
+
+
+@pytest.mark.parametrize("text", ["lab04 task 1: x", "lab05 task 2: x", "not a task"])
+def test_a_cell_does_not_hide_what_it_does_not_name(text: str) -> None:
+    with pytest.raises(NotImplementedError, match=text), needs("04", 2, 3):
+        raise NotImplementedError(text)

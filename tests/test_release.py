@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,6 +163,8 @@ def test_every_released_lab_can_be_worked_on(students: Students) -> None:
         assert f"lab{number:02d} task 1:" in done.stdout
         assert "0/100" in done.stdout
         assert "cannot be loaded" not in done.stdout, done.stdout
+    diff = students.run("grader.cli", "diff", "03", "--task", "1")
+    assert "reference of lab03 is not in this copy" in diff.stdout + diff.stderr
     board = students.run("grader.cli")
     assert "03 Prefill and decode" in board.stdout
     assert "04 Continuous batching" not in board.stdout
@@ -265,17 +268,47 @@ def test_its_own_set_up_installs_it(students: Students) -> None:
     assert (students.root / "nanovllm" / "tokenization" / "bpe.py").is_file()
     board = subprocess.run([environment / "bin" / "lab"], cwd=students.root, env=kept)
     assert board.returncode == 0
+    imported = "import grader, models.corpus, nanovllm; print(models.__file__)"
+    in_a_notebook = subprocess.run(
+        [environment / "bin" / "python", "-c", imported],
+        cwd=students.root / "notebooks" / "lab01",
+        env=kept,
+        capture_output=True,
+        text=True,
+    )
+    assert Path(in_a_notebook.stdout.strip()).parent == students.root / "models", (
+        in_a_notebook.stderr
+    )
 
 
 def test_requirements_hold_what_students_need(released: dict[str, bytes]) -> None:
     names = {line.partition("==")[0] for line in released["requirements.txt"].decode().splitlines()}
     assert {"torch", "pytest", "typer", "rich", "jupyter", "hypothesis", "setuptools"} <= names
-    assert not {"ruff", "import-linter", "nbgrader"} & names
-    assert "[tool.ruff" not in released["pyproject.toml"].decode()
+    assert not {"ruff", "import-linter", "nbgrader", "distributed", "playwright"} & names
+    assert "# A class" not in released["requirements.txt"].decode()
+    for section in ("[tool.ruff", "importlinter", "[project.optional"):
+        assert section not in released["pyproject.toml"].decode()
+    tomllib.loads(released["pyproject.toml"].decode())
     assert "pytest.ini_options" in released["pyproject.toml"].decode()
     assert "grader.grading" not in released["pyproject.toml"].decode()
     assert "/nanovllm/*/" not in released[".gitignore"].decode()
     assert "__pycache__/" in released[".gitignore"].decode()
+
+
+def test_steps_in_place_of_labs_are_there_only_where_those_labs_are_closed() -> None:
+    """`nanovllm.fast` and `.gpu` run beside no student's code, and say what labs 02-05 are."""
+    steps = ("solutions/nanovllm/fast/", "solutions/nanovllm/gpu/")
+    for labs_, reference, there in (("01-05", "01-04", False), ("all", "02-05", True)):
+        files = contents(select(labs_, reference))
+        for step in steps:
+            assert any(name.startswith(step) for name in files) == there, (step, reference)
+
+
+def test_models_card_of_it_names_no_program_that_is_not_there(released: dict[str, bytes]) -> None:
+    text = released["models/README.md"].decode()
+    assert "## Greedy samples" in text
+    assert "models.train" not in text and "program in this folder" not in text
+    assert "models/loss.png" not in released
 
 
 def test_links_in_it_work(released: dict[str, bytes]) -> None:

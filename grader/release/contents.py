@@ -17,15 +17,23 @@ TEMPLATES = Path(__file__).parent / "student"
 ENTRANCES = ("cli", "plugin", "demo", "notebook", "tour")
 CHECKPOINTS = ("target", "draft")
 # Tools of the house and of the class, which no student needs.
-NOT_FOR_STUDENTS = ("ruff", "import-linter", "nbgrader", "jupytext", "pytest-xdist")
+NOT_FOR_STUDENTS = (
+    "ruff", "import-linter", "nbgrader", "jupytext", "pytest-xdist", "distributed", "schemathesis",
+    "playwright",
+)  # fmt: skip
 INSTRUCTORS = re.compile(r"^(grader|package-data) = ")
-MAINTAINERS = re.compile(r"^\[tool\.(?:ruff|importlinter)")
+MAINTAINERS = re.compile(r"^\[+(?:tool\.(?:ruff|importlinter)|project\.optional)")
+# Steps that compute in place of these labs' reference: never of use beside a student's own code,
+# and they show in other words what the student is to write.
+IN_PLACE_OF_LABS = {"fast": ("lab02", "lab03", "lab04", "lab05")}
+IN_PLACE_OF_LABS["gpu"] = IN_PLACE_OF_LABS["fast"]
 
 
 def contents(selection: Selection) -> dict[str, bytes]:
     """Every file of the release by its path."""
     files = {_name(path): path.read_bytes() for path in _copied(selection)}
     files["README.md"] = _readme(selection).encode()
+    files["models/README.md"] = _models_card().encode()
     files["Makefile"] = (TEMPLATES / "Makefile").read_bytes()
     files[".gitignore"] = _gitignore().encode()
     files["pyproject.toml"] = _pyproject().encode()
@@ -42,7 +50,7 @@ def _copied(selection: Selection) -> Iterator[Path]:
             yield from found
     yield from roots[: len(ENTRANCES)]
     yield from needed_modules(roots)
-    yield from (MODELS / "README.md", *MODELS.glob("*.png"))
+    yield MODELS / "recall.png"
     for name in CHECKPOINTS:
         yield from _tree(MODELS / name)
     yield ROOT / "nanovllm" / "__init__.py"
@@ -52,6 +60,8 @@ def _copied(selection: Selection) -> Iterator[Path]:
 def _engine(selection: Selection) -> Iterator[Path]:
     """The engine's front, which is given, and the reference of the closed labs."""
     kept_back = {lab.package for lab in labs()} - {lab.package for lab in selection.closed}
+    closed = {lab.key for lab in selection.closed}
+    kept_back |= {name for name, those in IN_PLACE_OF_LABS.items() if not closed.issuperset(those)}
     for path in sorted(REFERENCE.iterdir()):
         if path.is_file() and path.suffix == ".py":
             yield path
@@ -89,10 +99,17 @@ def _where_reference(lab: Lab, selection: Selection) -> str:
     return f"`solutions/nanovllm/{lab.package}/`" if lab in selection.closed else "not yet"
 
 
+def _models_card() -> str:
+    """The course's, without the section about the training, whose program stays there."""
+    text = (MODELS / "README.md").read_text(encoding="utf-8").partition("\n## Training\n")[0]
+    return text.replace("by the program in this folder on text that the program writes itself",
+                        "on text that a program wrote (`corpus/`)") + "\n"  # fmt: skip
+
+
 def _gitignore() -> str:
     """The course's, but a student's own work belongs in the student's repository."""
     lines = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
-    start = next(number for number, line in enumerate(lines) if "What a student writes" in line)
+    start = next(number for number, line in enumerate(lines) if "# A class that" in line)
     return "\n".join([*lines[:start], "/lab[0-9][0-9].zip", "/notebooks/*/lab[0-9][0-9].zip", ""])
 
 
@@ -102,9 +119,15 @@ def _pyproject() -> str:
     sections = re.split(r"^(?=\[)", text, flags=re.MULTILINE)
     kept = "".join(section for section in sections if not MAINTAINERS.match(section))
     lines = [line for line in kept.splitlines(keepends=True) if not INSTRUCTORS.match(line)]
-    return re.sub(r', "grader\.\w+"', "", "".join(lines))
+    return re.sub(r', "grader\.\w+"', "", "".join(lines)).rstrip() + "\n"
 
 
 def _requirements() -> str:
+    """The course's, without what no student needs, and the headings left with nothing."""
     lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines(keepends=True)
-    return "".join(line for line in lines if line.partition("==")[0] not in NOT_FOR_STUDENTS)
+    lines = [line for line in lines if line.partition("==")[0] not in NOT_FOR_STUDENTS]
+    following = [*lines[1:], "#"]
+    return "".join(
+        line for line, after in zip(lines, following, strict=True)
+        if not (line.startswith("#") and after.startswith("#"))
+    )  # fmt: skip

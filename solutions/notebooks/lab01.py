@@ -27,7 +27,7 @@ from random import Random
 import matplotlib.pyplot as plt
 import numpy as np
 
-from grader.notebook import needs
+from grader.notebook import needs, style
 from grader.paths import MODELS
 from models.corpus import Mixture, document, plain
 from nanovllm.tokenization.bpe import BPEModel, PairCounts, train_bpe, word_counts
@@ -38,10 +38,7 @@ from nanovllm.tokenization.pretokenize import PATTERN_QWEN2
 from nanovllm.tokenization.tensors import pad_batch
 from nanovllm.tokenization.tokenizer import Tokenizer
 
-plt.rcParams.update(
-    {"figure.dpi": 110, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
-)
-plt.rcParams.update({"grid.alpha": 0.3, "font.size": 9})
+style()
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
@@ -88,7 +85,7 @@ with needs("01", 1):
         saved.append((pairs.counts[pair], pair[0] + pair[1]))
         pairs.merge(pair)
     fig, ax = plt.subplots(figsize=(6.5, 3.2))
-    ax.loglog(range(1, len(saved) + 1), [count for count, _ in saved], color="#1d4e89")
+    ax.loglog(range(1, len(saved) + 1), [count for count, _ in saved], color="C0")
     for place, above in ((0, True), (4, False), (29, True), (199, False), (999, True)):
         count, token = saved[place]
         ax.annotate(
@@ -99,7 +96,7 @@ with needs("01", 1):
             ha="left" if above else "right",
             fontsize=8,
         )
-        ax.plot(place + 1, count, "o", color="#b3541e", ms=4)
+        ax.plot(place + 1, count, "o", color="C1", ms=4)
     ax.set(xlabel="merge, in learned order", ylabel="tokens it saves", title="What a merge saves")
     plt.show()
 
@@ -190,8 +187,8 @@ with needs("01", 1, 2):
         asked.append(ranks.asked)
         looped.append(sum(tokens - 1 for tokens in range(left, size + 1)))
     fig, ax = plt.subplots(figsize=(6, 3))
-    ax.loglog(sizes, looped, "o-", color="#b3541e", label="loop over all pairs")
-    ax.loglog(sizes, asked, "o-", color="#1d4e89", label="your merge_word")
+    ax.loglog(sizes, looped, "o-", color="C1", label="loop over all pairs")
+    ax.loglog(sizes, asked, "o-", color="C0", label="your merge_word")
     ax.set(
         xlabel="letters in one word", ylabel="questions for a rank", title="A word without a space"
     )
@@ -255,7 +252,7 @@ with needs("01", 1, 2, 3):
     fig, ax = plt.subplots(figsize=(7, 3))
     place = np.arange(len(FIRST))
     for side, (label, tokenizer, color) in enumerate(
-        (("bundled (English only)", bundled, "#b3541e"), ("trained on all six", mixed, "#1d4e89"))
+        (("bundled (English only)", bundled, "C1"), ("trained on all six", mixed, "C0"))
     ):
         rates = [len(tokenizer.encode(text)) / words_in(name) for name, text in FIRST.items()]
         bars = ax.bar(place + 0.4 * side - 0.2, rates, 0.38, label=label, color=color)
@@ -361,7 +358,7 @@ def bytes_a_token() -> tuple[list[int], dict[str, list[float]]]:
 with needs("01", 1, 2):
     sizes, curves = bytes_a_token()
     fig, ax = plt.subplots(figsize=(6, 3.1))
-    for (name, curve), color in zip(curves.items(), ("#1d4e89", "#b3541e"), strict=True):
+    for (name, curve), color in zip(curves.items(), ("C0", "C1"), strict=True):
         ax.plot(sizes, curve, "o-", color=color, label=name)
     ax.set(xlabel="vocabulary", ylabel="bytes a token", ylim=(0, None))
     ax.set_title("Longer tokens, up to a point")

@@ -26,7 +26,7 @@ import matplotlib.pyplot as plt
 import tokenizers
 import torch
 
-from grader.notebook import needs
+from grader.notebook import needs, style
 from grader.paths import MODELS
 from nanovllm.model.accounting import (
     generation_flops,
@@ -42,10 +42,7 @@ from nanovllm.model.norms import rms_norm
 from nanovllm.model.rope import apply_rope, inverse_frequencies, rotation_angles
 
 torch.set_num_threads(1)
-plt.rcParams.update(
-    {"figure.dpi": 110, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
-)
-plt.rcParams.update({"grid.alpha": 0.3, "font.size": 9})
+style()
 model = load_model(MODELS / "target")
 tokenizer = tokenizers.Tokenizer.from_file(str(MODELS / "target" / "tokenizer.json"))
 model.config
@@ -93,7 +90,7 @@ with needs("02", 2):
     left.set(xlabel="position", ylabel="cosine of the angle", title="Fast pairs and slow pairs")
     left.legend(loc="lower right", ncols=2, fontsize=7)
     scores = [float(turned(0) @ turned(int(distance))) for distance in positions]
-    right.plot(positions, scores, color="tab:red")
+    right.plot(positions, scores, color="C1")
     right.set(xlabel="distance of query and key", ylabel="score of equal vectors")
     right.set_title("The score depends on the distance alone")
     figure.tight_layout()
@@ -220,7 +217,7 @@ with needs("02", 7):
     lengths = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
     llama = ModelConfig("llama", 128_256, 4096, 32, 32, 8, 128, 14_336, 131_072)
     figure, axis = plt.subplots(figsize=(6, 3.6))
-    for cached, color in ((False, "tab:red"), (True, "tab:blue")):
+    for cached, color in ((False, "C1"), (True, "C0")):
         flops = [generation_flops(llama, 128, n, cached) for n in lengths]
         name = "with a cache" if cached else "without a cache"
         axis.loglog(lengths, flops, "o-", ms=3, color=color, label=name)
@@ -259,8 +256,8 @@ with needs("02", 1, 2, 3, 4, 5, 6):
     plain = seconds_of_steps(lambda ids: model(ids, torch.arange(len(ids)), attend), prompt, count)
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), width_ratios=(2, 1))
     for seconds, name, color in (
-        (plain, "without a cache", "tab:red"),
-        (cached, "with a cache", "tab:blue"),
+        (plain, "without a cache", "C1"),
+        (cached, "with a cache", "C0"),
     ):
         calm = seconds.unfold(0, 9, 1).median(-1).values  # other programs disturb single steps
         left.plot(1000 * calm, color=color, label=name)
@@ -268,7 +265,7 @@ with needs("02", 1, 2, 3, 4, 5, 6):
     left.set_title("Time of a step (median of nine)")
     left.legend()
     rates = [float(count / seconds.sum()) for seconds in (plain, cached)]
-    drawn = right.bar(["without", "with"], rates, color=["tab:red", "tab:blue"])
+    drawn = right.bar(["without", "with"], rates, color=["C1", "C0"])
     right.bar_label(drawn, fmt="%.0f")
     right.set(ylabel="tokens/s", title=f"{count} tokens, one thread")
     right.grid(axis="x")

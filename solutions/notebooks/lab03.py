@@ -26,7 +26,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from grader.notebook import check_task, needs
+from grader.notebook import check_task, needs, style
 from grader.paths import ROOT
 from nanovllm.generation.beam import BeamSearchParams, beam_search
 from nanovllm.generation.chunked import prefill_cost
@@ -42,16 +42,17 @@ from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import load_model
 from nanovllm.tokenization.tokenizer import Tokenizer
 
+torch.set_num_threads(1)
 TARGET = ROOT / "models" / "target"
 model = load_model(TARGET)
 tokenizer = Tokenizer.from_pretrained(TARGET)
-BLUE, GREEN, RED, GREY = "#3b6fb6", "#3f9b5c", "#c8553d", "#9aa0a6"
-plt.rcParams.update({"figure.dpi": 110, "axes.spines.top": False, "axes.spines.right": False})
+BLUE, GREEN, RED, GREY = "C0", "C2", "C1", "#9aa0a6"
+style(grid=False)
 
 # %% [markdown]
 # ## 1. One request in slow motion
 #
-# A prompt of about 150 tokens, then 24 new ones. **Predict first**: how many decode steps take
+# A prompt of 127 tokens, then 24 new ones. **Predict first**: how many decode steps take
 # as long as reading the whole prompt? Write your guess into the cell below, then run it.
 
 # %%
@@ -95,13 +96,13 @@ check_task("03", 1)
 # %% [markdown]
 # ## 2. What each sampler leaves
 #
-# The bundled model's distribution after "One day, Mia", the 14 likeliest tokens, under
+# The bundled model's distribution after "Mia went to the", the 14 likeliest tokens, under
 # one setting each. Grey is the model's own distribution. **Predict first**: which of the five
 # settings can change *which* token is the likeliest?
 
 # %%
 with needs("03", 2):
-    ids = torch.tensor(tokenizer.encode("One day, Mia"))
+    ids = torch.tensor(tokenizer.encode("Mia went to the"))
     with torch.inference_mode():
         attend = RecomputeAttend(model.config)
         hidden = model(ids, torch.arange(len(ids)), attend)
@@ -114,20 +115,21 @@ with needs("03", 2):
         "temperature 1.8": {"temperature": 1.8},
         "top_k 4": {"top_k": 4},
         "top_p 0.6": {"top_p": 0.6},
-        "min_p 0.25": {"min_p": 0.25},
+        "min_p 0.5": {"min_p": 0.5},
     }
     figure, axes = plt.subplots(1, 5, figsize=(13, 4.2), sharey=True, sharex=True)
     for axis, (name, given) in zip(axes, settings.items(), strict=True):
         row = SamplingRow(SamplingParams(**given), ids.tolist(), [], seed=0)
         shaped = truncate_logits(logits, [row]).softmax(-1)[0]
-        axis.barh(range(14), own[top], color="#d5d8dc", height=0.85)
-        axis.barh(range(14), shaped[top], color=BLUE, height=0.45)
+        axis.barh(range(14), own[top], color="#d5d8dc", height=0.85, label="the model's own")
+        axis.barh(range(14), shaped[top], color=BLUE, height=0.45, label="after the setting")
         axis.set(title=name, xlabel="probability")
         axis.text(0.97, 0.05, f"{int((shaped > 0).sum())} ids left", ha="right",
                   transform=axis.transAxes, fontsize=9)
     axes[0].set_yticks(range(14), labels)
     axes[0].invert_yaxis()
-    plt.tight_layout()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="upper center", ncols=2, frameon=False)
+    plt.tight_layout(rect=(0, 0, 1, 0.94))
     plt.show()
 
 # %% [markdown]
@@ -147,7 +149,7 @@ with needs("03", 2):
     figure, axis = plt.subplots(figsize=(6, 2.6))
     axis.bar(np.arange(6) - 0.2, probs, 0.4, color=GREY, label="probability")
     axis.bar(np.arange(6) + 0.2, seen / count, 0.4, color=BLUE, label=f"share of {count} draws")
-    axis.set(xlabel="token id", ylabel="share")
+    axis.set(xlabel="token id", ylabel="share", title="The draws follow the probabilities")
     axis.legend(frameon=False)
     plt.show()
     print(f"chi-square p = {stats.chisquare(seen, probs * count).pvalue:.2f}")
@@ -159,21 +161,40 @@ check_task("03", 2)
 # ## 3. Beams against greedy
 #
 # Beam search looks for a likelier *whole text*. **Predict first**: by how much is the sum of
-# log-probabilities of 20 tokens larger with width 4 than with width 1?
+# log-probabilities of 20 tokens larger with width 4 than with width 1? And which of the two texts
+# is ahead after the first word?
 
 # %%
 with needs("03", 3):
-    start = tokenizer.encode("Leo was")
-    best = []
-    for width in (1, 2, 4, 8):
-        began = time.perf_counter()
+    start = tokenizer.encode("Mia went to the")
+    widths = (1, 2, 3, 4, 8)
+    best = {}
+    for width in widths:
         params = BeamSearchParams(beam_width=width, max_tokens=20)
-        found = beam_search(model, start, params)[0]
-        best.append((width, found.logprob, time.perf_counter() - began))
-        print(f"width {width}: {found.logprob:7.2f}  {tokenizer.decode(list(found.token_ids))}")
-    figure, axis = plt.subplots(figsize=(5, 2.6))
-    axis.plot([w for w, _, _ in best], [s for _, s, _ in best], "o-", color=BLUE)
-    axis.set(xlabel="beam width", ylabel="log-probability\nof the best text", xticks=[1, 2, 4, 8])
+        best[width] = beam_search(model, start, params)[0]
+        text = tokenizer.decode(list(best[width].token_ids))
+        print(f"width {width}: {best[width].logprob:7.2f}  {text}")
+
+    def running_sum(token_ids) -> torch.Tensor:
+        """The log-probability of the first 1, 2, ... of these tokens behind the prompt."""
+        ids = torch.tensor([*start, *token_ids])
+        with torch.inference_mode():
+            hidden = model(ids, torch.arange(len(ids)), RecomputeAttend(model.config))
+            logprobs = model.logits(hidden[len(start) - 1 : -1]).float().log_softmax(-1)
+        return logprobs.gather(1, ids[len(start) :, None])[:, 0].cumsum(0)
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3))
+    left.plot(widths, [best[width].logprob for width in widths], "o-", color=BLUE)
+    left.set(xlabel="beam width", ylabel="log-probability of the best text", xticks=widths,
+             title="Wider finds likelier texts")
+    for width, colour, mark in ((1, RED, "s"), (4, BLUE, "o")):
+        sums = running_sum(best[width].token_ids)
+        name = "width 1: greedy" if width == 1 else f"width {width}"
+        right.plot(range(1, len(sums) + 1), sums, f"{mark}-", ms=4, color=colour, label=name)
+    right.set(xlabel="tokens written", ylabel="log-probability so far", xticks=range(1, 21, 2),
+              title="Greedy leads first, and pays later")
+    right.legend(frameon=False)
+    plt.tight_layout()
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab03-task-3", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="03" nanovllm_task=3
@@ -195,6 +216,8 @@ with needs("03", 4):
     left.set(ylabel="scores of the largest step\n(millions a head)")
     right.bar(range(7), [c.steps for c in costs], color=GREEN)
     right.set(ylabel="steps: each reads all weights")
+    left.set_title("What one step has to hold")
+    right.set_title("What the chunks cost")
     for axis in (left, right):
         axis.set_xticks(range(7), sizes)
         axis.set_xlabel("chunk size")
@@ -211,7 +234,7 @@ check_task("03", 4)
 # ## 5. What padding wastes
 #
 # Eight prompts in one static batch. Every cell is a token that goes through the model. **Predict
-# first**: which share of the rectangle is red?
+# first**: which share of the rectangle is computed for nobody?
 
 # %%
 with needs("03", 1, 2, 5):
@@ -263,8 +286,8 @@ for size, colour in ((4, GREEN), (16, BLUE), (64, RED)):
         lengths = rng.lognormal(mean=4, sigma=sigma, size=(200, size))
         shares.append(float(1 - (lengths.sum(1) / (size * lengths.max(1))).mean()))
     axis.plot(np.linspace(0, 1.5, 12), shares, "o-", color=colour, ms=3, label=f"batch of {size}")
-axis.set(xlabel="spread of output lengths (sigma of their logarithm)", ylabel="share idle",
-         ylim=(0, 1))
+axis.set(xlabel="spread of output lengths (sigma of their logarithm)", ylim=(0, 1),
+         ylabel="share of the places idle", title="All wait for the longest")
 axis.legend(frameon=False)
 plt.show()
 

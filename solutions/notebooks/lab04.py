@@ -23,7 +23,7 @@
 import matplotlib.pyplot as plt
 import torch
 
-from grader.notebook import needs
+from grader.notebook import needs, style
 from grader.paths import MODELS
 from nanovllm.batching.budget import AdaptiveBudget, FixedBudget
 from nanovllm.batching.config import EngineConfig
@@ -48,10 +48,7 @@ from nanovllm.model.loader import load_model
 from nanovllm.tokenization.tokenizer import Tokenizer
 
 torch.set_num_threads(1)
-plt.rcParams.update(
-    {"figure.dpi": 110, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
-)
-plt.rcParams.update({"grid.alpha": 0.3, "font.size": 9})
+style()
 
 # %% [markdown]
 # ## 1. A life
@@ -87,7 +84,7 @@ check_task("04", 1)
 with needs("04", 1, 2):
     minutes = [m / 4 for m in range(100)]
     figure, axis = plt.subplots(figsize=(6.5, 3.2))
-    for priority, color in zip(Priority, ("tab:red", "tab:orange", "tab:blue"), strict=True):
+    for priority, color in zip(Priority, ("C1", "C4", "C0"), strict=True):
         waiting = Request(0, SimulatedSequence(0, 60, 21), 0.0, 80, priority)
         scores = [PriorityWithAging().score(waiting, 60 * m) for m in minutes]
         axis.plot(minutes, scores, color=color, label=priority.name.lower())
@@ -112,7 +109,7 @@ check_task("04", 2)
 # %%
 with needs("04", 3):
     figure, axis = plt.subplots(figsize=(6.5, 3.2))
-    for name, fast, color in (("30 to 50 ms", 0.030, "tab:blue"), ("no gap", 0.050, "tab:red")):
+    for name, fast, color in (("30 to 50 ms", 0.030, "C0"), ("no gap", 0.050, "C1")):
         budget = AdaptiveBudget(limit=1500, lowest=16, highest=2048, fast=fast)
         limits = []
         for step in range(80):
@@ -162,7 +159,7 @@ with needs("04", 1, 2, 3, 4, 7):
         for i, line in enumerate(run.timelines):
             first, last = line.token_times[0], line.token_times[-1]
             axis.barh(i, first - line.arrival, left=line.arrival, color="lightgray")
-            axis.barh(i, max(last - first, 0.004), left=first, color="tab:blue")
+            axis.barh(i, max(last - first, 0.004), left=first, color="C0")
         axis.set(xlabel="seconds", title=f"{name}: {run.tokens_computed:,} tokens computed")
     axes[0].invert_yaxis()
     axes[0].set_ylabel("request")
@@ -185,13 +182,15 @@ check_task("04", 4)
 with needs("04", 1, 2, 3, 4, 7):
     trace = [Arrival(0.0, 8, 120) for _ in range(8)] + [Arrival(0.1, 1000, 20)]
     figure, axis = plt.subplots(figsize=(7, 3.4))
-    for budget, color in ((32, "tab:blue"), (128, "tab:orange"), (2048, "tab:red")):
+    for budget, color in ((32, "C0"), (128, "C4"), (2048, "C1")):
         run = simulate(trace, scheduler_of(budget=budget, seats=16), COST)
         line = run.timelines[0]
         gaps = [1000 * gap for gap in line.inter_token_latencies]
         name = f"budget {budget}: first token of the long one after {run.timelines[8].ttft:.2f} s"
         axis.plot(line.token_times[1:], gaps, ".-", ms=3, lw=0.8, color=color, label=name)
     axis.set(xlabel="seconds", ylabel="ms between tokens of request 0", yscale="log")
+    axis.set_yticks([5, 10, 20, 50, 100, 200], ["5", "10", "20", "50", "100", "200"])
+    axis.minorticks_off()
     axis.set_title("One step for the whole prompt stops everybody; small chunks slow it down")
     axis.legend(fontsize=7)
     plt.show()
@@ -243,19 +242,19 @@ with needs("04", 1, 2, 3, 4, 7):
         cells = [f"{r.throughput:.0f}", *(f"{t:.2f}" for t in times)]
         cells += [f"{r.fairness:.2f}", f"{r.tokens_computed:,}"]
         print(f"{trace_name + ', ' + name:<24}" + "".join(f"{cell:>13}" for cell in cells))
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.4))
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.8))
     for axis, (trace_name, _) in zip(axes, TRACES.items(), strict=True):
-        for name, color in zip(names, plt.cm.tab10.colors, strict=False):
+        for number, (name, marker) in enumerate(zip(names, "xosD^v", strict=True)):
             r = reports[trace_name, name]
-            marker = "x" if name == "static" else "o"
-            axis.scatter(
-                r.latency_p50, r.longest_wait, s=50, marker=marker, color=color, label=name
-            )
-        axis.set(title=trace_name, xlabel="median latency, s", xlim=(0, None), ylim=(0, None))
+            shape = {"marker": marker, "ms": 8, "mew": 1.8, "mfc": "none", "ls": ""}
+            axis.plot(r.latency_p50, r.longest_wait, color=f"C{number}", label=name, **shape)
+        axis.set(title=trace_name, xlabel="median latency, s")
+        axis.set(xlim=(0, 1.08 * axis.get_xlim()[1]), ylim=(0, 1.08 * axis.get_ylim()[1]))
     axes[0].set_ylabel("longest wait for a first token, s")
-    axes[0].legend(fontsize=7)
-    figure.suptitle("down and to the left is better", fontsize=8)
-    figure.tight_layout()
+    entries = axes[0].get_legend_handles_labels()
+    figure.legend(*entries, loc="lower center", ncols=6, frameon=False)
+    figure.suptitle("down and to the left is better", fontsize=9)
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
     plt.show()
 
 # %% [markdown]
@@ -281,7 +280,7 @@ with needs("04", 1, 2, 3, 4, 7):
         for q in quanta
     ]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3))
-    left.plot(quanta, [r.tokens_computed for r in found], "o-", color="tab:red")
+    left.plot(quanta, [r.tokens_computed for r in found], "o-", color="C1")
     left.set(xlabel="quantum, in tokens", ylabel="tokens computed", xscale="log", ylim=(0, None))
     right.plot(quanta, [r.longest_wait for r in found], "o-", label="longest wait")
     right.plot(quanta, [r.latency_p50 for r in found], "s-", label="median latency")
@@ -331,13 +330,14 @@ with needs("04", 1, 2, 3, 4, 5, 6):
     decodes = [sum(c.length for c in step.chunks if c.length == 1) for step in steps]
     prompts = [sum(c.length for c in step.chunks if c.length > 1) for step in steps]
     figure, axis = plt.subplots(figsize=(9, 2.8))
-    axis.bar(range(len(steps)), decodes, color="tab:blue", label="decode", width=1.0)
+    axis.bar(range(len(steps)), decodes, color="C0", label="decode", width=1.0)
     axis.bar(
-        range(len(steps)), prompts, bottom=decodes, color="tab:orange", label="prompt", width=1.0
+        range(len(steps)), prompts, bottom=decodes, color="C4", label="prompt", width=1.0
     )
     axis.plot([step.waiting for step in steps], color="black", lw=1, label="requests waiting")
     axis.axhline(24, color="gray", lw=0.8, ls=":")
-    axis.set(xlabel="step", ylabel="tokens", title="What each step computed; dotted: the budget")
+    axis.set(xlabel="step", title="What each step computed; dotted: the budget")
+    axis.set_ylabel("tokens (bars), requests (line)")
     axis.legend(fontsize=7)
     plt.show()
 

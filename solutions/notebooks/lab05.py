@@ -24,7 +24,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from grader.notebook import needs
+from grader.notebook import needs, style
 from grader.paths import MODELS
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
@@ -44,10 +44,7 @@ from nanovllm.paging.store import PagedStore
 from nanovllm.tokenization.tokenizer import Tokenizer
 
 torch.set_num_threads(1)
-plt.rcParams.update(
-    {"figure.dpi": 110, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
-)
-plt.rcParams.update({"grid.alpha": 0.3, "font.size": 9})
+style()
 TARGET = MODELS / "target"
 model, tokenizer = load_model(TARGET), Tokenizer.from_pretrained(TARGET)
 
@@ -71,16 +68,36 @@ with needs("05", 1):
         right.plot(shares, lw=1, label=f"{name}: {run.utilisation:.0%} over the run")
     left.set(xlabel="step", ylabel="requests", title="Running at once")
     right.set(
-        xlabel="step", ylabel="stored / reserved", title="Use of what is reserved", ylim=(0, 1)
+        xlabel="step", ylabel="stored / reserved", title="Use of what is reserved", ylim=(0, 1.05)
     )
-    left.legend(fontsize=7)
-    right.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1, 0.35))
-    figure.tight_layout()
+    names = right.get_legend_handles_labels()
+    figure.legend(*names, loc="lower center", ncols=3, frameon=False)
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
     plt.show()
     for name, run in runs.items():
         external = max(moment.external for moment in run.moments)
         print(f"{name:<14} peak {run.peak_running:>3} requests, {len(run.moments)} steps, ", end="")
         print(f"external fragmentation up to {external:.0%}, {run.preemptions} preemptions")
+
+# %% [markdown]
+# What that is worth in requests: the same trace in more and in less memory. **Predict**: how many times
+# as many requests fit at once into blocks as into one piece each? Does the factor change with memory?
+
+# %%
+with needs("05", 1):
+    rooms = [2048, 4096, 8192, 16384]
+    kinds = {"first fit": FirstFit, "buddies": Buddy, "blocks of 16": Blocks}
+    figure, axis = plt.subplots(figsize=(7, 3))
+    for side, (name, kind) in enumerate(kinds.items()):
+        peaks = [occupancy(kind(room), trace, 256).peak_running for room in rooms]
+        bars = axis.bar(np.arange(4) + 0.27 * (side - 1), peaks, 0.25, label=name)
+        axis.bar_label(bars, fontsize=8)
+    axis.set_xticks(range(4), [f"{room:,}" for room in rooms])
+    axis.set(xlabel="memory, in tokens", ylabel="requests at once, at most")
+    axis.set_title(f"Capacity gained, for a trace of {len(trace)} requests")
+    axis.grid(axis="x", visible=False)
+    axis.legend(frameon=False)
+    plt.show()
 
 # %% [markdown]
 # The steps of the block size: small blocks waste less. **Predict** the waste of blocks of 1, 16 and 128.
@@ -91,7 +108,10 @@ with needs("05", 1):
     found = [occupancy(Blocks(8192, size), trace, 256) for size in sizes]
     figure, axis = plt.subplots(figsize=(6, 3))
     axis.plot(sizes, [1 - run.utilisation for run in found], "o-")
-    axis.set(xscale="log", xlabel="tokens a block", ylabel="internal waste", ylim=(0, None))
+    axis.set(
+        xscale="log", xlabel="tokens a block", ylabel="share of the places that is empty",
+        ylim=(0, None),
+    )  # fmt: skip
     axis.set_xticks(sizes, [str(size) for size in sizes])
     axis.minorticks_off()
     axis.set_title(
@@ -150,7 +170,8 @@ check_task("05", 5)
 # ## 3. The block map
 #
 # Your engine on the bundled model: 14 requests that begin alike, a pool of 24 blocks. Each column is a
-# step, each row a block, each colour a request; black is shared by several, white is free.
+# step, each row a block, each colour a request with its number; black is shared by several, white is
+# free.
 # **Predict** which rows become black, and when.
 
 # %%
@@ -188,6 +209,12 @@ def draw(grid: np.ndarray, axis: plt.Axes, title: str) -> None:
     for number in range(14):
         picture[grid == number] = plt.cm.tab20(number)[:3]
     axis.imshow(picture, aspect="auto", interpolation="nearest", origin="lower")
+    for block, row in enumerate(grid):
+        ends = [*(np.flatnonzero(np.diff(row)) + 1), len(row)]
+        for start, end in zip([0, *ends], ends, strict=False):
+            if row[start] >= 0 and end - start >= 4:
+                middle = (start + end - 1) / 2
+                axis.text(middle, block, row[start], ha="center", va="center", fontsize=7)
     axis.set(xlabel="step", ylabel="block", title=title)
     axis.grid(False)
 
@@ -198,7 +225,7 @@ with needs("05", 2, 3, 4, 5, 6, 7):
         "without": PagedStore(model.config, 24, 16, enable_prefix_caching=False),
     }
     results = {name: serve(store) for name, store in stores.items()}
-    figure, axes = plt.subplots(1, 2, figsize=(11, 3.6), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(12, 4.8), sharey=True)
     for axis, (name, (_, events, grid)) in zip(axes, results.items(), strict=True):
         computed = sum(c.length for e in events if isinstance(e, Stepped) for c in e.chunks)
         gone = sum(isinstance(e, Preempted) for e in events)
@@ -216,7 +243,7 @@ check_task("05", 4)
 # %% [markdown]
 # ## 4. Hit rate
 #
-# The same 14 prompts, more and more of each shared. **Predict** the hit rate when all prompts are equal:
+# Fourteen prompts of 96 tokens, more and more of each shared. **Predict** the hit rate when all are equal:
 # why is it not 13 of 14?
 
 # %%
@@ -237,7 +264,10 @@ with needs("05", 2, 3, 4, 5, 6, 7):
     figure, axis = plt.subplots(figsize=(6, 3))
     axis.plot(shares, rates, "o-", label="measured")
     axis.plot(shares, [share / 96 for share in shares], ":", color="gray", label="what is shared")
-    axis.set(xlabel="tokens shared, of 96", ylabel="hit rate, in tokens", ylim=(0, 1))
+    axis.set(
+        xlabel="tokens shared, of 96", ylabel="hit rate, in tokens", ylim=(0, 1), xticks=shares,
+        title="14 prompts, two at a time",
+    )  # fmt: skip
     axis.legend()
     plt.show()
 
@@ -276,7 +306,7 @@ with needs("05", 2, 3, 4, 5, 6, 7):
     sizes = [8, 9, 10, 12, 16, 24, 32]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.2))
     same = True
-    for kind, color, width in (("recompute", "tab:red", 4), ("swap", "tab:blue", 1.5)):
+    for kind, color, width in (("recompute", "C1", 4), ("swap", "C0", 1.5)):
         computed, gone = [], []
         for size in sizes:
             answers, events, _ = serve(
@@ -295,8 +325,11 @@ with needs("05", 2, 3, 4, 5, 6, 7):
             computed.append(sum(c.length for e in steps for c in e.chunks))
         left.plot(sizes, gone, "o-", color=color, lw=width, label=kind)
         right.plot(sizes, computed, "o-", color=color, lw=width, label=kind)
-    left.set(xlabel="blocks in the pool", ylabel="preemptions")
-    right.set(xlabel="blocks in the pool", ylabel="tokens computed", ylim=(0, None))
+    left.set(xlabel="blocks in the pool", ylabel="preemptions", title="As often with both")
+    right.set(
+        xlabel="blocks in the pool", ylabel="tokens computed", ylim=(0, None),
+        title="Only recompute pays in tokens",
+    )  # fmt: skip
     left.legend()
     figure.tight_layout()
     plt.show()
@@ -324,17 +357,25 @@ with needs("05", 2, 3, 5, 6, 7, 8):
         tables[name] = table
     tables["B"].free(manager.pool)
 
-    def show() -> None:
-        """A letter a block, of the table that holds it."""
-        letters = ["·"] * 24
-        for name, table in tables.items():
-            for block in table.block_ids:
-                letters[block] = name
-        print("".join(letters), f"  needs {span(manager.pool)} blocks")
+    def show(axis: plt.Axes, when: str) -> None:
+        """A cell a block: colour and letter of the table that holds it, and its place there."""
+        for number, (name, table) in enumerate(tables.items()):
+            for place, block in enumerate(table.block_ids):
+                axis.bar(block, 1, 0.94, color=f"C{number}", alpha=0.55)
+                axis.text(block, 0.5, f"{name}{place}", ha="center", va="center", fontsize=8)
+        needed = span(manager.pool)
+        axis.axvline(needed - 0.5, color="black", lw=1.2, ls=":")
+        axis.set(xlim=(-0.6, 23.6), ylim=(0, 1), yticks=[], xticks=range(24))
+        axis.set_title(f"{when}: needs {needed} blocks (dotted)")
+        axis.grid(False)
 
-    show()
-    print(f"{compact(manager)} blocks moved")
-    show()
+    figure, (before, after) = plt.subplots(2, 1, figsize=(9, 2.6), sharex=True)
+    show(before, "before")
+    moved = compact(manager)
+    show(after, f"after {moved} moves")
+    after.set_xlabel("block")
+    figure.tight_layout()
+    plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-8", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=8
 from grader.notebook import check_task

@@ -28,9 +28,11 @@ os.environ["TRITON_INTERPRET"] = "1"  # the pictures are of recorded accesses, a
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Patch
 from torch.nn.functional import silu
 
-from grader.notebook import needs
+from grader.notebook import COLOURS, needs, style
 from grader.paths import MODELS
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.offline import generate_continuous
@@ -56,8 +58,7 @@ from nanovllm.tokenization.tokenizer import Tokenizer
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-plt.rcParams.update({"figure.dpi": 110, "axes.spines.top": False, "axes.spines.right": False})
-plt.rcParams.update({"font.size": 9})
+style(grid=False)
 
 
 def owners(trace, tensor, number, stores=False):
@@ -69,10 +70,12 @@ def owners(trace, tensor, number, stores=False):
     return found.reshape(tensor.shape)
 
 
-def show_owners(axis, found, title, colors="tab20"):
-    """A map of who touched what; white: nobody."""
-    axis.imshow(np.ma.masked_less(found, 0), aspect="auto", cmap=colors, vmin=0, vmax=19,
-                interpolation="nearest")  # fmt: skip
+def show_owners(axis, found, title, name):
+    """A map of who touched what, with a legend: `name` and a number; white: nobody."""
+    axis.imshow(np.ma.masked_less(found, 0), aspect="auto", cmap=ListedColormap(COLOURS),
+                vmin=-0.5, vmax=len(COLOURS) - 0.5, interpolation="nearest")  # fmt: skip
+    entries = [Patch(color=f"C{n}", label=f"{name} {n}") for n in np.unique(found[found >= 0])]
+    axis.legend(handles=entries, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     axis.set_title(title, fontsize=9)
     axis.set_facecolor("white")
 
@@ -89,8 +92,9 @@ with needs("06", 1):
     with traced() as trace:
         add(x, x, out, block=16)
     figure, axis = plt.subplots(figsize=(9, 0.9))
-    show_owners(axis, owners(trace, out, lambda p: 2 * p[0], stores=True)[None], "out, by program")
-    axis.set_yticks([])
+    found = owners(trace, out, lambda p: p[0], stores=True)
+    show_owners(axis, found[None], "who stored which element of out", "program")
+    axis.set(yticks=[], xlabel="element")
     plt.show()
     programs = 1 + max(access.program[0] for access in trace.accesses)
     print(f"{programs} programs, {16 * programs - 50} idle lanes in the last")
@@ -156,8 +160,8 @@ with needs("06", 2, 3, 4):
         fused.append(trace.nbytes)
     figure, axis = plt.subplots(figsize=(7, 2.8))
     rows = np.arange(len(cases))
-    axis.barh(rows - 0.2, np.array(unfused) / 1024, 0.38, color="tab:gray", label="torch, by steps")
-    axis.barh(rows + 0.2, np.array(fused) / 1024, 0.38, color="tab:green", label="your kernel")
+    axis.barh(rows - 0.2, np.array(unfused) / 1024, 0.38, color="gray", label="torch, by steps")
+    axis.barh(rows + 0.2, np.array(fused) / 1024, 0.38, color="C2", label="your kernel")
     for row, (a, b) in enumerate(zip(unfused, fused, strict=True)):
         axis.text(a / 1024 + 0.5, row - 0.2, f"{a:,}", va="center", fontsize=8)
         axis.text(
@@ -198,10 +202,10 @@ with needs("06", 3):
     fused_qkv = torch.randn(6, 8, 6)
     with traced() as trace:
         rope_(fused_qkv[:, :4], fused_qkv[:, 4:6], torch.randn(6, 3), torch.randn(6, 3))
-    found = owners(trace, fused_qkv, lambda p: 2 * p[0], stores=True).reshape(6, 48)
+    found = owners(trace, fused_qkv, lambda p: p[0], stores=True).reshape(6, 48)
     figure, axis = plt.subplots(figsize=(8, 1.8))
-    show_owners(axis, found, "stored by which program: q (0-23), k (24-35), v (36-47)")
-    axis.set(xlabel="element of the token", ylabel="token")
+    show_owners(axis, found, "stored by which program", "program")
+    axis.set(xlabel="element of the token: q (0-23), k (24-35), v (36-47)", ylabel="token")
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-3", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=3
@@ -228,14 +232,8 @@ with needs("06", 5):
     with traced() as trace:
         store_kv(k, v, k_cache, v_cache, slots)
     figure, axis = plt.subplots(figsize=(5, 2.4))
-    found = owners(trace, k_cache, lambda p: 2 * p[0], stores=True)[..., 0, 0]
-    show_owners(axis, found.T, "the key cache: written by which token")
-    for block in range(6):
-        for position in range(4):
-            if found[block, position] >= 0:
-                axis.text(
-                    block, position, f"{found[block, position] // 2}", ha="center", va="center"
-                )
+    found = owners(trace, k_cache, lambda p: p[0], stores=True)[..., 0, 0]
+    show_owners(axis, found.T, "the key cache: written by which token", "token")
     axis.set(xlabel="block", ylabel="position")
     plt.show()
 
@@ -259,9 +257,9 @@ for tile in scores.split(8):
     maximum = larger
     line.append((maximum, total))
 figure, axis = plt.subplots(figsize=(7, 2.6))
-axis.step(range(12), [m for m, _ in line], where="mid", color="tab:red", label="maximum")
-axis.plot(range(12), [t for _, t in line], "o-", color="tab:blue", label="total, relative to it")
-axis.set(xlabel="tile", title="What online_softmax carries from tile to tile")
+axis.step(range(12), [m for m, _ in line], where="mid", color="C1", label="maximum")
+axis.plot(range(12), [t for _, t in line], "o-", color="C0", label="total, relative to it")
+axis.set(xlabel="tile", ylabel="value", title="What online_softmax carries from tile to tile")
 axis.legend()
 plt.show()
 
@@ -290,13 +288,14 @@ with needs("06", 6):
     q, k_cache, v_cache, tables, contexts, _ = pages([7, 21, 12])
     with traced() as trace:
         paged_decode(q, k_cache, v_cache, tables, contexts, tile=16)
-    by_sequence = owners(trace, k_cache, lambda p: 2 * p[0])[..., 0, 0]
-    by_head = owners(trace, k_cache, lambda p: 2 * p[1] + 12)[:, 0, :, 0]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 2.2), width_ratios=(2, 1))
-    show_owners(left, by_sequence.T, "key cache, head 0: read by which sequence")
+    by_sequence = owners(trace, k_cache, lambda p: p[0])[..., 0, 0]
+    by_head = owners(trace, k_cache, lambda p: p[1])[:, 0, :, 0]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 2.4), width_ratios=(2, 1))
+    show_owners(left, by_sequence.T, "key cache, head 0: read by which sequence", "sequence")
     left.set(xlabel="block", ylabel="position in the block", xticks=range(20))
-    show_owners(right, by_head.T, "position 0: read by which key head's program")
+    show_owners(right, by_head.T, "position 0: read by which key head's program", "head")
     right.set(xlabel="block", ylabel="key head", yticks=(0, 1))
+    figure.tight_layout()
     plt.show()
     reads = sum(len(elements) for _, elements in trace.elements(k_cache))
     needed = int(contexts.sum()) * 2 * 16
@@ -380,17 +379,16 @@ check_task("06", 8)
 #
 # A kernel that moves n bytes takes at least n / bandwidth, and a launch costs some microseconds
 # whatever n is. The curve is that model with the H100's data sheet and 5 microseconds a launch, not a
-# measurement: `benchmarks/gpu_kernels.py` measures it on a GPU. **Predict** from how many bytes on
-# an add reaches half of the bandwidth.
+# measurement. **Predict** from how many bytes on an add reaches half of the bandwidth.
 
 # %%
 sizes = np.logspace(3, 9.5, 60)
 overhead = 5e-6
 seconds = overhead + sizes / H100.bytes_per_second
 figure, axis = plt.subplots(figsize=(6.5, 2.8))
-axis.plot(sizes, sizes / seconds / H100.bytes_per_second, color="tab:blue", label="one launch")
+axis.plot(sizes, sizes / seconds / H100.bytes_per_second, color="C0", label="one launch")
 axis.plot(sizes, sizes / (8 * overhead + sizes * 4 / H100.bytes_per_second) / H100.bytes_per_second,
-          color="tab:gray", label="8 operations that move 4 times the bytes")  # fmt: skip
+          color="gray", label="8 operations that move 4 times the bytes")  # fmt: skip
 axis.axvline(overhead * H100.bytes_per_second, color="black", lw=0.8, ls=":")
 axis.set(xscale="log", xlabel="bytes that have to move", ylabel="share of bandwidth that is of use")
 axis.set_title("A model: small kernels wait for their launch")

@@ -31,7 +31,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from grader.notebook import needs
+from grader.notebook import needs, style
 from grader.paths import MODELS
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
@@ -60,10 +60,7 @@ from nanovllm.serving.writers import CompletionWriter
 from nanovllm.tokenization.tokenizer import Tokenizer
 
 torch.set_num_threads(1)
-plt.rcParams.update(
-    {"figure.dpi": 110, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}
-)
-plt.rcParams.update({"grid.alpha": 0.3, "font.size": 9})
+style()
 
 
 def apart(run: Callable[[Coroutine], Any], main: Coroutine) -> Any:
@@ -133,7 +130,7 @@ with needs("07", 1):
         axes, (("in the loop", in_the_loop), ("own thread", in_a_thread)), strict=True
     ):
         beats = np.array(apart(asyncio.run, scene()))
-        axis.vlines(1000 * (beats - beats[0]), 0, 1, color="tab:blue", lw=0.8)
+        axis.vlines(1000 * (beats - beats[0]), 0, 1, color="C0", lw=0.8)
         axis.set(yticks=[], title=f"{name}: longest wait {1000 * np.diff(beats).max():.0f} ms")
         axis.grid(visible=False)
     axes[1].set_xlabel("ms; a line for each time that the loop looked at anything else")
@@ -248,7 +245,7 @@ with needs("07", 1, 2, 3):
                 count += 1
                 choice = orjson.loads(data)["choices"][0]
                 y = row + (0.16 if choice["index"] else -0.16)
-                color = "tab:orange" if choice["index"] else "tab:blue"
+                color = "C4" if choice["index"] else "C0"
                 axis.plot(1000 * when, y, "o", ms=4, color=color)
                 words = choice["text"].replace("$", "")
                 axis.text(1000 * when + 0.8, y, words, fontsize=6.5, va="center", color=color)
@@ -291,9 +288,9 @@ with needs("07", 4):
         times.append(clock.now)
         level.append(bucket.level)
     figure, axis = plt.subplots(figsize=(8, 3))
-    axis.plot(times, level, lw=1, color="tab:blue")
-    axis.fill_between(times, level, 0, where=np.array(level) <= 0, color="tab:red", alpha=0.4)
-    for good, color, name in ((True, "tab:green", "let in"), (False, "tab:red", "429")):
+    axis.plot(times, level, lw=1, color="C0")
+    axis.fill_between(times, level, 0, where=np.array(level) <= 0, color="C1", alpha=0.4)
+    for good, color, name in ((True, "C0", "let in"), (False, "C1", "429")):
         axis.plot(
             *zip(*[(when, 640) for when, ok in marks if ok == good], strict=True),
             "|", ms=9, color=color, label=name,
@@ -317,7 +314,7 @@ with needs("07", 7):
     for axis, (name, shape) in zip(axes, shapes.items(), strict=True):
         times = np.array(arrival_times(4.0, 200, burstiness=shape, seed=5))
         shown = times[times < 20]
-        axis.vlines(shown, 0, 1, color="tab:blue", lw=1)
+        axis.vlines(shown, 0, 1, color="C0", lw=1)
         most = np.histogram(shown, bins=np.arange(0, 21))[0].max()
         gap = np.diff(shown, prepend=0).max()
         axis.set(yticks=[], xlim=(0, 20))
@@ -427,8 +424,8 @@ with needs("07", 1, 4, 7):
         top.plot(*zip(*server.queue, strict=True), color="black", lw=0.8)
         top.set_title(f"queue of {max_queue:,}: {len(refused)} of {len(records)} refused with 503")
         waits = [r.timeline.ttft for r in answered]
-        bottom.plot([r.due for r in answered], waits, ".", ms=3, color="tab:blue", label="answered")
-        bottom.plot(refused, [0.1] * len(refused), "|", ms=7, color="tab:red", label="503")
+        bottom.plot([r.due for r in answered], waits, ".", ms=3, color="C0", label="answered")
+        bottom.plot(refused, [0.1] * len(refused), "|", ms=7, color="C1", label="503")
         bottom.set(xlabel="the request came at second", yscale="log")
         for axis in (top, bottom):
             axis.axvspan(20, 50, color="gray", alpha=0.15)
@@ -459,7 +456,7 @@ with needs("07", 1, 4, 7):
     figure, axis = plt.subplots(figsize=(7, 3.6))
     axis.plot(rates, rates, ":", color="gray", lw=0.8, label="all that is asked")
     curves = {}
-    for max_queue, color in ((10_000, "tab:red"), (8, "tab:blue")):
+    for max_queue, color in ((10_000, "C1"), (8, "C0")):
         good, done = [], []
         for rate in rates:
             times = arrival_times(rate, 30 * rate, seed=7)
@@ -570,7 +567,7 @@ with needs("07", 5):
     exact = percentile(list(true.values()), 90)
     figure, axis = plt.subplots(figsize=(7, 3.2))
     axis.step(sorted(true.values()), range(1, len(true) + 1), where="post", label="every request")
-    axis.plot(TTFT, buckets, "s--", ms=4, color="tab:orange", label="what the buckets know")
+    axis.plot(TTFT, buckets, "s--", ms=4, color="C4", label="what the buckets know")
     axis.axhline(0.9 * count, color="gray", lw=0.8, ls=":")
     axis.set(xlim=(0, 6), xlabel="TTFT, s", ylabel="requests within")
     axis.set_title(f"p90: true {exact:.2f} s, from the buckets {p90:.2f} s")

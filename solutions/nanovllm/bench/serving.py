@@ -97,7 +97,7 @@ def summary(records: Sequence[Record], slo: Slo) -> dict[str, Any]:
     with two tokens or more).
     """
     answered = [record for record in records if record.error is None and record.token_times]
-    seconds = max(r.ended for r in records) - min(r.due for r in records)
+    seconds = max(row["ended"] for row in as_rows(records))
     lines = [record.timeline for record in answered]
     tokens = sum(len(record.token_times) for record in answered)
     prompt_tokens = sum(record.prompt_tokens for record in answered)
