@@ -1,23 +1,32 @@
 """Put this process into a box of its own: namespaces, or landlock, and resource limits.
 
 Runs in a child just forked from the warm template, before a byte of the submission is looked at.
-Inside bubblewrap the child gets user, mount, process and IPC namespaces of its own, so that it
-sees no process and no file of the template or of any other submission.
+Inside bubblewrap the child gets user, mount, process, IPC and network namespaces of its own, so
+that it sees no process, file or port of the template or of any other submission.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import platform
 import resource
+import socket
+import struct
 import sys
 from pathlib import Path
 
+from grader.grading import calls
+
 CLONE_NEWNS, CLONE_NEWIPC = 0x0002_0000, 0x0800_0000
-CLONE_NEWUSER, CLONE_NEWPID = 0x1000_0000, 0x2000_0000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x1000_0000, 0x2000_0000, 0x4000_0000
+SET_INTERFACE_FLAGS, INTERFACE_UP = 0x8914, 1
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 2, 4, 8, 0x4000, 0x4_0000
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_RELATIME = 1, 32, 4096, 1 << 21
+KEPT_FLAGS, ST_RELATIME = 1024 | 2048 | MS_NOSUID | MS_NODEV | MS_NOEXEC, 4096
+DEVICES = ("full", "null", "pts", "random", "tty", "urandom", "zero")
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_CHILD_SUBREAPER = 4, 24, 38, 36
 LAST_CAPABILITY = 63
 CAPABILITY_VERSION = 0x2008_0522
@@ -25,6 +34,7 @@ KEYCTL = {"x86_64": 250, "aarch64": 219}
 KEYCTL_JOIN_SESSION_KEYRING = 1
 MEGABYTE = 1 << 20
 FACTS = ("cpuinfo", "meminfo", "stat")
+FILES = "nr_inodes=20000"  # an empty file is a kilobyte of the kernel's memory
 BOX = "/box"  # the submission's only writable folder inside bubblewrap
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -52,20 +62,43 @@ def adopt_orphans() -> None:
 
 def enter_namespaces(disk_mb: int) -> int:
     """Return 0 in a new process that is alone in its world, its process id in the one before."""
-    user, group = os.getuid(), os.getgid()
-    call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # or /proc/self/uid_map cannot be written
-    call("unshare", CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC)
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    _mount("none", "/", "", MS_REC | MS_PRIVATE)
+    own_mounts(CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWNET)
     child = os.fork()
     if child:
         return child
     for folder, size in ((BOX, disk_mb), ("/dev/shm", disk_mb)):
-        _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={size}m,mode=1777")
+        _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={size}m,{FILES},mode=1777")
     _mount_proc()
+    _loopback()
     return 0
+
+
+def _loopback() -> None:
+    """Bring up the new network's only interface: servers and clients of one submission meet there.
+
+    Of a network that many shared, ports and counters would tell one submission of another.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sh14x", b"lo", INTERFACE_UP)
+        fcntl.ioctl(any_socket, SET_INTERFACE_FLAGS, request)
+
+
+def own_mounts(also: int = 0) -> None:
+    """A user and a mount namespace of this process's own, `also` others; devices cannot be marked.
+
+    They are the machine's own: root's modes and times on them would outlast the box.
+    """
+    user, group = os.getuid(), os.getgid()
+    call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # or /proc/self/uid_map cannot be written
+    call("unshare", CLONE_NEWUSER | CLONE_NEWNS | also)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    _mount("none", "/", "", MS_REC | MS_PRIVATE)
+    for path in (f"/dev/{name}" for name in DEVICES if os.path.exists(f"/dev/{name}")):
+        found = os.statvfs(path).f_flag
+        kept = found & KEPT_FLAGS | (MS_RELATIME if found & ST_RELATIME else 0)
+        _mount("none", path, "", MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
 
 
 def _mount_proc() -> None:
@@ -91,6 +124,7 @@ def drop_rights() -> None:
     if platform.machine() in KEYCTL:
         with contextlib.suppress(OSError):
             call("syscall", KEYCTL[platform.machine()], KEYCTL_JOIN_SESSION_KEYRING, None)
+    calls.refuse()
 
 
 def limit(seconds: int, memory_mb: int, disk_mb: int) -> None:
