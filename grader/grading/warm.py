@@ -6,24 +6,26 @@ import contextlib
 import json
 import os
 import selectors
-import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from grader.catalog import Lab
 from grader.grading import view
 from grader.grading.boxed import ENVIRONMENT, bubblewrap
 from grader.grading.limits import Limits
+from grader.grading.scratch import remove
 from grader.paths import ROOT
 
 START_SECONDS = 180
 ANSWER_SECONDS = 30
 CHUNK = 1 << 20
+LINE = 1 << 10  # a line of results costs as much of what may be sent as so many bytes
 
 
 class BoxError(Exception):
@@ -81,7 +83,7 @@ class Warm:
             raise BoxError(f"the warm process was lost: {error}") from None
         finally:
             if scratch:
-                shutil.rmtree(scratch, ignore_errors=True)
+                remove(Path(scratch))
 
     def _run(self, task: dict[str, Any], limits: Limits, seconds: float, scratch: str) -> Answer:
         job = {
@@ -108,7 +110,7 @@ class Warm:
             return self._listen(pipe, limits, time.monotonic() + seconds)
 
     def _listen(self, pipe: Any, limits: Limits, deadline: float) -> Answer:
-        answer, buffer, left = Answer(), b"", limits.output_mb << 20
+        answer, buffer, left = Answer(), bytearray(), limits.output_mb << 20
         stall = time.monotonic() + limits.item_seconds
         with selectors.DefaultSelector() as both:
             both.register(pipe, selectors.EVENT_READ)
@@ -123,8 +125,9 @@ class Warm:
                 ready = {key.fileobj for key, _ in both.select(max(0, min(stall, deadline) - now))}
                 if pipe in ready:
                     chunk = pipe.read(CHUNK)
-                    left -= len(chunk)
-                    *lines, buffer = (buffer + chunk).split(b"\n")
+                    buffer += chunk
+                    *lines, buffer = buffer.split(b"\n") if b"\n" in chunk else [buffer]
+                    left -= len(chunk) + LINE * len(lines)
                     stall = now + limits.item_seconds if lines else stall
                     answer.events += [event for line in lines if (event := _event(line))]
                     if not chunk:
@@ -177,7 +180,7 @@ class Warm:
         self.errors.close()
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
+def _event(line: bytes | bytearray) -> dict[str, Any] | None:
     """One line as an event; what is none, a cheat's or a torn one, is nothing."""
     try:
         event = json.loads(line)
