@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from nbclient.exceptions import CellTimeoutError
+from nbgrader.api import Student
 
 from grader.catalog import find_lab
+from grader.classroom import collecting
 from grader.classroom.autograde import MOST_BYTES, autograde, submission_digest
 from grader.classroom.boxed import BoxedExecute
+from grader.classroom.collecting import PackExtractor
 from grader.grading.scratch import remove
 
 LAB = find_lab(1)
@@ -32,6 +36,23 @@ def test_a_folder_that_cannot_be_mended_stops_nobody(tmp_path: Path) -> None:
     found = list(autograde(course, LAB, ["ada", "bob"]))
     assert [(one.student, one.failed) for one in found] == [("ada", True), ("bob", True)]
     assert "lab01.ipynb" in found[0].note
+
+
+@pytest.mark.parametrize(
+    "name", ["mallory.zip", "Mal Lory.zip", "mallory_66_5_lab01.zip", "lab01_mallory.zip"]
+)
+def test_a_students_zip_hands_in_for_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    roster = [Student(id="bob"), Student(id="mallory", first_name="Mal", last_name="Lory")]
+    monkeypatch.setattr(collecting, "roster_of", lambda plugin: roster, raising=False)
+    archive, target = tmp_path / "archive", tmp_path / "downloaded" / "lab01" / "extracted"
+    archive.mkdir()
+    for path in (archive / name, archive / "submissions.zip"):
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr(f"{'bob' if path.name == name else 'ada'}_12_34_lab01.zip", b"PK")
+    PackExtractor().extract(str(archive), str(target))
+    assert {path.name for path in target.iterdir()} == {"ada_12_34_lab01", Path(name).stem}
 
 
 def test_a_file_with_a_hole_is_not_read(tmp_path: Path) -> None:

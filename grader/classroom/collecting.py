@@ -38,10 +38,14 @@ class PackExtractor(ExtractorPlugin):
         for path in sorted(Path(archive_path).rglob("*")):
             if not path.is_file() or path.is_symlink():
                 continue
-            if path.suffix == ".zip" and _is_download(path, assignment):
+            own = path.suffix != ".zip" or names_student(path.stem, self._students())
+            if not own and _is_download(path, assignment):
                 self._unpack(path, target, assignment)
             else:
                 self._take(path, path.relative_to(archive_path), target, assignment)
+
+    def _students(self) -> list[Student]:
+        return roster_of(self)
 
     def _unpack(self, path: Path, target: Path, assignment: str) -> None:
         """The LMS's zip: its entries are what students handed in, one file each."""
@@ -110,11 +114,25 @@ class PackCollector(FileNameCollectorPlugin):
 
     def _students(self) -> list[Student]:
         if self._roster is None:
-            course = CourseDirectory(parent=self.parent)
-            with Gradebook(course.db_url, course.course_id) as gradebook:
-                self._roster = list(gradebook.students)
-                gradebook.db.expunge_all()
+            self._roster = roster_of(self)
         return self._roster
+
+
+def roster_of(plugin: ExtractorPlugin | FileNameCollectorPlugin) -> list[Student]:
+    """The students of the class that a plugin works for."""
+    course = CourseDirectory(parent=plugin.parent)
+    with Gradebook(course.db_url, course.course_id) as gradebook:
+        students = list(gradebook.students)
+        gradebook.db.expunge_all()
+    return students
+
+
+def names_student(stem: str, roster: list[Student]) -> bool:
+    """Whether a file is named as one student's: what is in it is theirs, whatever it is called."""
+    known = {student.id for student in roster}
+    return bool(ORIGINS[0].fullmatch(stem) or ORIGINS[1].fullmatch(stem)) or (
+        find_student(stem, roster) in known
+    )
 
 
 def find_student(origin: str, roster: list[Student]) -> str:
