@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grader.grading import LabReport, Sandbox
+from grader.grading import LabReport, Sandbox, grade_lab
 from grader.grading.batch import grade_class
 from grader.grading.config import Config
 from grader.grading.handed_in import discover
@@ -51,6 +51,9 @@ def graded(tmp_path_factory: pytest.TempPathFactory, others: set[int]) -> dict[s
             discover(folder), LAB, SECRET, Config(limits=LIMITS), sandbox, journal, jobs=3
         )
         reports = {one.handed_in.student: one.report for one in found}
+        for name in ("again", "and_again"):  # in the process that the one before it was in
+            cheat = folder / "marks_for_the_next"
+            reports[name] = grade_lab(cheat, LAB, name, SECRET, LIMITS, sandbox)
     journal.close()
     return reports
 
@@ -58,8 +61,8 @@ def graded(tmp_path_factory: pytest.TempPathFactory, others: set[int]) -> dict[s
 def test_the_corpus(graded: dict[str, LabReport], others: set[int]) -> None:
     """One test for the whole run: it is made once, in whichever process of xdist has it."""
     expected = dict.fromkeys((path.stem for path in CHEATS.glob("*.py")), HONEST)
-    expected |= {"a_honest": FULL, "zz_honest": FULL}
-    assert len(expected) >= 40
+    expected |= {"a_honest": FULL, "zz_honest": FULL, "again": HONEST, "and_again": HONEST}
+    assert len(expected) >= 60
     said = {
         name: [task.reason for task in report.tasks.values()] for name, report in graded.items()
     }
@@ -74,7 +77,7 @@ def _nothing_came_out(graded: dict[str, LabReport]) -> None:
     for name, report in graded.items():
         for text in (report.text(), report.html()):
             assert MARK not in text, name
-            assert "HIDDEN" not in text, name
+            assert "HIDDEN" not in text and "status 77" not in text, name
             assert "<script" not in text or text.startswith("lab"), name
             assert "\x1b" not in text and "\u202e" not in text, name
 
@@ -85,6 +88,8 @@ def _nothing_is_left(others: set[int]) -> None:
     found = [path for folder in folders for path in folder.glob(f"*{MARK}*")]
     found += [path for path in LAB.folder.glob("*.py") if MARK in path.read_text("utf-8")]
     assert not found
+    device = os.stat("/dev/full")
+    assert (device.st_mode & 0o777, device.st_mtime != 77) == (0o666, True), "marked for ever"
     assert not _boxes() - others, "processes of the box outlive it"
 
 

@@ -95,6 +95,29 @@ def test_students_are_told_by_canvas_moodle_and_plain_names(tmp_path: Path) -> N
         discover(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "student", "id"),
+    [
+        # What follows Canvas' or Moodle's part is the name of the file as the student chose it.
+        ("mallory_66_5_x_12_assignsubmission_file_.zip", "mallory", "66"),
+        ("mallory_LATE_66_5_bob_12_345_lab04.zip", "mallory", "66"),
+        ("Mal Lory_66_assignsubmission_file_bob_12_assignsubmission_file_.zip", "Mal Lory", "66"),
+    ],
+)
+def test_nobody_hands_in_as_somebody_else(tmp_path: Path, name: str, student: str, id: str) -> None:
+    (tmp_path / name).touch()
+    (found,) = discover(tmp_path)
+    assert (found.student, found.id) == (student, id)
+
+
+def test_one_id_belongs_to_one_student(tmp_path: Path) -> None:
+    for name in ("bob_12_345_lab04.zip", "mallory\x1b[2J_12_9_lab04.zip"):
+        (tmp_path / name).touch()
+    with pytest.raises(LabError, match="both of 12") as error:
+        discover(tmp_path)
+    assert "\x1b" not in str(error.value)
+
+
 def test_a_roster_fills_in(tmp_path: Path) -> None:
     (tmp_path / "in" / "x1").mkdir(parents=True)
     roster = tmp_path / "roster.csv"
@@ -164,11 +187,26 @@ def test_exports_quote_and_do_not_compute(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "grades.json").read_text("utf-8"))[0]["final"] == 7
 
 
+@pytest.mark.parametrize(
+    "name", ["\n=1+1", " =1+1", "\uff1d1+1", "\uff0b1", "\u200b=1+1", "\udcff\u202eada\u061c"]
+)
+def test_no_name_computes_or_stops_the_export(tmp_path: Path, name: str) -> None:
+    rows = [export.row(HandedIn(name, Path("x.zip")), report(name), 0.0)]
+    export.canvas(tmp_path / "canvas.csv", rows, "lab04")
+    export.moodle(tmp_path / "moodle.csv", rows, "lab04")
+    export.summary(tmp_path / "grades.json", rows)
+    with (tmp_path / "canvas.csv").open(newline="", encoding="utf-8") as file:
+        (cell, *_) = list(csv.reader(file))[-1]
+    assert cell.startswith(("'", "?"))
+    assert not {"\u202e", "\u061c", "\u200b"} & set(cell)
+
+
 def test_report_files_stay_in_their_folder(tmp_path: Path) -> None:
-    names = ["../../evil", "a/b", "a_b", "..", "", "x" * 300, "ada"]
+    names = ["../../evil", "a/b", "a_b", "..", "", "x" * 300, "ada", "Ada", "ADA"]
+    names += [export.file_name("a/b"), export.file_name("Ada")]  # taken as names by somebody else
     for name in names:
         export.reports(tmp_path / "reports", report(name))
-    assert len({export.file_name(name) for name in names}) == len(names)
+    assert len({export.file_name(name).lower() for name in names}) == len(names)
     assert len(list((tmp_path / "reports").iterdir())) == 2 * len(names)
     assert {path.name for path in tmp_path.iterdir()} == {"reports"}
 
@@ -272,6 +310,20 @@ def test_the_table_fits_and_shows_every_student() -> None:
     text = console.export_text()
     assert "[red]b" in text
     assert "-20 %" in text and "11.2/18" in text
+
+
+def test_no_text_of_a_student_hides_turns_or_adds_a_line() -> None:
+    tricks = "\u200e\u200f\u061c\u200b\u2060\ufeff\u00ad\u2028\u2029\U000e0041\x1b\u202e"
+    name = f"zed\nbob  10  8  18/18 {tricks}"
+    found = report(name, warnings=(f"first\nbob 18/18{tricks}",))
+    rows = [export.row(HandedIn(name, Path("x")), found, 0)]
+    console = Console(width=200, record=True)
+    console.print(class_table(LAB, rows))
+    table = console.export_text()
+    assert sum("bob" in line for line in table.splitlines()) == 1
+    for text in (table, found.text(), found.html()):
+        assert not set(text) & set(tricks)
+    assert not any(line.startswith("bob") for line in found.text().splitlines())
 
 
 @pytest.mark.parametrize(

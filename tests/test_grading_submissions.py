@@ -137,6 +137,62 @@ def test_damaged_and_locked_zips(tmp_path: Path) -> None:
     assert "cannot be read" in taken(path).problem
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_no_damage_escapes(tmp_path: Path, method: int) -> None:
+    files = {"batching/request.py": CODE * 300, "batching/budget.py": bytes(range(256)) * 2}
+    whole = zipped(tmp_path / "whole.zip", files, method).read_bytes()
+    path = tmp_path / "a.zip"
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        assert isinstance(taken(path), Submission)
+
+
+def test_an_entry_without_a_name(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.zip", {"x": CODE, "batching/request.py": CODE})
+    whole = bytearray(path.read_bytes())
+    central = whole.index(b"PK\x01\x02")
+    whole[central + 28 : central + 32] = b"\0\0\1\0"  # no name, and one byte of extra field
+    path.write_bytes(whole)
+    assert list(taken(path).files) == ["request.py"]
+
+
+def test_a_directory_of_entries_without_files_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\x01\x02", 20, 0, 20, *[0] * 9, 1, *[0] * 5) + b"a"
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 65535, 65535, len(entry) * 90_000, 0, 0)
+    path = tmp_path / "a.zip"
+    path.write_bytes(entry * 90_000 + end)
+    monkeypatch.setattr(zipfile, "ZipFile", None)
+    assert "more than 20000 files" in taken(path).problem
+
+
+def test_names_that_no_system_takes_or_that_take_long(tmp_path: Path) -> None:
+    long = {"batching/" + "a" * 300 + ".py": CODE, "batching/" * 7000 + "x.py": CODE}
+    clash = {"batching/request.py": CODE, "batching/request.py/x.py": CODE}
+    found = taken(zipped(tmp_path / "a.zip", long | clash))
+    assert list(found.files) == ["request.py"]
+    assert len(found.notes) == 3
+    assert all(len(note) < 200 for note in found.notes)
+
+
+def test_many_odd_files_make_few_notes(tmp_path: Path) -> None:
+    odd = {f"batching/{i} is no name.py": "" for i in range(500)}
+    found = taken(zipped(tmp_path / "a.zip", {**odd, "batching/request.py": CODE}))
+    assert list(found.files) == ["request.py"]
+    assert len(found.notes) == 11 and found.notes[-1] == "490 more were left out."
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_of_two_entries_with_one_name_the_last_counts(tmp_path: Path) -> None:
+    path = zipped(tmp_path / "a.zip", {"batching/request.py": "x = 1\n"})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("batching/request.py", "x = 2\n")
+        archive.writestr("batching//./request.py", "x = 3\n")
+        archive.writestr("again/batching/request.py", "x = 4\n")
+    assert taken(path).files == {"request.py": b"x = 3\n"}
+
+
 def test_missing_and_odd_places(tmp_path: Path) -> None:
     assert "neither a zip nor a folder" in taken(tmp_path / "nowhere.zip").problem
     (tmp_path / "batching" / "request.py").mkdir(parents=True)

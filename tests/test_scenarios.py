@@ -8,16 +8,21 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from grader import scenarios
 from grader.catalog import Lab
 from grader.paths import ROOT
 
 REFERENCE = """
+import json
 import sys
 import nanovllm
 from grader import scenarios
 from grader.catalog import find_lab
+from grader.grading import Limits, wire
+from grader.grading.keys import DRAWS
+size = 0
 for scenario in scenarios.load(find_lab(sys.argv[1])):
     first, again = scenario.observe(nanovllm, 7), scenario.observe(nanovllm, 7)
     found = scenarios.judge(again, first)
@@ -25,7 +30,9 @@ for scenario in scenarios.load(find_lab(sys.argv[1])):
     assert scenarios.judge(scenario.observe(nanovllm, 8), first) is not None, (
         f"{scenario.name} observes the same for every seed"
     )
+    size += len(json.dumps(wire.encode(first)))
     print("ok", scenario.task, scenario.name)
+assert 2 * DRAWS * size < Limits().output_mb << 20, f"{size} bytes of observations a draw"
 """
 MANY = """
 import json
@@ -105,3 +112,16 @@ def test_judge_names_the_difference() -> None:
 @pytest.mark.parametrize("fake", [True, "1", None])
 def test_judge_takes_no_lookalikes(fake: object) -> None:
     assert scenarios.judge(fake, 1) is not None
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_precision_hides_no_error(half: torch.dtype) -> None:
+    right = {"logits": [torch.linspace(-1, 1, 50)]}
+    assert scenarios.judge({"logits": [right["logits"][0] * 1.01 + 0.002]}, right) is not None
+    wrong = {"logits": [(right["logits"][0] * 1.01 + 0.002).to(half)]}
+    assert scenarios.judge(wrong, right) is not None
+    same = {"logits": [right["logits"][0].to(half)]}
+    assert scenarios.judge(same, same) is None
+    finer = {"logits": [same["logits"][0].float()]}
+    assert scenarios.judge(finer, same) is None
+    assert scenarios.judge({"logits": [right["logits"][0].numpy()]}, right) is None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
+import math
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from grader.classroom.kernel_box import box_command
 from grader.classroom.places import course_directory, submission_of
 from grader.grading.limits import Limits
 from grader.grading.sandbox import shared
+from grader.grading.scratch import remove
 from grader.grading.submission import read
 from grader.workspace import stub_files
 
@@ -43,16 +45,19 @@ class BoxedExecute(Execute):
     """nbgrader's Execute with a boxed kernel, and an end to what a notebook may put out."""
 
     iopub_timeout = 30  # a busy machine is slow to deliver the last outputs
+    max_seconds = Integer(1200, help="seconds for all cells of a notebook").tag(config=True)
     max_output = Integer(5_000_000, help="characters of all outputs together").tag(config=True)
     _lab: Lab
     _folder: Path
     _left: int
+    _end: float
 
     def preprocess(
         self, nb: NotebookNode, resources: dict[str, Any], **more: Any
     ) -> tuple[NotebookNode, dict[str, Any]]:
         names = resources["nbgrader"]
         self._lab, self._left = find_lab(names["assignment"]), self.max_output
+        self._end = time.monotonic() + self.max_seconds
         submission = submission_of(course_directory(self), names["student"], self._lab.key)
         with _kernel_folder() as self._folder:
             _write_code(submission, self._lab, self._folder / "mine")
@@ -75,6 +80,13 @@ class BoxedExecute(Execute):
         self.km.lab, self.km.folder = self._lab, self._folder
         return self.km
 
+    def _get_timeout(self, cell: NotebookNode | None) -> int | None:
+        """A cell's time, and no more than what the cells before it have left."""
+        left = math.ceil(self._end - time.monotonic())
+        if left <= 0:
+            raise CellTimeoutError(f"it took more than {self.max_seconds} seconds")
+        return min(super()._get_timeout(cell) or left, left)
+
     def output(
         self, outs: list[NotebookNode], msg: dict[str, Any], display_id: str, cell_index: int
     ) -> NotebookNode | None:
@@ -93,7 +105,7 @@ def _kernel_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
 
 
 def _write_code(submission: Path, lab: Lab, folder: Path) -> None:

@@ -10,7 +10,7 @@ from nbgrader.api import Gradebook, Student
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.plugins import ExtractorPlugin, FileNameCollectorPlugin
 
-from grader.classroom.origins import find_student, person, upload
+from grader.classroom.origins import find_student, names_student, person, upload
 from grader.classroom.packfile import PackError, read_pack
 
 MOST_BYTES = 2_000_000_000
@@ -27,7 +27,13 @@ class PackExtractor(ExtractorPlugin):
         target = Path(extracted_path)
         assignment = target.parent.name
         there = [p for p in Path(archive_path).rglob("*") if p.is_file() and not p.is_symlink()]
-        downloads = [p for p in there if p.suffix == ".zip" and _is_download(p, assignment)]
+        zips = [path for path in there if path.suffix == ".zip"]
+        roster = roster_of(self) if zips else []
+        downloads = [
+            path
+            for path in zips
+            if not names_student(path.stem, roster) and _is_download(path, assignment)
+        ]
         for path in sorted(set(there) - set(downloads), key=_packs_first):
             self._take(path, path.relative_to(archive_path), target, assignment)
         for path in sorted(downloads, key=lambda path: path.stat().st_mtime):  # the last one counts
@@ -134,11 +140,17 @@ class PackCollector(FileNameCollectorPlugin):
 
     def _students(self) -> list[Student]:
         if self._roster is None:
-            course = CourseDirectory(parent=self.parent)
-            with Gradebook(course.db_url, course.course_id) as gradebook:
-                self._roster = list(gradebook.students)
-                gradebook.db.expunge_all()
+            self._roster = roster_of(self)
         return self._roster
+
+
+def roster_of(plugin: ExtractorPlugin | FileNameCollectorPlugin) -> list[Student]:
+    """The students of the class that a plugin works for."""
+    course = CourseDirectory(parent=plugin.parent)
+    with Gradebook(course.db_url, course.course_id) as gradebook:
+        students = list(gradebook.students)
+        gradebook.db.expunge_all()
+    return students
 
 
 def _files(folder: Path) -> list[Path]:

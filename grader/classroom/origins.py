@@ -44,6 +44,13 @@ def upload(origin: str) -> int:
     return int(_parts(origin).get("upload", 0))
 
 
+def names_student(stem: str, roster: Iterable[Person]) -> bool:
+    """Whether a file is named as one student's: what is in it is theirs, whatever it is called."""
+    people = list(roster)
+    by_lms = any(pattern.fullmatch(stem) for pattern in ORIGINS[:2])
+    return by_lms or find_student(stem, people) in {student.id for student in people}
+
+
 def find_student(origin: str, roster: Iterable[Person]) -> str:
     """The id of the student whose files lie in a folder of this name; if unknown, the name."""
     found = _parts(origin)

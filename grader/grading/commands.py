@@ -88,7 +88,7 @@ def grade(
     for why in tried:
         console.print(f"[yellow]{why}[/]")
     if lost:
-        names = ", ".join(one.handed_in.student for one in lost[:5])
+        names = ", ".join(_plain(one.handed_in.student) for one in lost[:5])
         console.print(f"[red]{len(lost)} could not be graded ({names}); run the command again.[/]")
         raise typer.Exit(1)
 
@@ -133,9 +133,9 @@ def class_table(lab: Lab, rows: list[Row]) -> Table:
 def _plain(text: str) -> str:
     from rich.markup import escape
 
-    from grader.grading.render import clean
+    from grader.grading.render import line
 
-    return escape(clean(text))
+    return escape(line(text))
 
 
 def _times(lab: Lab, settings: Config, class_: list[HandedIn]) -> None:

@@ -6,16 +6,19 @@ import csv
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grader.grading.handed_in import HandedIn
+from grader.grading.render import clean
 from grader.grading.report import LabReport
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
+PLAIN = re.compile(r"[a-z0-9_][a-z0-9_.]{0,79}")  # nothing that differs in case or holds a digest
 
 
 @dataclass(frozen=True)
@@ -100,15 +103,17 @@ def reports(folder: Path, report: LabReport) -> None:
 
 def file_name(student: str) -> str:
     """A plain file name for any student name, different for different students."""
+    if PLAIN.fullmatch(student):
+        return student
     plain = UNSAFE.sub("_", student)[:80].strip(".") or "student"
-    if plain == student:
-        return plain
     return f"{plain}-{hashlib.sha256(student.encode('utf-8', 'surrogatepass')).hexdigest()[:6]}"
 
 
 def _cell(text: str) -> str:
     """A value that a spreadsheet shows and does not compute."""
-    return f"'{text}" if text.startswith(FORMULA) else text
+    text = clean(text)
+    first = unicodedata.normalize("NFKC", text.lstrip()[:1])  # a full-width = computes as well
+    return f"'{text}" if text.startswith(FORMULA) or first.startswith(FORMULA) else text
 
 
 def _write(path: Path, head: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:

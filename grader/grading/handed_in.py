@@ -10,9 +10,10 @@ from datetime import datetime
 from pathlib import Path
 
 from grader.errors import LabError
+from grader.grading.entries import shown
 
 CANVAS = re.compile(r"(?P<student>[^_]+)_(?:LATE_)?(?P<id>\d+)_\d+_.*")
-MOODLE = re.compile(r"(?P<student>.+)_(?P<id>\d+)_assignsubmission_file_?.*")
+MOODLE = re.compile(r"(?P<student>.+?)_(?P<id>\d+)_assignsubmission_file_?.*")
 LAB = re.compile(r"[-_ .]?lab\d\d$", re.IGNORECASE)
 COLUMNS = ("file", "student", "name", "id", "login", "email", "submitted")
 
@@ -34,7 +35,7 @@ class HandedIn:
 def discover(folder: Path, roster: Path | None = None) -> list[HandedIn]:
     """The submissions in a folder, one for each zip and folder in it, in the order of names.
 
-    LabError where two belong to one student, or the roster cannot be read.
+    LabError where two belong to one student or id, or the roster cannot be read.
     """
     if not folder.is_dir():
         raise LabError(f"{folder} is no folder; give the one that holds the submissions.")
@@ -50,25 +51,30 @@ def discover(folder: Path, roster: Path | None = None) -> list[HandedIn]:
             "or a folder of its own."
         )
     found = _with_roster(found, roster) if roster else found
-    seen: dict[str, Path] = {}
-    for one in found:
-        if one.student in seen:
-            raise LabError(
-                f"{seen[one.student].name} and {one.path.name} are both of {one.student}; keep the "
-                "one that counts, or tell them apart in a roster (--roster)."
-            )
-        seen[one.student] = one.path
+    for whose in ("student", "id"):
+        seen: dict[str, HandedIn] = {}
+        for one in found:
+            name = getattr(one, whose)
+            if name and (other := seen.setdefault(name, one)) is not one:
+                raise LabError(
+                    f"{_origin(other)} and {_origin(one)} are both of {shown(name)}; keep the one "
+                    "that counts, or tell them apart in a roster (--roster)."
+                )
     return found
 
 
 def left_out(folder: Path) -> list[str]:
     """The names in a folder that are neither a zip nor a folder."""
-    return sorted(p.name for p in folder.iterdir() if p.is_file() and p.suffix != ".zip")
+    return sorted(shown(p.name) for p in folder.iterdir() if p.is_file() and p.suffix != ".zip")
+
+
+def _origin(one: HandedIn) -> str:
+    return shown(one.path.name)
 
 
 def _named(path: Path) -> HandedIn:
     stem = path.name if path.is_dir() else path.stem
-    known = MOODLE.fullmatch(stem) or CANVAS.fullmatch(stem)
+    known = CANVAS.fullmatch(stem) or MOODLE.fullmatch(stem)  # what follows is the student's own
     if path.is_dir():
         inside = [p for p in path.iterdir() if not p.name.startswith(".")]
         if len(inside) == 1 and inside[0].suffix == ".zip" and not inside[0].is_symlink():

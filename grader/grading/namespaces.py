@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
+import socket
+import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +20,13 @@ from pathlib import Path
 from grader.grading.confine import PR_SET_DUMPABLE, call, undumpable
 
 CLONE_NEWNS, CLONE_NEWIPC = 0x0002_0000, 0x0800_0000
-CLONE_NEWUSER, CLONE_NEWPID = 0x1000_0000, 0x2000_0000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x1000_0000, 0x2000_0000, 0x4000_0000
+SET_INTERFACE_FLAGS, INTERFACE_UP = 0x8914, 1
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 2, 4, 8, 0x4000, 0x4_0000
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_RELATIME = 1, 32, 4096, 1 << 21
+KEPT_FLAGS, ST_RELATIME = 1024 | 2048 | MS_NOSUID | MS_NODEV | MS_NOEXEC, 4096
+DEVICES = ("full", "null", "pts", "random", "tty", "urandom", "zero")
+FILES = "nr_inodes=20000"  # an empty file is a kilobyte of the kernel's memory
 FACTS = ("cpuinfo", "meminfo", "stat")
 BOX = "/box"  # the submission's only writable folder inside bubblewrap
 
@@ -53,24 +61,56 @@ def fork_apart(child: Callable[[], object]) -> int:
 
 
 def enter_box(disk_mb: int) -> None:
-    """Called by what `fork_apart` has forked: its own folders, /proc, users and shared memory."""
+    """Called by what `fork_apart` has forked: folders, /proc, ports and users of its own.
+
+    Of a network that several shared, ports and counters would tell one submission of another.
+    """
     before = os.open("/proc", os.O_PATH)
-    call("unshare", CLONE_NEWNS | CLONE_NEWIPC)
-    _mount("none", "/", "", MS_REC | MS_PRIVATE)
+    call("unshare", CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWNET)
+    _private_mounts()
     for folder, size in ((BOX, disk_mb), ("/dev/shm", disk_mb)):
-        _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={size}m,mode=1777")
+        _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={size}m,{FILES},mode=1777")
     _mount_proc()
+    _loopback()
     # After the mounts, which are the right of the warm process's users, not of the submission's.
     _own_users(before)
     with contextlib.suppress(OSError):  # no /proc was to be had
         Path("/proc/sys/user/max_user_namespaces").write_text("0")
 
 
-def _own_users(proc: int) -> None:
-    """`proc`: /proc as it was before anything was mounted over it; it is closed."""
+def own_mounts() -> None:
+    """Users and mounts of this process's own, for one that is alone in bubblewrap already."""
+    _own_users(os.open("/proc", os.O_PATH), CLONE_NEWNS)
+    _private_mounts()
+
+
+def _private_mounts() -> None:
+    """What is mounted here is seen here alone, and devices cannot be marked.
+
+    They are the machine's own: root's modes and times on them would outlast the box.
+    """
+    _mount("none", "/", "", MS_REC | MS_PRIVATE)
+    for path in (f"/dev/{name}" for name in DEVICES if os.path.exists(f"/dev/{name}")):
+        found = os.statvfs(path).f_flag
+        kept = found & KEPT_FLAGS | (MS_RELATIME if found & ST_RELATIME else 0)
+        _mount("none", path, "", MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
+
+
+def _loopback() -> None:
+    """Bring up the new network's only interface: a submission's servers and clients meet there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sh14x", b"lo", INTERFACE_UP)
+        fcntl.ioctl(any_socket, SET_INTERFACE_FLAGS, request)
+
+
+def _own_users(proc: int, also: int = 0) -> None:
+    """New users, and `also` other kinds of namespaces that belong to them.
+
+    proc: /proc as it was before anything was mounted over it; it is closed.
+    """
     user, group = os.getuid(), os.getgid()
     call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # or the maps cannot be written
-    call("unshare", CLONE_NEWUSER)
+    call("unshare", CLONE_NEWUSER | also)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"),
                        ("gid_map", f"{group} {group} 1")):  # fmt: skip
         _write(proc, f"self/{name}", text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import re
+import unicodedata
 from typing import TYPE_CHECKING
 
 import jinja2
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from grader.grading.report import LabReport, ScenarioReport, TaskReport
 
 MARKS = {"passed": "✓", "failed": "✗", "todo": "…", "blocked": "–"}
-CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+HIDING = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # controls, marks, what has no picture
 
 
 def number(points: float) -> str:
@@ -24,7 +24,14 @@ def number(points: float) -> str:
 
 def clean(text: str) -> str:
     """Text that cannot move the cursor, turn the writing round or hide anything."""
-    return CONTROL.sub("?", text.encode("utf-8", "replace").decode("utf-8"))
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c == "\n" or unicodedata.category(c) not in HIDING else "?" for c in text)
+
+
+def line(text: str) -> str:
+    """`clean` text that stays on its line."""
+    return clean(text).replace("\n", " ")
 
 
 def verdict(scenario: ScenarioReport) -> str:
@@ -41,9 +48,9 @@ def verdict(scenario: ScenarioReport) -> str:
 def task_text(task: TaskReport) -> str:
     """One task: points, checks, scenarios, cards."""
     lines = [f"Task {task.id}  {task.title}: {number(task.points)} of {number(task.max_points)}"]
-    lines += [f"  no check could run: {clean(task.blocked)}"] if task.blocked else []
+    lines += [f"  no check could run: {line(task.blocked)}"] if task.blocked else []
     for check in task.checks:
-        why = "" if check.passed or task.blocked else f"  {clean(check.reason)}"
+        why = "" if check.passed or task.blocked else f"  {line(check.reason)}"
         lines.append(f"  {MARKS[check.status]} {check.title} ({check.points}){why}")
     for place, scenario in enumerate(task.scenarios, 1):
         mark = "✓" if scenario.status == AGREES else "✗"
@@ -60,10 +67,10 @@ def task_text(task: TaskReport) -> str:
 def lab_text(report: LabReport) -> str:
     """The whole report as plain text."""
     head = (
-        f"{report.lab} {report.title} · {clean(report.student)} · "
+        f"{report.lab} {report.title} · {line(report.student)} · "
         f"{number(report.points)} of {number(report.max_points)} points"
     )
-    notes = [f"! {clean(warning)}" for warning in report.warnings]
+    notes = [f"! {line(warning)}" for warning in report.warnings]
     tasks = [task_text(task) for task in report.tasks.values()]
     return "\n\n".join([head, *notes, *tasks, f"graded in: {report.sandbox}"]) + "\n"
 

@@ -6,21 +6,15 @@ limits. Nothing is unpacked on this machine, no link is followed.
 
 from __future__ import annotations
 
-import os
-import stat
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from grader.catalog import Lab, labs
+from grader.grading.entries import Opener, Unreadable, entries_of, shown
 from grader.grading.limits import Limits
 
 LEFT_OUT = {"conftest.py", "sitecustomize.py", "usercustomize.py", "__main__.py"}
-ENTRIES = 20_000
-COMPRESSION = 8  # a zip may be this many times the limit before it is opened at all
-Opener = Callable[[int], bytes]  # at most so many bytes of one file
+NOTES = 10
 
 
 @dataclass(frozen=True)
@@ -32,71 +26,25 @@ class Submission:
     problem: str = ""  # why there is nothing to grade
 
 
-class Unreadable(Exception):
-    """A submission that cannot be read at all; the text is for the student."""
-
-
 def read(path: Path, lab: Lab, limits: Limits) -> Submission:
     """The files of `lab` in a submission; never raises for what is in it."""
     notes: list[str] = []
     try:
-        entries = dict(_folder(path, notes) if path.is_dir() else _zip(path, limits, notes))
+        entries = entries_of(path, limits, notes)
         chosen = _of_lab(list(entries), lab)
         files = _take(chosen, entries, limits, notes)
     except Unreadable as error:
-        return Submission({}, tuple(notes), str(error))
-    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError,
-            RuntimeError) as error:  # fmt: skip
-        return Submission({}, tuple(notes), f"it cannot be read: {error}"[:300])
-    return Submission(files, tuple(dict.fromkeys(notes)))
+        return Submission({}, _few(notes), str(error))
+    except Exception as error:  # damaged data can fail anywhere: LZMAError, IndexError, MemoryError
+        return Submission({}, _few(notes), shown(f"it cannot be read: {error}", 300))
+    return Submission(files, _few(notes))
 
 
-def _folder(root: Path, notes: list[str]) -> Iterator[tuple[str, Opener]]:
-    count = 0
-    for folder, names, files in os.walk(root, followlinks=False):
-        for name in [*names, *files]:
-            path = Path(folder, name)
-            count += 1
-            if count > ENTRIES:
-                raise Unreadable(f"it holds more than {ENTRIES} files.")
-            mode = path.lstat().st_mode
-            if stat.S_ISREG(mode):
-                yield path.relative_to(root).as_posix(), lambda most, path=path: _bytes(path, most)
-            elif not stat.S_ISDIR(mode):
-                notes.append(f"{_shown(name)} is a link or no plain file, and was left out.")
-
-
-def _bytes(path: Path, most: int) -> bytes:
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(handle, "rb") as file:
-        return file.read(most)
-
-
-def _zip(path: Path, limits: Limits, notes: list[str]) -> Iterator[tuple[str, Opener]]:
-    if not path.is_file():
-        raise Unreadable("it is neither a zip nor a folder.")
-    if path.stat().st_size > COMPRESSION * limits.submission_mb << 20:
-        raise Unreadable(f"it is larger than {COMPRESSION * limits.submission_mb} MB.")
-    if not zipfile.is_zipfile(path):
-        raise Unreadable("it is not a zip; `lab pack` makes one.")
-    archive = zipfile.ZipFile(path)
-    if len(archive.infolist()) > ENTRIES:
-        raise Unreadable(f"it holds more than {ENTRIES} files.")
-    for info in archive.infolist():
-        parts = PurePosixPath(info.filename.replace("\\", "/")).parts
-        if info.is_dir():
-            continue
-        if stat.S_ISLNK(info.external_attr >> 16):
-            notes.append(f"{_shown(info.filename)} is a link, and was left out.")
-        elif ".." in parts or info.filename.startswith("/"):
-            notes.append(f"{_shown(info.filename)} points outside the zip, and was left out.")
-        elif parts and parts[0] != "__MACOSX":
-            yield "/".join(parts), lambda most, info=info: _member(archive, info, most)
-
-
-def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, most: int) -> bytes:
-    with archive.open(info) as file:
-        return file.read(most)
+def _few(notes: list[str]) -> tuple[str, ...]:
+    """The first notes, each once, and how many more there are."""
+    found = tuple(dict.fromkeys(notes))
+    more = len(found) - NOTES
+    return (*found[:NOTES], f"{more} more were left out.") if more > 0 else found
 
 
 def _of_lab(names: list[str], lab: Lab) -> dict[str, str]:
@@ -145,11 +93,10 @@ def _take(
     files: dict[str, bytes] = {}
     left = limits.submission_mb << 20
     for path, name in sorted(chosen.items()):
-        parts = PurePosixPath(path).parts
-        if parts[-1] in LEFT_OUT or not all(
-            part.removesuffix(".py").isidentifier() for part in parts
-        ):
-            notes.append(f"{_shown(path)} is not a file of the lab, and was left out.")
+        *folders, file = PurePosixPath(path).parts
+        names = [*folders, file.removesuffix(".py")]
+        if file in LEFT_OUT or not all(name.isidentifier() for name in names):
+            notes.append(f"{shown(path)} is not a file of the lab, and was left out.")
             continue
         content = entries[name](left + 1)
         left -= len(content)
@@ -159,7 +106,3 @@ def _take(
             )
         files[path] = content
     return files
-
-
-def _shown(name: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in name)[:100]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from typing import Any
 
 from grader.grading.report import (
@@ -14,10 +13,23 @@ from grader.grading.report import (
     CheckReport,
     ScenarioReport,
 )
-from grader.grading.rounds import Result, Rounds
+from grader.grading.rounds import SILENT, Result, Rounds
 from grader.outcome import Status
 
 TEXT = 4000
+# A student learns of a hidden scenario's end what their own code could not have phrased: no words
+# of a crash, no exit status, no number, and of errors the name only where it is a usual one.
+ENDS = {
+    "it took more than ": "it took too long",
+    "the submission used up ": "the submission used up its time",
+    "it used more than ": "it used too much memory",
+    "it started more than ": "it started too many processes or threads",
+    "it sent more than ": "it sent too much",
+    "too many items ": "too many before it ended the process",
+}
+USUAL = ("AssertionError", "AttributeError", "ImportError", "IndexError", "KeyError", "MemoryError",
+         "NameError", "NotImplementedError", "RecursionError", "RuntimeError", "TypeError",
+         "ValueError", "ZeroDivisionError")  # fmt: skip
 
 
 def check_report(entry: Any, result: Result, nothing: str) -> CheckReport:
@@ -32,21 +44,25 @@ def check_report(entry: Any, result: Result, nothing: str) -> CheckReport:
 def draw(item: str, rounds: Rounds, agreed: dict[str, dict[str, Any]]) -> tuple[str, str, str]:
     result = rounds.results.get(item)
     if result is None:
-        return STOPPED, rounds.lost.get(item, "no result came"), ""
+        why = rounds.lost.get(item, "no result came")
+        return STOPPED, _plain_end(why), why
     verdict = agreed.get(item, {})
     if "broken" in verdict:
         return BROKEN, f"the reference raised {verdict['broken']}", ""
     if "data" not in result:
         todo = str(result.get("todo", ""))
-        return RAISED, f"it raised {_own_name(result.get('raised'))}", todo
+        raised = result.get("raised")
+        return RAISED, f"it raised {_own_name(raised)}", todo or str(raised)[:TEXT]
     return (AGREES if verdict["agrees"] is True else DIFFERS), "", verdict["where"]
 
 
+def _plain_end(why: str) -> str:
+    return next((told for start, told in ENDS.items() if why.startswith(start)), SILENT)
+
+
 def _own_name(error: object) -> str:
-    """The name of an error where it is Python's own: other names could carry the inputs out."""
-    known = getattr(builtins, error, None) if isinstance(error, str) else None
-    ours = isinstance(known, type) and issubclass(known, BaseException)
-    return str(error) if ours else "an error of its own"
+    """The name of a usual error: others, or one of many, could carry the inputs out."""
+    return next((name for name in USUAL if error == name), "an error of its own")
 
 
 def scenario_report(name: str, draws: list[tuple[str, str, str]]) -> ScenarioReport:

@@ -7,20 +7,22 @@ import json
 import os
 import select
 import selectors
-import shutil
 import signal
 import socket
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from grader.catalog import Lab
 from grader.grading import view
 from grader.grading.limits import Limits
+from grader.grading.scratch import remove
 from grader.grading.work import Answer, Answers, BoxError, Work
 
 ANSWER_SECONDS = 30
 CHUNK = 1 << 20
+LINE = 1 << 10  # a line of results costs as much of what may be sent as so many bytes
 
 
 class Warm:
@@ -49,7 +51,7 @@ class Warm:
             raise BoxError(f"the warm process was lost: {error}") from None
         finally:
             if scratch:
-                shutil.rmtree(scratch, ignore_errors=True)
+                remove(Path(scratch))
 
     def _run(self, work: Work, limits: Limits, seconds: float, scratch: str) -> list[Answer]:
         job = {
@@ -72,7 +74,12 @@ class Warm:
     def _listen(
         self, events: socket.socket, work: Work, limits: Limits, deadline: float
     ) -> list[Answer]:
-        tasks, answers, buffer, left = [*work.tasks], [Answer()], b"", limits.output_mb << 20
+        tasks, answers, buffer, left = (
+            [*work.tasks],
+            [Answer()],
+            bytearray(),
+            limits.output_mb << 20,
+        )
         _send(events, {"code": work.code, "files": work.files})
         _send(events, tasks.pop(0), last=not tasks)
         stall = time.monotonic() + limits.item_seconds
@@ -89,8 +96,9 @@ class Warm:
                 ready = {key.fileobj for key, _ in both.select(max(0, min(stall, deadline) - now))}
                 if events in ready:
                     chunk = _receive(events)
-                    left -= len(chunk)
-                    *lines, buffer = (buffer + chunk).split(b"\n")
+                    buffer += chunk
+                    *lines, buffer = buffer.split(b"\n") if b"\n" in chunk else [buffer]
+                    left -= len(chunk) + LINE * len(lines)
                     stall = now + limits.item_seconds if lines else stall
                     fresh = [event for line in lines if (event := _event(line))]
                     answers[-1].events += fresh
@@ -153,7 +161,7 @@ def _too_long(now: float, stall: float, deadline: float, limits: Limits) -> str:
     return ""
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
+def _event(line: bytes | bytearray) -> dict[str, Any] | None:
     """One line as an event; what is none, a cheat's or a torn one, is nothing."""
     try:
         event = json.loads(line)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 KILLING_SECONDS = 10
+THREADS = 16  # for each process that is allowed; a system has not many more than it has processes
 
 
 def descendants(of: int) -> list[int]:
@@ -31,12 +32,19 @@ def descendants(of: int) -> list[int]:
 
 def memory_kb(pid: int) -> int:
     """Anonymous and shared memory of a process that is in RAM."""
-    total = 0
+    return _usage(pid)[0]
+
+
+def _usage(pid: int) -> tuple[int, int]:
+    """Memory of a process in kB, and its threads."""
+    memory = threads = 0
     with contextlib.suppress(OSError, ValueError):
         for line in (PROC / str(pid) / "status").read_text().splitlines():
             if line.startswith(("RssAnon:", "RssShmem:", "VmSwap:")):
-                total += int(line.split()[1])
-    return total
+                memory += int(line.split()[1])
+            elif line.startswith("Threads:"):
+                threads = int(line.split()[1])
+    return memory, threads
 
 
 def excess(processes: int, memory_mb: int, warm_kb: int) -> str:
@@ -49,8 +57,10 @@ def excess(processes: int, memory_mb: int, warm_kb: int) -> str:
     found = descendants(os.getpid())
     if len(found) > processes:
         return f"it started more than {processes} processes"
-    used = sum(max(0, memory_kb(pid) - warm_kb) for pid in found)
-    if used > memory_mb * 1024:
+    uses = [_usage(pid) for pid in found]
+    if sum(threads for _, threads in uses) > processes * THREADS:
+        return f"it started more than {processes * THREADS} threads"
+    if sum(max(0, memory - warm_kb) for memory, _ in uses) > memory_mb * 1024:
         return f"it used more than {memory_mb} MB of memory"
     return ""
 

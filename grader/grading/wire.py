@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 DEPTH = 40
+FLUKES = 8
 
 
 class WireError(ValueError):
@@ -74,7 +75,7 @@ def _decode(data: Any) -> Any:
     if kind == "bytes":
         return base64.b64decode(data["bytes"], validate=True)
     if kind == "map":
-        return {_key(k): _decode(item) for k, item in data["map"]}
+        return _mapping(data["map"])
     if kind == "set":
         return {"a set of": [_decode(item) for item in data["set"]]}
     if kind == "array":
@@ -89,6 +90,14 @@ def _decode(data: Any) -> Any:
     if kind == "other":
         return {"an object of type": str(data["other"])}
     raise WireError(f"unknown kind {kind[:20]!r}")
+
+
+def _mapping(pairs: list) -> dict[Any, Any]:
+    """Keys of one hash value, easily made of numbers, would take time with their number squared."""
+    keys = [_key(key) for key, _ in pairs]
+    if len({hash(key) for key in keys}) < len(keys) - FLUKES:
+        raise WireError("a mapping with keys that collide")
+    return {key: _decode(item) for key, (_, item) in zip(keys, pairs, strict=True)}
 
 
 def _key(data: Any) -> Any:
