@@ -77,7 +77,7 @@ def _mistakes(axes: Any, found: Analysis) -> None:
     for place, slip in enumerate(top):
         text = textwrap.fill(f"{slip.students} x task {slip.task}: {slip.says}", 78)
         axes.text(top[0].students / 100, place - 0.24, text, va="bottom", fontsize=8)
-    axes.set_ylim(len(top) - 0.5, -0.9)
+    axes.set_ylim(max(len(top), 8) - 0.5, -0.9)  # a few bars are no thicker than many
     axes.set_yticks([])
     axes.set_xlabel("students")
     axes.xaxis.get_major_locator().set_params(integer=True)
