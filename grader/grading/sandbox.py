@@ -124,7 +124,7 @@ class Sandbox:
                 why = break_out(warm, lab)
                 nursery.give_back(warm)
             except BoxError as error:
-                why = str(error)
+                why = f"{error} {nursery.said()}".strip()
             if rung == "limits":
                 why = ""  # it confines nothing, and says so
             if why:
