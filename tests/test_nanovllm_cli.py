@@ -424,13 +424,15 @@ class TestTerminal:
             terminal.type("/exit\n")
             assert terminal.rest()[1] == 0
 
-    def test_ctrl_c_stops_the_answer_and_not_the_program(self, model):
-        with Terminal("chat", "-m", model, "--ignore-eos", "--max-tokens", 80) as terminal:
+    def test_ctrl_c_stops_the_answer_and_not_the_program(self, tmp_path):
+        # An answer of seconds: Ctrl-C must meet it before its end.
+        save_random(tmp_path, **{**SMALL, "max_position_embeddings": 16384})
+        with Terminal("chat", "-m", tmp_path, "--ignore-eos", "--max-tokens", 16000) as terminal:
             terminal.until("you> $")
             terminal.type("Hi\n")
             terminal.until("TTFT")
             terminal.type("\x03")
-            assert "Traceback" not in terminal.until("(stopped|cut|MB).*you> $")
+            assert "Traceback" not in terminal.until("stopped.*you> $")
             terminal.type("\x04")
             assert terminal.rest()[1] == 0
 

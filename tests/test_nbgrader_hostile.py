@@ -30,6 +30,7 @@ def test_a_folder_that_cannot_be_mended_stops_nobody(tmp_path: Path) -> None:
         (aside.parent / "lab01.ipynb").write_text("no notebook")
     course = SimpleNamespace(
         require_generated=lambda lab: None,
+        require_settings=lambda: None,
         released=lambda lab: tmp_path / "released.ipynb",
         place=lambda step, student, lab: tmp_path / step / student,
     )
