@@ -19,6 +19,7 @@ from grader.catalog import Lab
 from grader.paths import ROOT
 
 LOOK_SECONDS = 0.5
+MEMORY_SECONDS = 2  # to find all of the grader's processes takes a while
 LEAVING_SECONDS = 30
 WINDOW = 5  # memory is the median over this part of a run
 
@@ -35,20 +36,15 @@ class Look:
 
 @dataclass
 class Half:
-    """What a run took; `looks` holds what was seen twice a second."""
+    """What a run took; `looks` holds what was seen every two seconds."""
 
     wall: float = 0.0
     status: int | None = None  # None: killed
     printed: str = ""
     done: int = 0
+    first_result: float = 0.0  # seconds from the start to the first result of this run
     left: int = 0  # processes that outlived the kill
     looks: list[Look] = field(default_factory=list)
-
-    @property
-    def first_result(self) -> float:
-        """Seconds from the start to the first result of this run."""
-        before = self.looks[0].done
-        return next(look.seconds for look in self.looks if look.done > before)
 
     def memory(self, whose: str) -> dict[str, float]:
         """Megabytes at the start, in the middle and at the end of the grading, and the most.
@@ -73,13 +69,30 @@ def journalled(out: Path) -> list[bytes]:
     return [line for line in lines if line.endswith(b"\n")]
 
 
+class Done:
+    """Counts the lines of a journal as they come, without reading any of them twice."""
+
+    def __init__(self, out: Path) -> None:
+        self.path, self.place, self.lines = out / "journal.jsonl", 0, 0
+
+    def count(self) -> int:
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                file.seek(self.place)
+                fresh = file.read()
+            self.place += len(fresh)
+            self.lines += fresh.count(b"\n")
+        return self.lines
+
+
 def grade(
     folder: Path, lab: Lab, jobs: int, secret: Path, out: Path, kill_at: int | None = None
 ) -> Half:
     """Grade a folder; at `kill_at` results the grader's whole process group is killed."""
     command = [sys.executable, "-m", "grader", "grade", str(folder), "--lab", lab.key]
     command += ["--jobs", str(jobs), "--secret", str(secret), "--out", str(out)]
-    found, start = Half(), time.monotonic()
+    found, start, done, family = Half(), time.monotonic(), Done(out), []
+    before = done.count()
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
@@ -87,9 +100,14 @@ def grade(
         try:
             while not _ended(process, found):
                 time.sleep(LOOK_SECONDS)
-                found.done = len(journalled(out))
-                family = _look(process.pid, found, time.monotonic() - start)
-                if kill_at is not None and found.done >= kill_at:
+                found.done = done.count()
+                seconds = time.monotonic() - start
+                if found.done > before and not found.first_result:
+                    found.first_result = seconds
+                at_end = kill_at is not None and found.done >= kill_at
+                if at_end or seconds > MEMORY_SECONDS * len(found.looks):
+                    family = _look(process.pid, found, seconds)
+                if at_end:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
                     found.left = len(psutil.wait_procs(family, LEAVING_SECONDS)[1])
