@@ -10,8 +10,8 @@ from nbgrader.api import Gradebook, Student
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.plugins import ExtractorPlugin, FileNameCollectorPlugin
 
-from grader.classroom.origins import find_student, names_student, person, upload
 from grader.classroom.packfile import PackError, read_pack
+from grader.grading.origins import find_student, names_student, person, upload
 
 MOST_BYTES = 2_000_000_000
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from grader.errors import LabError
 from grader.grading.entries import shown
+from grader.grading.origins import Person, find_student
 
 CANVAS = re.compile(r"(?P<student>[^_]+)_(?:LATE_)?(?P<id>\d+)_\d+_.*")
 MOODLE = re.compile(r"(?P<student>.+?)_(?P<id>\d+)_assignsubmission_file_?.*")
@@ -111,8 +112,6 @@ def _with_roster(found: list[HandedIn], roster: Path) -> list[HandedIn]:
 
 def _of_class(one: HandedIn, rows: list[dict[str, str]]) -> HandedIn:
     """By the roster of `nbgrader db student import`, as collecting finds a student in it."""
-    from grader.classroom.origins import Person, find_student
-
     people = {
         row["id"]: Person(
             row["id"], row["first_name"], row.get("last_name") or "", row.get("lms_user_id") or ""

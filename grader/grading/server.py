@@ -6,7 +6,6 @@ child gets its work and sends its events, and says when and how that child has e
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -16,7 +15,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from grader.grading import watch
 from grader.grading.child import run
@@ -73,22 +72,12 @@ def _become_child(link: socket.socket, events: int, rung: str, job: dict) -> Non
 
 def _follow(link: socket.socket, child: int, job: dict, warm_kb: int) -> str:
     """Wait for the child's end; "" when it exited by itself with status 0."""
-    with _end_of(child) as end:
+    end = watch.end_of(child)
+    try:
         return _watched(link, child, job, warm_kb, end)
-
-
-@contextlib.contextmanager
-def _end_of(child: int) -> Iterator[list[int]]:
-    """What can be read once the child has ended; nothing where the system has no such thing."""
-    try:
-        handle = os.pidfd_open(child)
-    except (AttributeError, OSError):
-        yield []
-        return
-    try:
-        yield [handle]
     finally:
-        os.close(handle)
+        for handle in end:
+            os.close(handle)
 
 
 def _watched(link: socket.socket, child: int, job: dict, warm_kb: int, end: list[int]) -> str:

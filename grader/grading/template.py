@@ -15,7 +15,7 @@ import socket
 import sys
 import traceback
 
-from grader.grading import server
+from grader.grading import server, watch
 from grader.grading.confine import undumpable
 from grader.grading.hugepages import collapse
 from grader.grading.prepare import prepare
@@ -57,17 +57,10 @@ def _fork(link: socket.socket, handle: int, rung: str) -> None:
         finally:
             os._exit(0)
     os.close(handle)
-    ends = _end_of(pid)
+    ends = watch.end_of(pid)
     socket.send_fds(link, [json.dumps({"pid": pid}).encode()], ends)
     for end in ends:
         os.close(end)
-
-
-def _end_of(pid: int) -> list[int]:
-    try:
-        return [os.pidfd_open(pid)]
-    except (AttributeError, OSError):  # not Linux, or it has ended already
-        return []
 
 
 if __name__ == "__main__":

@@ -65,6 +65,14 @@ def excess(processes: int, memory_mb: int, warm_kb: int) -> str:
     return ""
 
 
+def end_of(pid: int) -> list[int]:
+    """A handle that can be read once a child has ended; none where the system has no such thing."""
+    try:
+        return [os.pidfd_open(pid)]
+    except (AttributeError, OSError):  # not Linux, or it has ended already
+        return []
+
+
 def kill_all(child: int) -> None:
     """End the submission's process and all that it started, and reap them."""
     end = time.monotonic() + KILLING_SECONDS
