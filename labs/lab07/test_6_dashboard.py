@@ -34,24 +34,23 @@ def finished(request_id, time, index=0):
     points=2,
     title="The blocks of a request, in whatever store",
     hints=(
-        "What do a paged store and a slot store know about a request?",
-        "manager.block_ids(request) where there is one; else its slot; else nothing.",
-        "slot = getattr(store, 'slot_of', {}).get(request); [] if slot is None else [slot]",
+        "What does a store tell about a request? And one that only counts tokens?",
+        "block_ids(request) where there is such a method; else nothing.",
+        "list(store.block_ids(request)) if hasattr(store, 'block_ids') else []",
     ),
 )
 def test_blocks():
     first, second = object(), object()
-    tables = {first: [5, 9, 2]}
-    manager = SimpleNamespace(block_ids=lambda request: tables.get(request, ()))
-    paged = SimpleNamespace(manager=manager)
-    slots = SimpleNamespace(slot_of={first: 0})
+    tables, slot_of = {first: [5, 9, 2], second: []}, {first: [0], second: [3]}
+    paged = SimpleNamespace(block_ids=tables.__getitem__)
+    slots = SimpleNamespace(block_ids=slot_of.__getitem__)
     counting = SimpleNamespace(total_tokens=100)
     stores = (paged, slots, counting)
     expect(
         [[blocks_of(store, request) for request in (first, second)] for store in stores],
-        [[[5, 9, 2], []], [[0], []], [[], []]],
-        call="blocks_of a request that has some and one that has none, in a paged store, a slot "
-        "store (slot 0), and one that only counts",
+        [[[5, 9, 2], []], [[0], [3]], [[], []]],
+        call="blocks_of two requests in a paged store (the second has none), in a slot store "
+        "(slots 0 and 3), and in one that only counts",
     )
     held = blocks_of(paged, first)
     tables[first].append(7)
@@ -69,8 +68,8 @@ def test_blocks():
     title="The state is plain data: who runs, and who is next",
     hints=(
         "In which order will the queue be admitted? Whose order is that?",
-        "The policy's rank now; rows by request_row; nothing of the engine's own objects.",
-        "sorted(scheduler.waiting, key=lambda r: scheduler.policy.rank(r, now))",
+        "The scheduler tells; rows by request_row; nothing of the engine's own objects.",
+        "scheduler.queue()",
     ),
 )
 def test_state():
