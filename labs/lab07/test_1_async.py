@@ -1,7 +1,6 @@
 """Task 1: the engine in a thread of its own."""
 
 import asyncio
-import contextlib
 import threading
 
 import pytest
@@ -50,17 +49,38 @@ def bells(monkeypatch):
 
 
 def run(coroutine):
-    """Run it, but not for ever: what hangs is reported as such."""
+    """Run it, but not for ever: what hangs, or raises in the loop, is reported as such."""
+    raised = []
 
     async def limited():
+        task = asyncio.ensure_future(coroutine)
+
+        def stop(loop, context):
+            raised.append(context.get("exception") or RuntimeError(context["message"]))
+            task.cancel()
+
+        asyncio.get_running_loop().set_exception_handler(stop)
         try:
-            return await asyncio.wait_for(coroutine, 5)
+            return await asyncio.wait_for(task, 5)
         except TimeoutError:
             return "still waiting after 5 s"
         except SpinningError as error:
             return str(error)
+        except EngineDeadError as error:
+            raise error.__cause__ or error from None
+        except asyncio.CancelledError:
+            raise raised[0] from None
 
     return asyncio.run(limited())
+
+
+async def until(condition):
+    """Wait until something is so, for 3 seconds at most; whether it is."""
+    for _ in range(300):
+        if condition():
+            return True
+        await asyncio.sleep(0.01)
+    return False
 
 
 def endless(prompt, index):
@@ -92,37 +112,63 @@ async def texts_of(stream):
     return found
 
 
-class RunawayError(Exception):
-    """The engine's thread goes on when it was told to stop."""
+def paced(front, then=lambda: None):
+    """In the loop: after each step the engine's thread waits until the loop has taken it in, and
+    `then` has run. What is returned grows by one at each call of the loop by that thread."""
+    loop, seen, calls = asyncio.get_running_loop(), [], []
+    front.observers.append(lambda events, usage: seen.append(len(events)))
+    plain, mine = loop.call_soon_threadsafe, threading.get_ident()
+
+    def call_soon_threadsafe(function, *args, **options):
+        if threading.get_ident() == mine:
+            return plain(function, *args, **options)
+        calls.append(len(args))
+        done = threading.Event()
+
+        def run():
+            before = len(seen)
+            try:
+                function(*args)
+                if len(seen) > before:
+                    then()
+            finally:
+                done.set()
+
+        handle = plain(run, **options)
+        done.wait(5)
+        return handle
+
+    loop.call_soon_threadsafe = call_soon_threadsafe
+    return calls
 
 
-class Loop:
-    """Stands in for the event loop: notes what it is to call, and then what `then` says."""
+class Watched(ScriptedEngine):
+    """Notes which threads abort."""
 
-    def __init__(self, then=lambda calls: None):
-        self.calls, self.then = [], then
+    def __post_init__(self):
+        super().__post_init__()
+        self.aborters = set()
 
-    def call_soon_threadsafe(self, function, *args):
-        self.calls.append((function, args))
-        self.then(len(self.calls))
-        if len(self.calls) == 20:
-            raise RunawayError
-
-
-def drive(front):
-    """Step in this thread until it stops, or for 20 calls of the loop."""
-    with contextlib.suppress(RunawayError):
-        front._drive()
+    def abort(self, request_id):
+        self.aborters.add(threading.get_ident())
+        return super().abort(request_id)
 
 
-class Rung(threading.Condition):
-    """Counts how often the engine's thread is woken."""
+class Saying(ScriptedEngine):
+    """Its one step reports what it was given."""
 
-    times = 0
+    def __post_init__(self):
+        super().__post_init__()
+        self.events = []
 
-    def notify(self, n=1):
-        self.times += 1
-        super().notify(n)
+    @property
+    def has_unfinished(self):
+        return bool(self.events)
+
+    def step(self):
+        events, self.events = self.events, []
+        self.store.free_tokens = 750
+        return events
 
 
 @pytest.mark.check(
@@ -188,44 +234,45 @@ def test_stream():
 
 @pytest.mark.check(task=1, points=3, title="All prompts of a request are taken, or none")
 def test_submit():
-    engine = ScriptedEngine()
+    engine = Watched()
     front = AsyncEngine(engine)
-    front._condition = bell = Rung()
-    stream = front.submit([[3], [4]], SamplingParams(n=2), name="cmpl-1")
-    woken = [bell.times > 0]
+
+    async def serve():
+        front.start()
+        await asyncio.sleep(0.05)  # it is asleep by now
+        stream = front.submit([[3], [4]], SamplingParams(n=2), name="cmpl-1")
+        taken = [stream.request_ids, stream.n, stream.name, sorted(front.streams), front.num_open]
+        texts = await texts_of(stream)
+        await asyncio.sleep(0.05)  # and again
+        try:
+            front.submit([[5], [6], []], SamplingParams())
+        except EmptyPromptError:
+            error = "EmptyPromptError"
+        woken = await until(lambda: len(engine.aborted) >= 2)
+        await front.stop()
+        return taken, texts, [error, woken, engine.aborted, sorted(front.streams)]
+
+    found = run(serve())
     expect(
-        [stream.request_ids, stream.n, stream.name, sorted(front.streams), front.num_open],
+        found if isinstance(found, str) else found[0],
         [(0, 1), 2, "cmpl-1", [0, 1], 4],
         call="submit of two prompts with n=2: ids, n, name, the streams by id, samples open",
-        cause="one stream for the whole request; the engine is asked once a prompt",
+        cause="one stream for the whole request; the engine is asked once a prompt; its thread, "
+        "which may be asleep, is woken",
     )
-    error = expect.raises(
-        EmptyPromptError,
-        lambda: front.submit([[5], [6], []], SamplingParams()),
-        call="submit([[5], [6], []])",
-    )
-    told = list(engine.aborted)
-    for note in front._notes:
-        note()
     expect(
-        [type(error).__name__, told, engine.aborted, sorted(front.streams)],
-        ["EmptyPromptError", [], [2, 3], [0, 1]],
-        call="after it: requests aborted before and after the engine's thread has read its notes; "
-        "streams",
+        found[2],
+        ["EmptyPromptError", True, [2, 3], []],
+        call="submit([[5], [6], []]): the error, whether the engine's thread was woken by it, "
+        "requests aborted, streams that are open",
         cause="prompts 5 and 6 are in the engine, and nobody listens to them",
     )
-    before = bell.times
-    with contextlib.suppress(EmptyPromptError):
-        front.submit([[8], []], SamplingParams())
-    woken.append(bell.times > before)
     expect(
-        woken,
-        [True, True],
-        call="whether the engine's thread is woken by a submit that is taken, and by one that is "
-        "refused half-way",
-        cause="it may be asleep: requests, and notes, do not wake it by themselves",
+        threading.get_ident() in engine.aborters,
+        False,
+        call="whether the loop's own thread called engine.abort",
+        cause="the engine is in the middle of a step, perhaps: leave a note for its thread",
     )
-    front.error = EngineDeadError("The engine has died.")
     expect.raises(
         EngineDeadError,
         lambda: front.submit([[7]], SamplingParams()),
@@ -242,13 +289,13 @@ def test_submit():
 def test_threads(rng):
     looks = []
 
-    class Watched(ScriptedEngine):
+    class Looking(ScriptedEngine):
         @property
         def has_unfinished(self):
             looks.append(self.steps)
             return super().has_unfinished
 
-    engine = Watched(max_num_seqs=64)
+    engine = Looking(max_num_seqs=64)
     front = AsyncEngine(engine)
     firsts = [int(i) for i in rng.choice(1000, size=12, replace=False)]
 
@@ -263,9 +310,6 @@ def test_threads(rng):
         await front.stop()
         return idle, texts, left
 
-    front._stopping = True
-    front._drive()  # returns at once
-    front._stopping = False
     found = run(serve())
     wanted = [
         {i: "".join(f"{first}-{i}-{k} " for k in range(4)) for i in range(2)} for first in firsts
@@ -289,43 +333,63 @@ def test_threads(rng):
     task=1, points=3, title="One call of the loop a step; each stream gets its events at once"
 )
 def test_deliver():
-    engine = ScriptedEngine(max_num_seqs=2)
-    front = AsyncEngine(engine)
-    front._loop = Loop(then=lambda calls: setattr(front, "_stopping", calls >= 3))
-    for first in (1, 2, 3):
-        engine.add_request([first])
-    drive(front)
-    shapes = [[type(e).__name__ for e in args[0]] for _, args in front._loop.calls]
+    seen = []
+
+    def look(events, usage):
+        seen.append(([type(event).__name__ for event in events], round(usage, 6)))
+
+    async def three():
+        engine = ScriptedEngine(max_num_seqs=2)
+        front = AsyncEngine(engine, [look])
+        for first in (1, 2, 3):
+            engine.add_request([first])
+        calls = paced(front)
+        front.start()
+        await until(lambda: len(seen) == 8)
+        made = len(calls)
+        await front.stop()
+        return made, engine.steps
+
     expect(
-        [len(shapes), shapes[1], round(front._loop.calls[1][1][1], 6)],
-        [3, ["TokenGenerated", "TokenGenerated", "Stepped"], 0.004],
-        call="_drive over three steps of two running samples: calls of the loop; events of the "
-        "second; share of the store in use after it (4 of 1000 tokens)",
+        [run(three()), seen[1]],
+        [(8, 8), (["TokenGenerated", "TokenGenerated", "Stepped"], 0.004)],
+        call="three requests of 4 tokens, two at a time: calls of the loop and steps; what "
+        "observers saw of the second step: its events, and the share of the store in use after it "
+        "(4 of 1000 tokens)",
         cause="64 calls a step would cost more than the step",
     )
-    idle = AsyncEngine(ScriptedEngine())
-    idle._loop = Loop()
-    idle._note(lambda: setattr(idle, "_stopping", True))
-    drive(idle)
+
+    async def asked():
+        front = AsyncEngine(ScriptedEngine())
+        front.start()
+        await front.call(lambda engine: None)
+        steps = await front.call(lambda engine: engine.steps)
+        await front.stop()
+        return steps
+
     expect(
-        [idle.engine.steps, len(idle._loop.calls)],
-        [0, 0],
-        call="steps and calls of the loop when a note comes (the last one) and nobody asks",
+        run(asked()),
+        0,
+        call="steps of an engine that has nothing to do, after two notes (`call`)",
         cause="a note is no work: whoever looks at the dashboard does not make the engine step",
     )
-    busy = AsyncEngine(ScriptedEngine(script=endless))
-    busy._loop = Loop(then=lambda calls: setattr(busy, "_stopping", calls >= 2))
-    busy.engine.add_request([1])
-    drive(busy)
+
+    async def stopped():
+        front = AsyncEngine(ScriptedEngine(script=endless, pause=0.001))
+        front.engine.add_request([1], SamplingParams(max_tokens=2000))
+        front.start()
+        await until(lambda: front.engine.steps > 1)
+        await front.stop()
+        return front.alive, front.engine.has_unfinished
+
     expect(
-        len(busy._loop.calls),
-        2,
-        call="calls of the loop by a thread that is told to stop at the second, in the middle of "
-        "an answer",
+        run(stopped()),
+        (False, True),
+        call="stop in the middle of an answer of 2,000 tokens: whether the thread is alive, and "
+        "whether the answer is unfinished",
         cause="it ends after the step it is in, whatever is open",
     )
-    seen = []
-    front = AsyncEngine(engine, [lambda events, usage: seen.append((len(events), usage))])
+    seen.clear()
     piles = {}
 
     class Pile(Stream):
@@ -334,12 +398,24 @@ def test_deliver():
             self.num_open -= sum(isinstance(e, Finished) for e in events)
 
     pair, single = Pile([10, 11], name="pair"), Pile([12], name="single")
-    front.streams = {10: pair, 11: pair, 12: single}
     step = Stepped((), 3, 0, 8, 990, 0.0, 1.0)
     events = [Admitted(12, 0, 0.0), token(10), token(99), token(12), finished(12), token(11), step]
-    front._deliver(events, 0.25)
+
+    async def sorted_out():
+        engine = Saying()
+        front = AsyncEngine(engine, [look])
+        front.streams = {10: pair, 11: pair, 12: single}
+        engine.events = events
+        front.start()
+        await until(lambda: seen)
+        await asyncio.sleep(0)
+        left = sorted(front.streams)
+        await front.stop()
+        return left
+
+    left = run(sorted_out())
     expect(
-        [piles, seen, sorted(front.streams)],
+        [piles, [(len(names), usage) for names, usage in seen], left],
         [
             {
                 "pair": [["TokenGenerated", "TokenGenerated"]],
@@ -348,7 +424,7 @@ def test_deliver():
             [(7, 0.25)],
             [10, 11],
         ],
-        call="_deliver of events of requests 10 and 11 (one stream), 12 (which finishes), 99 "
+        call="a step with events of requests 10 and 11 (one stream), 12 (which finishes), 99 "
         "(unknown), and Stepped: what each stream was given; what the observers saw; streams left",
         cause="one put a stream and step; a stream that has ended is forgotten",
     )
@@ -356,22 +432,37 @@ def test_deliver():
 
 @pytest.mark.check(task=1, points=3, title="Cancelled: aborted before the next step")
 def test_cancel():
-    engine = ScriptedEngine(script=endless)
-    front = AsyncEngine(engine)
-    stream = front.submit([[1], [2]], LONG)
-    other = front.submit([[3]], LONG)
+    engine, spoke, meanwhile = ScriptedEngine(script=endless), [], []
 
-    meanwhile = []
+    def look(events, usage):
+        spoke.append(sorted({e.request_id for e in events if isinstance(e, TokenGenerated)}))
 
-    def then(calls):  # in the place of the loop, while the engine's thread waits
-        if calls == 2:
-            front.cancel(stream, "timeout")
-            front.cancel(stream, "disconnected")
-            meanwhile.extend([stream.ended, sorted(front.streams), list(engine.aborted)])
-        front._stopping = calls >= 4
+    front = AsyncEngine(engine, [look])
+    done = Stream([7])
+    done.put([finished(7)])
 
-    front._loop = Loop(then)
-    drive(front)
+    async def serve():
+        stream = front.submit([[1], [2]], LONG)
+        other = front.submit([[3]], LONG)
+        fourth = asyncio.Event()
+
+        def then():  # between two steps: the engine's thread waits
+            if len(spoke) == 2:
+                front.cancel(stream, "timeout")
+                front.cancel(stream, "disconnected")
+                meanwhile.extend([stream.ended, sorted(front.streams), list(engine.aborted)])
+            elif len(spoke) == 4:
+                front.cancel(done, "disconnected")
+                fourth.set()
+
+        paced(front, then)
+        front.start()
+        await fourth.wait()
+        await front.call(lambda engine: None)  # all notes before it have been followed
+        await front.stop()
+        return stream.reason, other.reason
+
+    reasons = run(serve())
     expect(
         meanwhile,
         [False, [0, 1, 2], []],
@@ -379,25 +470,16 @@ def test_cancel():
         "streams that are open, requests aborted (the engine's thread does that, by a note)",
         cause="its reader still gets what there is, and Aborted: that ends it",
     )
-    spoke = [
-        sorted({e.request_id for e in args[0] if isinstance(e, TokenGenerated)})
-        for _, args in front._loop.calls
-    ]
     expect(
-        [spoke, stream.reason, sorted(set(engine.aborted))],
-        [[[0, 1, 2], [0, 1, 2], [2], [2]], "timeout", [0, 1]],
+        [spoke[:4], reasons, sorted(set(engine.aborted) - {7})],
+        [[[0, 1, 2], [0, 1, 2], [2], [2]], ("timeout", None), [0, 1]],
         call="who speaks in each of four steps, the stream of 0 and 1 cancelled after the second "
-        "(timeout, then disconnected); its reason; requests aborted",
+        "(timeout, then disconnected); the reasons of both streams; requests aborted",
         cause="the step after a cancel begins with it",
     )
-    done = Stream([7])
-    done.put([finished(7)])
-    front.cancel(done, "disconnected")
-    for note in front._notes:
-        note()
     expect(
-        [done.reason, 7 in engine.aborted, other.reason],
-        [None, False, None],
+        [done.reason, 7 in engine.aborted],
+        [None, False],
         call="cancel of a stream that has ended: its reason, whether its request is aborted",
         cause="a client always leaves after its answer; that is no abort",
     )
@@ -427,9 +509,6 @@ def test_death():
         ends.append(type(answer).__name__)
         return ends, type(front.error).__name__, front.alive, len(front.streams)
 
-    front._end(None)
-    stopped = str(front.error)
-    front.error = None
     expect(
         run(serve()),
         ([["EngineDeadError", 503, True]] * 3 + ["EngineDeadError"], "EngineDeadError", False, 0),
@@ -440,9 +519,15 @@ def test_death():
     )
     quiet, left = AsyncEngine(ScriptedEngine()), Stream([3])
     quiet.streams = {3: left}
-    quiet._end(None)
+
+    async def stopped():
+        quiet.start()
+        await quiet.stop()
+        return str(quiet.error)
+
+    said = run(stopped())
     expect(
-        [left.ended, len(quiet.streams), "stopped" in stopped and "died" not in stopped],
+        [left.ended, len(quiet.streams), "stopped" in said and "died" not in said],
         [True, 0, True],
         call="after a plain stop, with a stream open: whether it has ended, streams left, whether "
         "the error says that the engine was stopped",

@@ -32,17 +32,16 @@ def finished(request_id, time, index=0):
 @pytest.mark.check(task=6, points=2, title="The blocks of a request, in whatever store")
 def test_blocks():
     first, second = object(), object()
-    tables = {first: [5, 9, 2]}
-    manager = SimpleNamespace(block_ids=lambda request: tables.get(request, ()))
-    paged = SimpleNamespace(manager=manager)
-    slots = SimpleNamespace(slot_of={first: 0})
+    tables, slot_of = {first: [5, 9, 2], second: []}, {first: [0], second: [3]}
+    paged = SimpleNamespace(block_ids=tables.__getitem__)
+    slots = SimpleNamespace(block_ids=slot_of.__getitem__)
     counting = SimpleNamespace(total_tokens=100)
     stores = (paged, slots, counting)
     expect(
         [[blocks_of(store, request) for request in (first, second)] for store in stores],
-        [[[5, 9, 2], []], [[0], []], [[], []]],
-        call="blocks_of a request that has some and one that has none, in a paged store, a slot "
-        "store (slot 0), and one that only counts",
+        [[[5, 9, 2], []], [[0], [3]], [[], []]],
+        call="blocks_of two requests in a paged store (the second has none), in a slot store "
+        "(slots 0 and 3), and in one that only counts",
     )
     held = blocks_of(paged, first)
     tables[first].append(7)

@@ -18,8 +18,9 @@ def _collect(aiter):
 
 @scenario(task=1)
 def a_busy_front(nanovllm, rng):
-    """Notes, steps and streams in one thread, in an order that the dice choose."""
+    """Notes, steps and streams in an order that the dice choose."""
     import asyncio
+    import threading
 
     from nanovllm.generation.errors import RequestError
     from nanovllm.generation.events import TokenGenerated
@@ -34,16 +35,32 @@ def a_busy_front(nanovllm, rng):
         ],
         max_num_seqs=int(rng.integers(2, 7)),
     )
-    front = AsyncEngine(engine)
     streams, story, delivered = [], [], []
+    front = AsyncEngine(engine, [lambda events, usage: delivered.append(len(events))])
 
-    class Loop:
-        def call_soon_threadsafe(self, function, *args):
-            delivered.append(len(args[0]))
-            function(*args)
-            if len(delivered) < 12:
-                act()
-            front._stopping = not engine.has_unfinished and not front._notes
+    def pace(loop):
+        """After each step the engine's thread waits until the loop has taken it in, and acted."""
+        plain, mine = loop.call_soon_threadsafe, threading.get_ident()
+
+        def call_soon_threadsafe(function, *args, **options):
+            if threading.get_ident() == mine:
+                return plain(function, *args, **options)
+            done = threading.Event()
+
+            def run():
+                before = len(delivered)
+                try:
+                    function(*args)
+                    if before < len(delivered) < 12:
+                        act()
+                finally:
+                    done.set()
+
+            handle = plain(run, **options)
+            done.wait(10)
+            return handle
+
+        loop.call_soon_threadsafe = call_soon_threadsafe
 
     def act():
         first = _numbers(rng, 0, 40, int(rng.integers(1, 4)))
@@ -59,12 +76,6 @@ def a_busy_front(nanovllm, rng):
             gone = streams[int(rng.integers(len(streams)))]
             front.cancel(gone, ["timeout", "disconnected"][int(rng.integers(2))])
 
-    front._loop = Loop()
-    act()
-    if not engine.has_unfinished:
-        front.submit([[1]], SamplingParams())
-    front._drive()
-
     async def read(stream):
         texts = {}
         async for events in stream:
@@ -75,15 +86,26 @@ def a_busy_front(nanovllm, rng):
         return texts
 
     async def main():
-        return [await read(stream) for stream in streams]
+        pace(asyncio.get_running_loop())
+        act()
+        if not engine.has_unfinished:
+            front.submit([[1]], SamplingParams())
+        front.start()
+        while await front.call(lambda engine: engine.has_unfinished):
+            await asyncio.sleep(0.001)
+        found = [await read(stream) for stream in streams]
+        left = sorted(front.streams)
+        await front.stop()
+        return found, left
 
+    texts, left = asyncio.run(asyncio.wait_for(main(), 60))
     return {
-        "texts": asyncio.run(main()),
+        "texts": texts,
         "reasons": [stream.reason for stream in streams],
         "aborted": sorted(set(engine.aborted)),
         "delivered": delivered,
         "story": story,
-        "left": sorted(front.streams),
+        "left": left,
     }
 
 
@@ -100,12 +122,22 @@ def streams_that_end_badly(nanovllm, rng):
     async def main():
         found = []
         for _ in range(6):
-            front = AsyncEngine(ScriptedEngine())
+            dies = rng.random() < 0.7
+            engine = ScriptedEngine(faults={1: ValueError("bad luck")})
+            front = AsyncEngine(engine)
             stream = Stream([3, 4], n=2)
             front.streams = {3: stream, 4: stream}
             for _ in range(int(rng.integers(0, 4))):
                 stream.put([TokenGenerated(3, 0, 1, "x", 0.0)] * int(rng.integers(1, 4)))
-            front._end(ValueError("bad luck") if rng.random() < 0.7 else None)
+            if dies:
+                engine.add_request([1])
+            front.start()
+            if not dies:
+                await front.stop()
+            for _ in range(5000):
+                if front.error is not None:
+                    break
+                await asyncio.sleep(0.001)
             seen = []
             try:
                 async for events in stream:
