@@ -1,15 +1,16 @@
 """Task 6: ids as tensors, and the price of a vocabulary."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
 from grader import expect
-from nanovllm.tokenization.bpe import BPEModel
+from grader.text_case import ByteTokenizer
 from nanovllm.tokenization.errors import TokenizerError
+from nanovllm.tokenization.hf_format import plain_spec
 from nanovllm.tokenization.tensors import embed, pad_batch, truncate, vocabulary_cost
-from nanovllm.tokenization.tokenizer import Tokenizer
+from nanovllm.tokenization.vocabulary import BPEModel
 
 
 def _sequences(rng):
@@ -35,7 +36,7 @@ def _rectangles(sequences, pad, side):
     }
 
 
-@pytest.mark.check(task=6, points=3, title="Embedding is a lookup, and refuses foreign ids")
+@pytest.mark.check(task=6, points=2, title="Embedding is a lookup, and refuses foreign ids")
 def test_embed(generator):
     weight = torch.randn(11, 6, generator=generator)
     for shape in ((7,), (2, 5), ()):
@@ -50,13 +51,12 @@ def test_embed(generator):
         expect.raises(
             TokenizerError,
             lambda wrong=wrong: embed(torch.tensor([3, wrong, 0]), weight),
-            match=str(wrong),
             call=f"embed(torch.tensor([3, {wrong}, 0]), weight [11, 6])",
-            cause="an id outside 0..10 is refused and named; -1 is not the last row.",
+            cause="an id outside 0..10 is refused; -1 is not the last row.",
         )
 
 
-@pytest.mark.check(task=6, points=4, title="Batches are padded, masked and counted")
+@pytest.mark.check(task=6, points=3, title="Batches are padded, masked and counted")
 def test_pad(rng):
     sequences = _sequences(rng)
     for side in ("left", "right"):
@@ -111,13 +111,27 @@ def test_truncate(rng):
         )
 
 
-@pytest.mark.check(task=6, points=3, title="A vocabulary's price in bytes, its worth in length")
+@pytest.mark.check(task=6, points=2, title="A vocabulary's price in bytes, its worth in length")
 def test_vocabulary_cost(rng):
-    vocab = {bytes([b]): b for b in range(256)} | {b"ab": 256, b"abab": 257}
-    merges = [(b"a", b"b"), (b"ab", b"ab")]
-    tokenizer = Tokenizer(BPEModel(vocab, merges, {"<|end|>": 258}))
-    texts = ["abab", "世界é", "", "x" * int(rng.integers(2, 9))]
-    tokens = 1 + 8 + len(texts[3])
+    model = BPEModel({bytes([b]): b for b in range(256)}, [], {"<|end|>": 258})
+    tokenizer = ByteTokenizer(plain_spec(model))
+    texts = ["abab", "世界é", "", "x" * int(rng.integers(2, 9)), "<|end|>"]
+    tokens = nbytes = 4 + 8 + len(texts[3]) + 7
+    fallback = BPEModel(
+        {f"<0x{b:02X}>".encode(): b for b in range(256)} | {"世".encode(): 299},
+        [],
+        byte_fallback=True,
+    )
+    shorter = vocabulary_cost(
+        ByteTokenizer(replace(plain_spec(fallback), steps=())), iter(["世世", "a"]), 4, True
+    )
+    expect(
+        [shorter.tokens, shorter.bytes_per_token, shorter.parameters],
+        [3, 7 / 3, 1200],
+        call="vocabulary_cost(tokenizer, iter(['世世', 'a']), 4, True)",
+        given={"tokens": "世 is one token, with id 299"},
+        cause="length is counted in UTF-8 bytes a token, V is the largest id + 1.",
+    )
     for hidden, tied, dtype, size in (
         (64, True, torch.bfloat16, 2),
         (48, False, torch.float32, 4),
@@ -130,7 +144,7 @@ def test_vocabulary_cost(rng):
                 "parameters": parameters,
                 "nbytes": parameters * size,
                 "tokens": tokens,
-                "bytes_per_token": (4 + 8 + len(texts[3])) / tokens,
+                "bytes_per_token": nbytes / tokens,
                 "cache_nbytes": tokens * 96,
             },
             call=f"vocabulary_cost(tokenizer, texts, {hidden}, tied={tied}, {dtype}, 96)",

@@ -1,5 +1,6 @@
-"""Text of a token stream, piece by piece, never half a character."""
+"""Text of a token stream, piece by piece: `StreamingDetokenizer`."""
 
+### BEGIN SOLUTION
 import codecs
 
 from nanovllm.tokenization.tokenizer import Tokenizer
@@ -8,36 +9,36 @@ from nanovllm.tokenization.tokenizer import Tokenizer
 class StreamingDetokenizer:
     """Turns the tokens of one request into text as they come.
 
-    Invariant: everything `push` returned, then `flush`, joined, is `tokenizer.decode` of all ids.
-    A token costs its own bytes, however long the stream is.
+    >>> from nanovllm.tokenization.vocabulary import BPEModel
+    >>> stream = StreamingDetokenizer(Tokenizer(BPEModel({bytes([b]): b for b in range(256)}, [])))
+    >>> [stream.push(byte) for byte in "né".encode()]
+    ['n', '', 'é']
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer
         self.skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.begun = False
 
     def push(self, token_id: int) -> str:
-        """Return the text that this token completes, which may be none.
-
-        Bytes that begin a character wait for the rest of it; bytes that can no longer become one
-        are U+FFFD at once and hold up nothing. A skipped special token changes nothing.
-
-        >>> from nanovllm.tokenization.bpe import train_bpe
-        >>> stream = StreamingDetokenizer(Tokenizer(train_bpe([], 256)))
-        >>> [stream.push(byte) for byte in "né".encode()]
-        ['n', '', 'é']
-        """
-        ### BEGIN SOLUTION
+        """Return the text that this token completes, which may be none."""
         if token_id in self.skipped:
             return ""
-        return self.decoder.decode(self.tokenizer.token_bytes(token_id))
-        ### END SOLUTION
+        return self._shown(self.decoder.decode(self.tokenizer.token_bytes(token_id)))
 
     def flush(self) -> str:
         """Return what is still held, as U+FFFD, at the end of the stream; then begin anew."""
-        ### BEGIN SOLUTION
-        rest = self.decoder.decode(b"", final=True)
+        rest = self._shown(self.decoder.decode(b"", final=True))
         self.decoder.reset()
+        self.begun = False
         return rest
-        ### END SOLUTION
+
+    def _shown(self, text: str) -> str:
+        """The text without the space that SentencePiece put before it."""
+        first = not self.begun
+        self.begun = self.begun or text != ""
+        return text.removeprefix(" ") if first and self.tokenizer.spec.strip_space else text
+
+
+### END SOLUTION
