@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from nanovllm.model.attention import RecomputeAttend
+from nanovllm.model.attend import RecomputeAttend
 from nanovllm.model.cache import ContiguousCache, forward_cached
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.errors import ModelFolderError

@@ -21,7 +21,7 @@ from nanovllm.fast.store import FastStore
 from nanovllm.fast.weights import NativeWeights, interleave, pack
 from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
 from nanovllm.generation.params import SamplingParams
-from nanovllm.model.attention import RecomputeAttend
+from nanovllm.model.attend import RecomputeAttend
 from nanovllm.model.config import ModelConfig, RopeScaling
 from nanovllm.model.loader import dummy_model
 from nanovllm.paging.store import PagedStore

@@ -112,7 +112,7 @@ def test_fused_decoder_equals_the_plain_one(family: str) -> None:
     model = dummy_model(config, seed=1)
     ids, cache = torch.tensor([4, 9, 11, 30, 7]), PagedCache(config, 4, 4)
     batch = make_batch([(BlockTable(4, [2, 0]), 0, 5)])
-    from nanovllm.model.attention import RecomputeAttend
+    from nanovllm.model.attend import RecomputeAttend
 
     wanted = model(ids, torch.arange(5), RecomputeAttend(config))
     hidden = FusedDecoder(model).forward(ids, torch.arange(5), cache, batch)

@@ -1,4 +1,4 @@
-"""Task 5: the whole model, against transformers on random weights and on the bundled model."""
+"""Task 5: the whole model and its weights, against transformers on random models."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,8 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 import transformers
 
 from grader import expect
-from nanovllm.model.attention import RecomputeAttend
+from nanovllm.model.attend import RecomputeAttend
+from nanovllm.model.checkpoint_names import module_tensors
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model, load_model
 
@@ -27,6 +28,8 @@ SHAPE = {
     "max_position_embeddings": 64,
     "rms_norm_eps": 0.01,
 }
+GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT2 |= {"bos_token_id": 0, "eos_token_id": 0}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 900.0,
@@ -56,7 +59,7 @@ def _theirs(model, ids):
     return model(ids[None]).logits[0]
 
 
-def _check_logits(config, folder, generator, cause):
+def _check_logits(config, folder, generator, cause, told=None):
     theirs, model = _pair(config, folder, generator)
     ids = torch.randint(0, 61, (23,), generator=generator)
     hidden = model(ids, torch.arange(23), RecomputeAttend(model.config))
@@ -64,9 +67,78 @@ def _check_logits(config, folder, generator, cause):
         model.logits(hidden),
         _theirs(theirs, ids),
         call="model.logits(model(ids, torch.arange(23), RecomputeAttend(model.config)))",
-        given={"family": model.config.family, "ids": ids},
+        given={"family": model.config.family, **(told or {"ids": ids})},
         cause=cause,
     )
+
+
+def _pairs(family, name, tensor):
+    """What module_tensors gives, as a dict."""
+    return {name: value.detach() for name, value in module_tensors(family, name, tensor)}
+
+
+@pytest.mark.check(task=5, points=1, title="Names of Llama, Mistral and Qwen checkpoints")
+def test_llama_names(generator):
+    x = torch.randn(6, 4, generator=generator)
+    for family in ("llama", "mistral", "qwen2", "qwen3"):
+        for name, expected in (
+            ("model.embed_tokens.weight", "embed_tokens.weight"),
+            ("model.layers.11.mlp.up_proj.weight", "layers.11.mlp.up_proj.weight"),
+            ("model.layers.3.self_attn.q_norm.weight", "layers.3.self_attn.q_norm.weight"),
+            ("model.norm.weight", "norm.weight"),
+            ("lm_head.weight", "lm_head.weight"),
+        ):
+            expect(
+                _pairs(family, name, x),
+                {expected: x},
+                call=f"module_tensors({family!r}, {name!r}, tensor)",
+                cause="the modules of your Transformer have these names without `model.`.",
+            )
+    expect(
+        _pairs("llama", "model.layers.0.self_attn.rotary_emb.inv_freq", x[0]),
+        {},
+        call="module_tensors('llama', 'model.layers.0.self_attn.rotary_emb.inv_freq', tensor)",
+        cause="old files store RoPE's frequencies; no module has a place for them.",
+    )
+
+
+@pytest.mark.check(task=5, points=2, title="Names and shapes of GPT-2 checkpoints")
+def test_gpt2_names(generator):
+    def random(*shape):
+        return torch.randn(shape, generator=generator)
+
+    x, wide, long = random(4, 6), random(4, 12), random(12)
+    q, k, v = wide[:, :4].T, wide[:, 4:8].T, wide[:, 8:].T
+    weights = {
+        f"layers.10.self_attn.{a}_proj.weight": b for a, b in zip("qkv", (q, k, v), strict=True)
+    }
+    biases = {
+        f"layers.10.self_attn.{a}_proj.bias": b for a, b in zip("qkv", long.split(4), strict=True)
+    }
+    cases = (
+        ("wte.weight", x, {"embed_tokens.weight": x}),
+        ("wpe.weight", x, {"positions.weight": x}),
+        ("ln_f.bias", long, {"norm.bias": long}),
+        ("h.3.ln_1.weight", long, {"layers.3.input_layernorm.weight": long}),
+        ("h.3.ln_2.bias", long, {"layers.3.post_attention_layernorm.bias": long}),
+        ("h.3.attn.c_proj.weight", x, {"layers.3.self_attn.o_proj.weight": x.T}),
+        ("h.3.attn.c_proj.bias", long, {"layers.3.self_attn.o_proj.bias": long}),
+        ("h.0.mlp.c_fc.weight", x, {"layers.0.mlp.up_proj.weight": x.T}),
+        ("h.0.mlp.c_proj.weight", x, {"layers.0.mlp.down_proj.weight": x.T}),
+        ("h.10.attn.c_attn.weight", wide, weights),
+        ("h.10.attn.c_attn.bias", long, biases),
+        ("h.3.attn.bias", torch.ones(1, 1, 5, 5), {}),
+        ("h.3.attn.masked_bias", torch.tensor(-1e4), {}),
+    )
+    for name, tensor, expected in cases:
+        for full in (name, f"transformer.{name}"):
+            expect(
+                _pairs("gpt2", full, tensor),
+                expected,
+                call=f"module_tensors('gpt2', {full!r}, tensor of shape {list(tensor.shape)})",
+                cause="GPT-2's linears are stored [in, out] (nn.Linear has [out, in]), c_attn "
+                "holds q, k and v side by side, and attn.bias is a mask, not a weight.",
+            )
 
 
 @pytest.mark.check(task=5, points=3, title="Logits of Qwen3 and of Qwen2")
@@ -98,20 +170,12 @@ def test_mistral(tmp_path, generator):
 
 @pytest.mark.check(task=5, points=2, title="Logits of GPT-2 with its learned positions")
 def test_gpt2(tmp_path, generator):
-    config = transformers.GPT2Config(
-        vocab_size=61,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        n_positions=64,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    config = transformers.GPT2Config(**GPT2)
     cause = "call self.positions.embed on the embedding: GPT-2 adds its positions there."
     _check_logits(config, tmp_path, generator, cause)
 
 
-@pytest.mark.check(task=5, points=2, title="Rows stand at the positions given, in any order")
+@pytest.mark.check(task=5, points=1, title="Rows stand at the positions given, in any order")
 def test_given_positions(generator):
     # Every row sees all rows, so the order of the rows cannot matter.
     def attend(layer, q, k, v):
@@ -137,11 +201,19 @@ def test_given_positions(generator):
     )
 
 
-@pytest.mark.check(task=5, points=2, title="A tied model scores with its embedding")
+@pytest.mark.check(task=5, points=1, title="A tied model scores with its embedding")
 def test_tied_logits(generator):
     for tied in (True, False):
         config = ModelConfig("llama", 61, 32, 1, 4, 2, 8, 56, 64, tie_embeddings=tied)
         model = dummy_model(config, seed=5)
+        names = [name for name in model.state_dict() if not name.startswith("layers.")]
+        head = [] if tied else ["lm_head.weight"]
+        expect(
+            sorted(names),
+            ["embed_tokens.weight", *head, "norm.weight"],
+            call=f"parameters outside the layers, config with tie_embeddings={tied}",
+            cause="a tied model has no output matrix of its own: the embedding serves twice.",
+        )
         hidden = torch.randn(3, 32, generator=generator)
         matrix = (model.embed_tokens if tied else model.lm_head).weight
         expect(
@@ -149,11 +221,64 @@ def test_tied_logits(generator):
             hidden @ matrix.T,
             call=f"Transformer(config with tie_embeddings={tied}).logits(hidden)",
             given={"hidden": hidden},
-            cause="hidden times the transposed [V, E] matrix; forward has applied the last norm.",
+            cause="hidden times the transposed [V, E] matrix; the last norm belongs to the call "
+            "of the model, not to logits.",
         )
 
 
-@pytest.mark.check(task=5, points=2, title="Logits of the bundled model")
+def _random_config(rng):
+    """A configuration of a random family, and what to tell of it when it fails."""
+    groups, share = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    tied = bool(rng.random() < 0.5)
+    layers = int(rng.integers(1, 5))
+    family = rng.choice(["gpt2", "llama", "mistral", "qwen2", "qwen3"])
+    if family == "gpt2":
+        options = {
+            "n_head": share,
+            "n_embd": share * 2 * int(rng.integers(2, 6)),
+            "n_layer": layers,
+        }
+        told = {**options, "n_inner": int(rng.integers(9, 40)), "tie_word_embeddings": tied}
+        return transformers.GPT2Config(**{**GPT2, **told}), told
+    told = {
+        "hidden_size": groups * share * 2 * int(rng.integers(2, 6)),
+        "num_hidden_layers": layers,
+        "num_attention_heads": groups * share,
+        "num_key_value_heads": groups,
+        "intermediate_size": int(rng.integers(9, 40)),
+        "tie_word_embeddings": tied,
+    }
+    theta = float(rng.integers(50, 5000))
+    rope = {"rope_type": "default", "rope_theta": theta}
+    if family == "llama":
+        told |= {"attention_bias": bool(rng.random() < 0.5), "mlp_bias": bool(rng.random() < 0.5)}
+        rope = [rope, {**LLAMA3, "factor": 2.0 + 6 * rng.random()}][int(rng.integers(2))]
+    if family == "mistral":
+        told["sliding_window"] = int(rng.integers(1, 20))
+    if family in ("qwen2", "qwen3") and rng.random() < 0.5:
+        kinds = ("sliding_attention", "full_attention")
+        told |= {"use_sliding_window": True, "sliding_window": int(rng.integers(1, 9))}
+        told["layer_types"] = [kinds[int(kind)] for kind in rng.integers(0, 2, layers)]
+    if family == "qwen3" or (family in ("llama", "mistral") and rng.random() < 0.5):
+        told["head_dim"] = 2 * int(rng.integers(2, 8))
+    make = {
+        "llama": transformers.LlamaConfig,
+        "mistral": transformers.MistralConfig,
+        "qwen2": transformers.Qwen2Config,
+        "qwen3": transformers.Qwen3Config,
+    }[family]
+    return make(**{**SHAPE, **told, "rope_parameters": rope}), {**told, "rope": rope}
+
+
+@pytest.mark.check(task=5, points=1, title="Logits of models of random shape")
+def test_random_models(tmp_path, generator, rng):
+    for number in range(6):
+        config, told = _random_config(rng)
+        cause = "the families alone tell more: look at their cards first, then at these options."
+        _check_logits(config, tmp_path / str(number), generator, cause, {"options": told})
+
+
+@pytest.mark.check(task=5, points=1, title="Logits of the bundled model")
 def test_bundled(generator):
     model = load_model(TARGET)
     ids = torch.randint(0, model.config.vocab_size, (40,), generator=generator)

@@ -5,7 +5,7 @@ import torch
 
 from grader import expect
 from nanovllm.generation.chunked import Chunk, chunked_prefill, plan_chunks, prefill_cost
-from nanovllm.model.attention import RecomputeAttend
+from nanovllm.model.attend import RecomputeAttend
 from nanovllm.model.cache import ContiguousCache
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model

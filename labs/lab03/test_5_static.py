@@ -17,7 +17,7 @@ from nanovllm.generation.static_batch import (
     padded_mask,
     padded_positions,
 )
-from nanovllm.model.attention import RecomputeAttend
+from nanovllm.model.attend import RecomputeAttend
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model, load_model
 from nanovllm.tokenization.tokenizer import Tokenizer

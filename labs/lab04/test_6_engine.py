@@ -24,7 +24,7 @@ from nanovllm.generation.loop import generate
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.sampling import argmax_sampler, sample
 from nanovllm.generation.sequence import Sequence
-from nanovllm.model.attention import RecomputeAttend
+from nanovllm.model.attend import RecomputeAttend
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model, load_model
 from nanovllm.tokenization.tokenizer import Tokenizer

@@ -37,7 +37,7 @@ from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.roofline import H100, bound_by, least_seconds, step_work
 from nanovllm.generation.sampling import SamplingRow, argmax_sampler, draw, truncate_logits
 from nanovllm.generation.static_batch import generate_static
-from nanovllm.model.attention import RecomputeAttend
+from nanovllm.model.attend import RecomputeAttend
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import load_model
 from nanovllm.tokenization.tokenizer import Tokenizer

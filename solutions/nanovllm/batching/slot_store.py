@@ -14,7 +14,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from nanovllm.batching.errors import require
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request
-from nanovllm.model.attention import Attend, attention
+from nanovllm.model.attend import Attend
+from nanovllm.model.attention import attention
 from nanovllm.model.config import ModelConfig
 
 

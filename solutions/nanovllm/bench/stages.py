@@ -43,7 +43,7 @@ Stage = Callable[[Transformer, Room], Answer]  # what it sets up is not timed
 
 def recompute(model: Transformer, room: Room) -> Answer:
     """No cache: for every token the model reads everything again."""
-    from nanovllm.model.attention import RecomputeAttend
+    from nanovllm.model.attend import RecomputeAttend
 
     attend = RecomputeAttend(model.config)
 

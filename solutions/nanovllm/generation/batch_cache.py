@@ -7,7 +7,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from nanovllm.model.attention import Attend, causal_mask
+from nanovllm.model.attend import Attend
 from nanovllm.model.cache import CacheFullError
 from nanovllm.model.config import ModelConfig
 
@@ -77,7 +77,7 @@ class BatchCache:
             self.v[layer, :, start:end] = v.unflatten(0, (self.num_rows, num_columns))
             window = self.config.window(layer)
             if mask_for is None:
-                mask = causal_mask(num_columns, end, window, q.device)
+                mask = _causal(start, num_columns, window, q.device)
             else:
                 mask = mask_for(window)[:, None]  # [N, 1, S, K]
             out = scaled_dot_product_attention(
@@ -90,3 +90,13 @@ class BatchCache:
             return out.transpose(1, 2).flatten(0, 1)  # [N*S, H, D]
 
         return attend
+
+
+def _causal(
+    start: int, num_columns: int, window: int | None, device: torch.device
+) -> Bool[Tensor, "S K"]:
+    """Column start + s sees the columns up to its own, of which a window leaves the last ones."""
+    column = torch.arange(start, start + num_columns, device=device)[:, None]
+    seen = torch.arange(start + num_columns, device=device)
+    visible = seen <= column
+    return visible if window is None else visible & (seen > column - window)

@@ -16,7 +16,7 @@ from nanovllm.generation.errors import check_request
 from nanovllm.generation.events import FinishReason
 from nanovllm.generation.params import ParamsError, SamplingParams
 from nanovllm.generation.request import weight_of
-from nanovllm.model.attention import Attend
+from nanovllm.model.attend import Attend
 from nanovllm.model.transformer import Transformer
 
 

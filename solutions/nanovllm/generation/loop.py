@@ -105,7 +105,7 @@ class Generation:
 
     def read_prompt(self, sequence: Sequence) -> Float[Tensor, "1 V"]:
         """The prompt's logits: by `prefill`, or in pieces of `chunk_size` tokens (task 4)."""
-        token_ids = torch.tensor(sequence.prompt_token_ids, device=self.cache.k.device)
+        token_ids = torch.tensor(sequence.prompt_token_ids, device=self.cache.device)
         if self.chunk_size is not None:
             return chunked_prefill(self.model, self.cache, token_ids, self.chunk_size)
         return self.prefill(token_ids)
@@ -127,7 +127,7 @@ class Generation:
         if not sequence.output_token_ids:
             self.cache.truncate(len(sequence.prompt_token_ids))
             return self.prompt_logits
-        newest = torch.tensor(sequence.output_token_ids[-1:], device=self.cache.k.device)
+        newest = torch.tensor(sequence.output_token_ids[-1:], device=self.cache.device)
         return self.model.logits(forward_cached(self.model, self.cache, newest))
         ### END SOLUTION
 

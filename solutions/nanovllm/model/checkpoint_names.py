@@ -1,22 +1,25 @@
-"""What checkpoints call their tensors, and what this engine calls them (given)."""
+"""What checkpoints call their tensors, and which tensors of the `Transformer` those fill."""
 
+### BEGIN SOLUTION
 from collections.abc import Iterator
 
 from torch import Tensor
 
 # Buffers that some checkpoints store and no model needs: RoPE's frequencies, GPT-2's causal mask.
-_NOT_WEIGHTS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+NOT_WEIGHTS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
-_GPT2 = {
+GPT2_OUTSIDE = {
     "wte.weight": "embed_tokens.weight",
     "wpe.weight": "positions.weight",
-    "ln_f.": "norm.",
-    "h.": "layers.",
-    ".ln_1.": ".input_layernorm.",
-    ".ln_2.": ".post_attention_layernorm.",
-    ".attn.c_proj.": ".self_attn.o_proj.",
-    ".mlp.c_fc.": ".mlp.up_proj.",
-    ".mlp.c_proj.": ".mlp.down_proj.",
+    "ln_f.weight": "norm.weight",
+    "ln_f.bias": "norm.bias",
+}
+GPT2_IN_A_LAYER = {
+    "ln_1": "input_layernorm",
+    "ln_2": "post_attention_layernorm",
+    "attn.c_proj": "self_attn.o_proj",
+    "mlp.c_fc": "mlp.up_proj",
+    "mlp.c_proj": "mlp.down_proj",
 }
 
 
@@ -32,20 +35,28 @@ def module_tensors(family: str, name: str, tensor: Tensor) -> Iterator[tuple[str
     layers.3.self_attn.k_proj.weight [4, 4]
     layers.3.self_attn.v_proj.weight [4, 4]
     """
-    if name.endswith(_NOT_WEIGHTS):
+    if name.endswith(NOT_WEIGHTS):
         return
-    if family != "gpt2":
+    if family == "gpt2":
+        yield from gpt2_tensors(name.removeprefix("transformer."), tensor)
+    else:
         yield name.removeprefix("model."), tensor
+
+
+def gpt2_tensors(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """GPT-2 has names of its own, matrices stored [in, out], and q, k, v side by side."""
+    if not name.startswith("h."):
+        yield GPT2_OUTSIDE.get(name, name), tensor
         return
-    name = name.removeprefix("transformer.")
-    if tensor.ndim == 2 and name.startswith("h."):
-        tensor = tensor.T.contiguous()  # GPT-2's Conv1D stores [in, out], nn.Linear [out, in]
-    if ".attn.c_attn." in name:
-        layer, kind = name.split(".")[1], name.split(".")[-1]
-        for part, value in zip("qkv", tensor.chunk(3, dim=0), strict=True):
-            yield f"layers.{layer}.self_attn.{part}_proj.{kind}", value.contiguous()
-        return
-    for theirs, ours in _GPT2.items():
-        if name.startswith(theirs) or theirs.startswith("."):
-            name = name.replace(theirs, ours, 1)
-    yield name, tensor
+    _, layer, rest = name.split(".", 2)
+    part, _, kind = rest.rpartition(".")  # ("attn.c_attn", "weight")
+    if tensor.ndim == 2:
+        tensor = tensor.T.contiguous()
+    if part == "attn.c_attn":
+        for letter, value in zip("qkv", tensor.chunk(3), strict=True):
+            yield f"layers.{layer}.self_attn.{letter}_proj.{kind}", value.contiguous()
+    else:
+        yield f"layers.{layer}.{GPT2_IN_A_LAYER.get(part, part)}.{kind}", tensor
+
+
+### END SOLUTION
