@@ -291,13 +291,13 @@ class TestStudentsCode:
 
     def test_a_task_that_is_not_written(self, model, mine):
         self.spoil(
-            mine, "sampling.py", "apply_temperature",
-            'raise NotImplementedError("lab03 task 2: apply_temperature")',
+            mine, "sampling.py", "sample",
+            'raise NotImplementedError("lab03 task 2: sample")',
         )  # fmt: skip
         done = self.generate(model, mine, "--temperature", "1")
         assert done.returncode == 2
         assert done.stderr.startswith("nanovllm: lab03 task 2 is not written yet")
-        assert "apply_temperature" in done.stderr and "--code reference" in done.stderr
+        assert ": sample (" in done.stderr and "--code reference" in done.stderr
         assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
         assert re.search(r"generation/sampling\.py:\d+", done.stderr)
         assert (
@@ -326,7 +326,7 @@ class TestStudentsCode:
         assert "--code reference" in done.stderr and done.stderr.count("\n") == 1
 
     def test_an_error_in_it(self, model, mine):
-        self.spoil(mine, "sampling.py", "apply_temperature", "_ = 1 / 0")
+        self.spoil(mine, "sampling.py", "sample", "_ = 1 / 0")
         done = self.generate(model, mine, "--temperature", "1")
         assert done.returncode == 1
         assert "your code raised ZeroDivisionError" in done.stderr
@@ -336,7 +336,7 @@ class TestStudentsCode:
         assert "Traceback" in shown.stderr
 
     def test_a_syntax_error_in_it(self, model, mine):
-        self.spoil(mine, "sampling.py", "apply_temperature", "return )")
+        self.spoil(mine, "sampling.py", "sample", "return )")
         done = self.generate(model, mine)
         assert done.returncode == 1 and "SyntaxError" in done.stderr
         assert re.search(r"generation/sampling\.py:\d+", done.stderr)

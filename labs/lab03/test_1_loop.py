@@ -1,25 +1,29 @@
 """Task 1: the generate loop, from a prompt to a finished completion."""
 
-import tempfile
 from collections.abc import Sequence
-from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from grader import expect
 from grader.paths import ROOT
-from nanovllm.generation.events import Completion, Finished, Prefilled, Sampled, TokenGenerated
+from nanovllm.generation.events import (
+    Completion,
+    Finished,
+    Logprob,
+    Prefilled,
+    Sampled,
+    TokenGenerated,
+)
 from nanovllm.generation.latency import ManualClock
 from nanovllm.generation.loop import Generation, Phase, generate
 from nanovllm.generation.params import SamplingParams
-from nanovllm.generation.sampling import argmax_sampler
+from nanovllm.generation.rows import argmax_sampler
 from nanovllm.generation.sequence import Sequence as Sample
-from nanovllm.generation.stop import StopStrings, held_back
+from nanovllm.generation.stop import StopStrings
+from nanovllm.model.cache import ContiguousCache, forward_cached
 from nanovllm.model.config import ModelConfig
-from nanovllm.model.loader import load_model
+from nanovllm.model.loader import dummy_model, load_model
 from nanovllm.tokenization.tokenizer import Tokenizer
 
 
@@ -79,167 +83,220 @@ def _feed(sample: Sample, token_ids: Sequence[int]) -> list:
     return events
 
 
+def _whole(model, token_ids):
+    """The logits of every token of a text, read in one pass."""
+    ids = torch.as_tensor(token_ids)
+    return model.logits(forward_cached(model, ContiguousCache(model.config, len(ids)), ids))
+
+
 def _run(model, prompt, params=None, **more) -> list:
     params = params or SamplingParams(temperature=0)
     return list(generate(model, prompt, params, sampler=argmax_sampler, **more))
 
 
-@pytest.mark.check(task=1, points=1, title="The beginning of a stop string is recognised")
-def test_held_back(rng):
-    cases = [
-        ("the EN", ["END"]),
-        ("the EN", ["END", "E"]),
-        ("aab", ["aabaac", "bx"]),
-        ("abab", ["ababc"]),
-        ("END", ["END"]),
-        ("xE", ["END", "xEyz"]),
-        ("plain", ["END"]),
-        ("", ["END"]),
-        ("plain", []),
-        ("a", ["a"]),
-        ("\n", ["\n\n"]),
-    ]
-    expect(
-        [held_back(text, stops) for text, stops in cases],
-        [2, 2, 3, 4, 0, 2, 0, 0, 0, 0, 1],
-        call="[held_back(text, stops) for text, stops in cases]",
-        given={"cases": cases},
-        cause="a proper prefix is at least one character short of the whole stop string, and the "
-        "longest suffix that is one decides",
-    )
-    for _ in range(40):
-        text = "".join(rng.choice(list("ABX"), 6))
-        stops = ["".join(rng.choice(list("AB"), int(rng.integers(1, 5)))) for _ in range(2)]
-        begun = [s[:n] for s in stops for n in range(1, len(s)) if text[len(text) - n :] == s[:n]]
-        expect(
-            held_back(text, stops),
-            max(map(len, begun), default=0),
-            call=f"held_back({text!r}, {stops})",
-            cause="only the end of the text counts, and only as far as a stop string begins so",
-        )
+def _shown(pieces, stops, include=False, armed=True):
+    """What each push returned until one matched, and the match."""
+    stop = StopStrings(stops, include)
+    shown = []
+    for piece in pieces:
+        shown.append(stop.push(piece, armed))
+        if stop.matched is not None:
+            break
+    return shown, stop.matched
 
 
-def _first_end(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """What a reader of one character at a time would show, and the stop it meets."""
-    for end in range(1, len(text) + 1):
-        hits = [stop for stop in stops if text[:end].endswith(stop)]
-        if hits:
-            longest = max(hits, key=len)
-            return text[: end - len(longest)], longest
-    return text, None
-
-
-@pytest.mark.check(task=1, points=4, title="A stop string is found however the text is cut")
+@pytest.mark.check(task=1, points=3, title="A stop string is found, and its beginning held back")
 def test_stop_strings():
-    def show(pieces, stops, include=False, armed=True):
-        stop = StopStrings(stops, include)
-        shown = []
-        for piece in pieces:
-            shown.append(stop.push(piece, armed))
-            if stop.matched is not None:
-                break
-        return shown, stop.matched
-
     expect(
-        show(["the E", "N", "D and more"], ["END"]),
+        _shown(["the E", "N", "D and more"], ["END"]),
         (["the ", "", ""], "END"),
         call='StopStrings(["END"]): push "the E", "N", "D and more"; what each showed, matched',
         cause="text that may still become a stop string must wait; text that cannot, must not",
     )
     expect(
-        show(["one ENough", " EN", "DE"], ["END"]),
+        _shown(["one ENough", " EN", "DE"], ["END"]),
         (["one ENough", " ", ""], "END"),
         call='StopStrings(["END"]): push "one ENough", " EN", "DE"',
         cause="text that was held back and turned out harmless has to be shown after all",
     )
     expect(
-        show(["abcd"], ["d", "bc", "abcd"]),
+        _shown(["aab", "x"], ["aabaac", "bx"]),
+        (["", "aa"], "bx"),
+        call='StopStrings(["aabaac", "bx"]): push "aab", "x"',
+        cause="the longest end of the text that begins a stop string waits, not the shortest",
+    )
+    expect(
+        _shown(["abcd"], ["d", "bc", "abcd"]),
         (["a"], "bc"),
         call='StopStrings(["d", "bc", "abcd"]): push "abcd"',
         cause="of several matches in one piece, the one that ends first wins",
     )
     expect(
-        show(["text E", "ND tail"], ["END"], include=True),
+        _shown(["xbc"], ["c", "bc"]),
+        (["x"], "bc"),
+        call='StopStrings(["c", "bc"]): push "xbc"',
+        cause="of two that end together, the longer wins",
+    )
+    expect(
+        _shown(["text E", "ND tail"], ["END"], include=True),
         (["text ", "END"], "END"),
         call='StopStrings(["END"], include_stop_str=True): push "text E", "ND tail"',
         cause="with include_stop_str the stop string is shown, and nothing after it",
     )
+    stop = StopStrings(["END"])
+    stop.push("the END")
     expect(
-        show(["an END", " E"], ["END"], armed=False),
+        [stop.push(" and"), stop.push("END"), stop.flush(), stop.matched],
+        ["", "", "", "END"],
+        call='StopStrings(["END"]): push "the END", then push " and", "END", flush, matched',
+        cause="after a match there is nothing more to show",
+    )
+    stop = StopStrings(["END"])
+    expect(
+        [stop.push("the EN"), stop.flush(), stop.flush(), stop.matched],
+        ["the ", "EN", "", None],
+        call='StopStrings(["END"]): push "the EN", then flush twice, matched',
+        cause="flush gives what was held back, once",
+    )
+
+
+@pytest.mark.check(task=1, points=1, title="While not armed, a stop string is ordinary text")
+def test_stop_strings_not_armed():
+    expect(
+        _shown(["an END", " E"], ["END"], armed=False),
         (["an END", " "], None),
         call='StopStrings(["END"]): push "an END", " E" with armed=False',
         cause="while not armed, a complete stop string is ordinary text",
     )
-
-    @settings(derandomize=True, database=None, deadline=None, max_examples=50)
-    @given(
-        st.text(alphabet="abc", max_size=14),
-        st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=3),
-        st.lists(st.integers(1, 4), min_size=14, max_size=14),
+    stop = StopStrings(["END"])
+    expect(
+        [stop.push("the EN", armed=False), stop.push("D."), stop.matched],
+        ["the ", "", "END"],
+        call='push "the EN" with armed=False, then "D." armed: what each showed, matched',
+        cause="a stop string counts when its last character comes in an armed push",
     )
-    def any_cut(text, stops, sizes):
-        pieces, start = [], 0
-        for size in sizes:
-            pieces.append(text[start : start + size])
-            start += size
-        stop = StopStrings(stops)
-        shown = ""
-        for piece in pieces:
-            shown += stop.push(piece)
-            if stop.matched is not None:
-                break
-        expect(
-            (shown + stop.flush(), stop.matched),
-            _first_end(text, stops),
-            call=f"StopStrings({stops!r}), fed {pieces!r}",
-            cause="the shown text depends on how the tokens cut it",
-        )
+    stop = StopStrings(["a", "ab"])
+    expect(
+        [stop.push("a", armed=False), stop.push("c"), stop.matched],
+        ["", "ac", None],
+        call='StopStrings(["a", "ab"]): push "a" with armed=False, then "c" armed',
+        cause='"a" was complete before the push was armed, so it never counts; it was only held '
+        'back as the beginning of "ab"',
+    )
 
-    any_cut()
+
+def _by_letter(pieces, stops, include):
+    """A slow model of StopStrings: one letter at a time; what each push shows, and the match."""
+    waiting, shown, matched = "", [], None
+    for piece, armed in pieces:
+        out = ""
+        for letter in piece if matched is None else "":
+            waiting += letter
+            ended = [stop for stop in stops if armed and waiting.endswith(stop)]
+            if ended:
+                matched = max(ended, key=len)
+                out += waiting if include else waiting[: len(waiting) - len(matched)]
+                waiting = ""
+                break
+            begun = [n for s in stops for n in range(1, len(s)) if waiting.endswith(s[:n])]
+            keep = max(begun, default=0)
+            out += waiting[: len(waiting) - keep]
+            waiting = waiting[len(waiting) - keep :]
+        shown.append(out)
+    return [*shown, waiting], matched
+
+
+def _by_push(pieces, stops, include):
+    stop = StopStrings(stops, include)
+    shown = [stop.push(piece, armed) for piece, armed in pieces]
+    return [*shown, stop.flush()], stop.matched
+
+
+@pytest.mark.check(task=1, points=3, title="Any text, cut anywhere, against a search by letters")
+def test_stop_strings_random(rng):
+    def wrong(pieces, stops, include):
+        return _by_push(pieces, stops, include) != _by_letter(pieces, stops, include)
+
+    def word(longest):
+        return "".join(rng.choice(list("abc"), int(rng.integers(longest[0], longest[1]))))
+
+    for _ in range(300):
+        stops = [word((1, 5)) for _ in range(int(rng.integers(1, 4)))]
+        armed_from = int(rng.choice([0, 0, 1, 3, 9]))
+        pieces = [(word((0, 5)), i >= armed_from) for i in range(int(rng.integers(1, 8)))]
+        include = bool(rng.integers(2))
+        if wrong(pieces, stops, include):
+            # The shortest history that still fails: leave out what can be left out.
+            for i in reversed(range(len(pieces))):
+                if wrong(pieces[:i] + pieces[i + 1 :], stops, include):
+                    pieces = pieces[:i] + pieces[i + 1 :]
+            for i in reversed(range(len(stops))):
+                if len(stops) > 1 and wrong(pieces, stops[:i] + stops[i + 1 :], include):
+                    stops = stops[:i] + stops[i + 1 :]
+            pushes = [(text, "armed" if armed else "not armed") for text, armed in pieces]
+            expect(
+                _by_push(pieces, stops, include),
+                _by_letter(pieces, stops, include),
+                call=f"StopStrings({stops}, include_stop_str={include}): what each push and the "
+                "last flush showed, matched",
+                given={"pushes": pushes},
+                cause="the shortest failing history of 300 random ones; expected: what a search "
+                "finds that reads one letter at a time",
+            )
 
 
 @pytest.mark.check(task=1, points=3, title="Which token ids end a sample")
 def test_ends_by_id():
-    settings_tried = {
+    def ends(token_id, **more):
+        sample = _sample(SamplingParams(stop_token_ids=[5], **more), eos_token_ids=(2, 3))
+        for token in (8, 9):
+            sample.append(Sampled(token), 0.0)
+        sample.append(Sampled(token_id), 0.0)
+        return sample.finish_reason
+
+    tried = {
         "plain": {},
         "ignore_eos": {"ignore_eos": True},
         "min_tokens 2": {"min_tokens": 2},
         "min_tokens 3": {"min_tokens": 3},
     }
-    answers = {}
-    for name, more in settings_tried.items():
-        sample = _sample(SamplingParams(stop_token_ids=[5], **more), eos_token_ids=(2, 3))
-        sample.output_token_ids += [8, 9, 9]
-        answers[name] = [i for i in range(10) if sample.ends_by_id(i)]
     expect(
-        answers,
+        {name: [i for i in range(8) if ends(i, **more) == "stop"] for name, more in tried.items()},
         {"plain": [2, 3, 5], "ignore_eos": [5], "min_tokens 2": [2, 3, 5], "min_tokens 3": []},
-        call="[i for i in range(10) if sequence.ends_by_id(i)], after 3 tokens of output",
+        call="the ids that end a sample as its third token (finish_reason stop), of 0 to 7",
         given={"eos_token_ids": (2, 3), "stop_token_ids": [5]},
-        cause="every end-of-sequence id counts, unless ignore_eos; stop_token_ids always do",
+        cause="every end-of-sequence id counts, unless ignore_eos; stop_token_ids always do; none "
+        "does within the first min_tokens tokens",
+    )
+    sample = _sample(SamplingParams(stop_token_ids=[2, 5]), eos_token_ids=(2, 3))
+    _feed(sample, [2])
+    ignoring = _sample(SamplingParams(stop_token_ids=[2], ignore_eos=True), eos_token_ids=(2, 3))
+    _feed(ignoring, [2])
+    expect(
+        [sample.stop_reason, ignoring.stop_reason],
+        [None, 2],
+        call="stop_reason of an id that is end of sequence and stop id: plain, with ignore_eos",
+        cause="an end of sequence that is not ignored has the reason None, a stop id its number",
     )
 
 
-@pytest.mark.check(
-    task=1, points=2, title="max_tokens counts the output, the context counts everything"
-)
-def test_out_of_room():
-    def lengths(max_tokens, max_model_len):
+@pytest.mark.check(task=1, points=2, title="max_tokens counts the output, the context everything")
+def test_limits():
+    def length(max_tokens, max_model_len):
         sample = _sample(SamplingParams(max_tokens=max_tokens), max_model_len)
-        while not sample.out_of_room() and len(sample.output_token_ids) < 30:
-            sample.output_token_ids.append(9)
-        return len(sample.output_token_ids)
+        _feed(sample, [9] * 30)
+        return len(sample.output_token_ids), sample.finish_reason
 
     expect(
-        [lengths(*limits) for limits in ((5, 50), (20, 10), (None, 10), (7, 10), (1, 10))],
-        [5, 7, 7, 7, 1],
-        call="output tokens until sequence.out_of_room(), after a prompt of 3, for (max_tokens, "
+        [length(*limits) for limits in ((5, 50), (20, 10), (None, 10), (7, 10), (1, 10))],
+        [(5, "length"), (7, "length"), (7, "length"), (7, "length"), (1, "length")],
+        call="output tokens and finish_reason, after a prompt of 3, for (max_tokens, "
         "max_model_len) = (5, 50), (20, 10), (None, 10), (7, 10), (1, 10)",
         cause="max_tokens does not count the prompt; max_model_len does",
     )
 
 
-@pytest.mark.check(task=1, points=4, title="A token becomes text, and may end the sample")
+@pytest.mark.check(task=1, points=3, title="A token becomes text, and may end the sample")
 def test_append():
     pieces = ["<eos>", "He", "ll", "o E", "ND!", " E", "more", "<stop>"]
 
@@ -253,12 +310,8 @@ def test_append():
         last = events[-1]
         if not isinstance(last, Finished):
             return texts, None, None, None
-        return (
-            texts,
-            last.completion.text,
-            last.completion.finish_reason,
-            last.completion.stop_reason,
-        )
+        end = last.completion
+        return texts, end.text, end.finish_reason, end.stop_reason
 
     expect(
         outcome([1, 2, 3, 4, 6]),
@@ -293,9 +346,9 @@ def test_append():
         "and the detokenizer has a rest",
     )
     expect(
-        outcome([1, 2, 2, 5]),
-        (["He", "ll", "ll", " E"], "Hellll E", "length", None),
-        call="append He|ll|ll|' E' with max_tokens=4",
+        outcome([1, 3, 0]),
+        (["He", "o ", "E"], "Heo E", "stop", None),
+        call="append He|o E|<eos>",
         cause="text held back for a stop string comes out when the sample ends without it",
     )
     expect(
@@ -303,6 +356,12 @@ def test_append():
         (["He", "<eos>", "more", ""], "He<eos>more", "stop", 7),
         call="append He|<eos>|more|<stop> with min_tokens=3",
         cause="the first min_tokens tokens never end the sample",
+    )
+    expect(
+        outcome([3, 4, 6, 4], min_tokens=2, max_tokens=9),
+        (["o ", "END!", "more", "ND!"], None, None, None),
+        call="append 'o E'|ND!|more|ND! with stop=['END'], min_tokens=2",
+        cause="a stop string that is complete within the first min_tokens tokens is ordinary text",
     )
     sample = _sample(SamplingParams(max_tokens=2), request_id=4, index=1)
     expect(
@@ -317,7 +376,21 @@ def test_append():
     )
 
 
-@pytest.mark.check(task=1, points=3, title="The prompt is read once, then one token a step")
+@pytest.mark.check(task=1, points=1, title="Log-probabilities are kept")
+def test_logprobs_kept():
+    sample = _sample(SamplingParams(max_tokens=2, logprobs=1))
+    found = [{8: Logprob(-0.5, 1)}, {9: Logprob(-2.0, 2), 4: Logprob(-0.25, 1)}]
+    events = sample.append(Sampled(8, found[0]), 0.0) + sample.append(Sampled(9, found[1]), 1.0)
+    end = events[-1].completion
+    expect(
+        [[event.logprobs for event in events[:2]], list(end.logprobs), end.cumulative_logprob],
+        [found, found, -2.5],
+        call="logprobs of the two TokenGenerated and of the completion, cumulative_logprob",
+        cause="what came with a token goes into its event, and stays in sequence.logprobs",
+    )
+
+
+@pytest.mark.check(task=1, points=2, title="The prompt is read once, then one token a step")
 def test_prefill_once():
     model = ScriptedModel([9, 8, 7, 6, 5, 4, 3, 9, 8, 7, 6])
     clock = ManualClock()
@@ -353,29 +426,14 @@ def test_prefill_once():
     )
 
 
-@cache
-def _tiny_qwen3():
-    """A random Qwen3 of transformers', and the same weights in our Transformer."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(11)
-    config = Qwen3Config(
-        vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, intermediate_size=48, max_position_embeddings=64,
-        eos_token_id=3, pad_token_id=0, bos_token_id=1,
+@pytest.mark.check(task=1, points=2, title="Logits equal those of the whole text computed anew")
+def test_equals_recompute(rng, seed):
+    windows = (None, 4)[int(rng.integers(2))]
+    config = ModelConfig(
+        "qwen3", 40, 32, 2, 4, 2, 8, 48, 64, qk_norm=True, eos_token_ids=(3,),
+        windows=(windows, None) if windows else (),
     )  # fmt: skip
-    theirs = Qwen3ForCausalLM(config).eval()
-    for weight in theirs.parameters():
-        if weight.dim() > 1:
-            weight.data.normal_(0, 0.4)
-    with tempfile.TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
-        return theirs, load_model(folder)
-
-
-@pytest.mark.check(task=1, points=2, title="Logits and tokens equal transformers'")
-def test_equals_transformers(rng):
-    theirs, ours = _tiny_qwen3()
+    model = dummy_model(config, seed=seed % 1000)
     prompt = rng.integers(4, 40, size=int(rng.integers(1, 9))).tolist()
     rows = []
 
@@ -384,7 +442,7 @@ def test_equals_transformers(rng):
         return argmax_sampler(logits, batch)
 
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    events = list(generate(ours, prompt, params, sampler=recording))
+    events = list(generate(model, prompt, params, sampler=recording))
     expect(
         len(rows),
         12,
@@ -392,19 +450,15 @@ def test_equals_transformers(rng):
         given={"prompt": prompt},
         cause="one row of logits gives one token",
     )
-    tokens = list(events[-1].completion.token_ids)
-    with torch.no_grad():
-        wanted = theirs(torch.tensor([prompt + tokens])).logits[0]
+    text = prompt + list(events[-1].completion.token_ids)
     expect(
         torch.stack(rows),
-        wanted[len(prompt) - 1 : -1],
-        call="the logits of each step, against one pass of transformers over the whole text",
+        _whole(model, text)[len(prompt) - 1 : -1],
+        call="the logits of each step, against one pass over the whole text",
         given={"prompt": prompt},
-        atol=2e-4,
+        atol=5e-4,
         cause="the logits that choose token i are those of the token before it",
     )
-    chosen = wanted[len(prompt) - 1 : -1].argmax(-1).tolist()
-    expect(tokens, chosen, call="completion.token_ids, greedily", given={"prompt": prompt})
 
 
 @pytest.mark.check(task=1, points=1, title="The context fills to its last place")
@@ -426,11 +480,10 @@ def test_context_limit():
         cause="the loop ends one token early or late, or misses an end at the first token",
     )
     model = ScriptedModel([9, 8], max_position=8)
-    for prompt, words in (([], "no tokens"), ([4] * 8, "8 tokens"), ([4] * 9, "9 tokens")):
+    for prompt in ([], [4] * 8, [4] * 9):
         expect.raises(
             ValueError,
             lambda prompt=prompt: generate(model, prompt, sampler=argmax_sampler),
-            match=words,
             call=f"generate with a prompt of {len(prompt)} tokens in a context of 8",
         )
 
@@ -441,16 +494,16 @@ def test_samples_share_the_prompt():
     seeds = []
 
     def recording(logits, rows):
-        seeds.append(rows[0].seed)
+        seeds.extend(row.seed for row in rows)
         return argmax_sampler(logits, rows)
 
     params = SamplingParams(n=3, seed=5, max_tokens=3)
     events = list(generate(model, [4, 5], params, sampler=recording))
     expect(
-        model.positions,
-        [[0, 1], [2], [3], [2], [3], [2], [3]],
-        call="the positions that n=3 samples of 3 tokens computed, after a prompt of 2",
-        cause="the prompt is read once; each later sample starts again right behind it",
+        sorted(position for step in model.positions for position in step),
+        [0, 1, 2, 2, 2, 3, 3, 3],
+        call="the positions that n=3 samples of 3 tokens computed, after a prompt of 2 (sorted)",
+        cause="the prompt is read once; each sample starts right behind it",
     )
     ends = [event.completion for event in events if isinstance(event, Finished)]
     expect(

@@ -20,7 +20,11 @@ LLAMA_8B = ModelConfig("llama", 128256, 4096, 32, 32, 8, 128, 14336, 131072)
 TOY = Hardware("toy", flops_per_second=600.0, bytes_per_second=20.0)
 
 
-@pytest.mark.check(task=6, points=3, title="TTFT, TPOT, inter-token latency, end to end")
+@pytest.mark.check(
+    task=6,
+    points=3,
+    title="TTFT, TPOT, inter-token latency, end to end",
+)
 def test_timeline():
     line = Timeline(arrival=10.0, token_times=[14.0, 14.5, 15.5, 15.75, 18.0])
     expect(
@@ -51,7 +55,11 @@ def test_timeline():
     )
 
 
-@pytest.mark.check(task=6, points=2, title="Percentiles interpolate")
+@pytest.mark.check(
+    task=6,
+    points=2,
+    title="Percentiles interpolate",
+)
 def test_percentile(rng):
     values = [0.4, 0.1, 0.9, 0.2]
     expect(
@@ -71,7 +79,11 @@ def test_percentile(rng):
         expect.raises(ValueError, lambda bad=bad: percentile(*bad), call=f"percentile{bad}")
 
 
-@pytest.mark.check(task=6, points=1, title="A stream of events becomes a report")
+@pytest.mark.check(
+    task=6,
+    points=1,
+    title="A stream of events becomes a report",
+)
 def test_summary():
     moments = {(0, 0): [2.0, 3.0, 5.0], (1, 0): [6.0], (2, 0): [4.0, 4.5, 5.0, 5.5]}
     events = sorted(
@@ -93,7 +105,11 @@ def test_summary():
     )  # fmt: skip
 
 
-@pytest.mark.check(task=6, points=2, title="Weights are moved once for all rows, K and V for each")
+@pytest.mark.check(
+    task=6,
+    points=2,
+    title="Weights are moved once for all rows, K and V for each",
+)
 def test_step_work():
     found = {}
     for name, shape in {
@@ -129,7 +145,11 @@ def test_step_work():
     )
 
 
-@pytest.mark.check(task=6, points=1, title="The roof, and what a step runs into")
+@pytest.mark.check(
+    task=6,
+    points=1,
+    title="The roof, and what a step runs into",
+)
 def test_roofline():
     works = [Work(1200, 20), Work(1200, 60), Work(600, 20), Work(500, 20)]
     expect(

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from enum import Enum, auto
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from nanovllm.generation.chunked import chunked_prefill
@@ -33,10 +33,23 @@ class Phase(Enum):
 class Generation:
     """One request on its way through prefill and decode; `step` moves it by one token.
 
-    With n samples the prompt is read once: each later sample starts from the prompt's K, V and
-    logits, which the cache keeps.
+    `Generation(model, prompt_token_ids, params=None, ...)` takes what `generate` takes, with the
+    same names and defaults, and raises what `make_sequences` raises. `sequences` holds one
+    Sequence for each of the params.n samples, `phase` says where the request stands.
+
+    `step()` generates one token and returns its events. The first step also reads the prompt, and
+    reports `Prefilled` before the token. PREFILL becomes DECODE when the prompt has been read,
+    DECODE becomes FINISHED when the last sample has ended (a first token may already end it). A
+    step of a finished generation raises RuntimeError. Times are those of `clock()`.
+
+    What it costs: the prompt goes through the model once, in one pass (with chunk_size in pieces,
+    by `chunked_prefill` of task 4), then each token once, at its own position; the last token of
+    a sample never. Logits are asked for one row at a time. With n samples the prompt is still
+    read once: they are generated one after another, in the order of their index, and each starts
+    from the prompt's K, V and logits.
     """
 
+    ### BEGIN SOLUTION
     def __init__(
         self,
         model: Transformer,
@@ -65,71 +78,47 @@ class Generation:
         self.chunk_size = chunk_size
         self.clock = clock
         weight = weight_of(model)
+        self.device = weight.device
         capacity = room_for(self.sequences[0])
         self.cache = ContiguousCache(model.config, capacity, weight.dtype, weight.device)
         self.phase = Phase.PREFILL
         self.prompt_logits: Float[Tensor, "1 V"] | None = None
 
-    @property
-    def current(self) -> Sequence:
-        """The sample that is being generated: the first that has not ended."""
-        return next(sequence for sequence in self.sequences if not sequence.finished)
-
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """Move by one token and report it; the first step also reports the Prefilled prompt.
-
-        PREFILL -> DECODE when the prompt has been read, DECODE -> FINISHED when the last sample
-        has ended (a first token may already end it).
-
-        Raises:
-            RuntimeError: the generation is finished.
-        """
-        ### BEGIN SOLUTION
+        """Move by one token and report it."""
         if self.phase is Phase.FINISHED:
             raise RuntimeError("This generation is finished; start another one.")
         events: list[Event] = []
-        sequence = self.current
+        sequence = next(sequence for sequence in self.sequences if not sequence.finished)
         if self.phase is Phase.PREFILL:
-            self.prompt_logits = self.read_prompt(sequence)
+            self.prompt_logits = self._prefill(sequence)
             tokens = len(sequence.prompt_token_ids)
             events.append(Prefilled(sequence.request_id, tokens, self.clock()))
             self.phase = Phase.DECODE
-        logits = self.decode(sequence)
-        sampled = self.sampler(logits, [sequence.row])[0]
+        [sampled] = self.sampler(self._decode(sequence), [sequence.row])
         events += sequence.append(sampled, self.clock())
         if all(sequence.finished for sequence in self.sequences):
             self.phase = Phase.FINISHED
         return events
-        ### END SOLUTION
 
-    def read_prompt(self, sequence: Sequence) -> Float[Tensor, "1 V"]:
-        """The prompt's logits: by `prefill`, or in pieces of `chunk_size` tokens (task 4)."""
-        token_ids = torch.tensor(sequence.prompt_token_ids, device=self.cache.device)
+    def _prefill(self, sequence: Sequence) -> Float[Tensor, "1 V"]:
+        """The logits of the prompt's last token."""
+        token_ids = torch.tensor(sequence.prompt_token_ids, device=self.device)
         if self.chunk_size is not None:
             return chunked_prefill(self.model, self.cache, token_ids, self.chunk_size)
-        return self.prefill(token_ids)
-
-    def prefill(self, token_ids: Int[Tensor, "T"]) -> Float[Tensor, "1 V"]:
-        """Run the whole prompt through the model into the cache; logits of its last token only."""
-        ### BEGIN SOLUTION
         hidden = forward_cached(self.model, self.cache, token_ids)
         return self.model.logits(hidden[-1:])
-        ### END SOLUTION
 
-    def decode(self, sequence: Sequence) -> Float[Tensor, "1 V"]:
-        """The logits for a sequence's next token: from its newest token, and the cache.
-
-        A sequence without output starts from the prompt's logits, with nothing but the prompt
-        in the cache (`cache.truncate`) and no pass through the model.
-        """
-        ### BEGIN SOLUTION
+    def _decode(self, sequence: Sequence) -> Float[Tensor, "1 V"]:
+        """The logits for a sequence's next token: from its newest token, and the cache."""
         if not sequence.output_token_ids:
             self.cache.truncate(len(sequence.prompt_token_ids))
             return self.prompt_logits
-        newest = torch.tensor(sequence.output_token_ids[-1:], device=self.cache.device)
+        newest = torch.tensor(sequence.output_token_ids[-1:], device=self.device)
         return self.model.logits(forward_cached(self.model, self.cache, newest))
-        ### END SOLUTION
+
+    ### END SOLUTION
 
 
 def generate(
