@@ -24,11 +24,7 @@ def inputs(generator, tokens, width, dtype=torch.float32):
     return x, residual, (1 + torch.rand(width, generator=generator)).to(dtype)
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=2, points=2, title="Both results, in place")
-=======
-@pytest.mark.check(task=2, points=4, title="Both results, in place")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_values(generator):
     x, residual, weight = inputs(generator, 3, 16)
     want = oracle(x, residual, weight, 0.1)
@@ -55,11 +51,7 @@ def test_values(generator):
         )
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=2, points=2, title="Widths that are no power of 2")
-=======
-@pytest.mark.check(task=2, points=3, title="Widths that are no power of 2")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_widths(generator):
     for tokens, width in ((1, 5), (2, 48), (3, 33)):
         guard = Guard(DEVICE)
@@ -96,11 +88,7 @@ def test_strides(generator):
 
 
 @pytest.mark.check(
-<<<<<<< HEAD
     task=2, points=2, title="Half precision: float32 inside, and the sum rounded first"
-=======
-    task=2, points=3, title="Half precision: float32 inside, and the sum rounded first"
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 )
 def test_half(generator):
     for dtype, size in ((torch.float16, 300.0), (torch.bfloat16, 1.0)):

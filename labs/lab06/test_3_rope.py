@@ -21,11 +21,7 @@ def oracle(x, cos, sin):
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=3, points=3, title="Halves turn by the token's angle")
-=======
-@pytest.mark.check(task=3, points=4, title="Halves turn by the token's angle")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_values(generator):
     q = torch.randn(3, 4, 8, generator=generator)
     k = torch.randn(3, 2, 8, generator=generator)
@@ -53,13 +49,7 @@ def test_values(generator):
         )
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=3, points=2, title="Slices of one fused projection, and other layouts")
-=======
-@pytest.mark.check(
-    task=3, points=3, title="q and k are slices of one fused projection, or laid out anyhow"
-)
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_fused(generator):
     fused = torch.randn(3, 7, 6, generator=generator)
     cos, sin = angles([1, 2, 9], 6)
@@ -87,11 +77,7 @@ def test_fused(generator):
     )
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=3, points=2, title="Head dims and head counts that are no power of 2")
-=======
-@pytest.mark.check(task=3, points=3, title="Head dims and head counts that are no power of 2")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_sizes(generator):
     for heads, kv_heads, dim in ((3, 1, 48), (2, 2, 80), (5, 1, 6), (1, 3, 96)):
         guard = Guard(DEVICE)
@@ -112,11 +98,7 @@ def test_sizes(generator):
         guard.check("rope_(q, k, cos, sin)", given)
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=3, points=1, title="Half precision turns in float32")
-=======
-@pytest.mark.check(task=3, points=2, title="Half precision turns in float32")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_half(generator):
     for dtype in (torch.float16, torch.bfloat16):
         q, k = torch.randn(2, 2, 3, 16, generator=generator).to(dtype)

@@ -16,11 +16,7 @@ def oracle(gate_up):
     return (gate * gate.sigmoid() * up).to(gate_up.dtype)
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=4, points=2, title="The gate comes first, and bends")
-=======
-@pytest.mark.check(task=4, points=3, title="The gate comes first, and bends")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_values(generator):
     gate_up = 3 * torch.randn(2, 32, generator=generator)
     gate_up[0, 0], gate_up[1, 1] = -120.0, 90.0
@@ -33,11 +29,7 @@ def test_values(generator):
     )
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=4, points=2, title="Widths that no block divides")
-=======
-@pytest.mark.check(task=4, points=3, title="Widths that no block divides")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_widths(generator):
     for tokens, width in ((1, 1), (2, 17), (1, 48), (1, 33)):
         guard = Guard(DEVICE)
@@ -68,11 +60,7 @@ def test_widths(generator):
             )
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=4, points=1, title="Any strides, half precision")
-=======
-@pytest.mark.check(task=4, points=2, title="Any strides, half precision")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_strides(generator):
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         gate_up = torch.randn(3, 20, generator=generator).to(dtype)

@@ -74,7 +74,6 @@ def test_skipped(generator):
         )
 
 
-<<<<<<< HEAD
 def whole(view):
     """All elements of the memory that a view belongs to."""
     size = view.untyped_storage().nbytes() // view.element_size()
@@ -82,9 +81,6 @@ def whole(view):
 
 
 @pytest.mark.check(task=5, points=1, title="From slices of any layout into a cache of any layout")
-=======
-@pytest.mark.check(task=5, points=2, title="From slices of any layout into a cache of any layout")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_strides(generator):
     k, v = normal(generator, 3, 2, 6)
     slots = [2, 5, 4]
@@ -104,11 +100,7 @@ def test_strides(generator):
     )
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=5, points=2, title="Sizes that are no power of 2, every type")
-=======
-@pytest.mark.check(task=5, points=3, title="Sizes that are no power of 2, every type")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_sizes(generator):
     cases = ((3, 48, torch.float32), (1, 80, torch.float16), (5, 96, torch.bfloat16))
     for heads, dim, dtype in cases:

@@ -36,11 +36,7 @@ def judge(case, given, cause):
         )
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=6, points=3, title="Few keys: softmax of the scores, times the values")
-=======
-@pytest.mark.check(task=6, points=3, title="One tile: softmax of the scores, times the values")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_one_tile(generator):
     case = paged_case(generator, [4, 3], heads=2, kv_heads=2, device=DEVICE)
     judge(
@@ -52,11 +48,7 @@ def test_one_tile(generator):
     judge(case, {"contexts": [3], "scale": 0.7}, "the scale is 1/sqrt(D) unless it is given")
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=6, points=4, title="Many keys: the maximum moves")
-=======
-@pytest.mark.check(task=6, points=3, title="Many tiles: the maximum moves")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_many_tiles(generator):
     for sharp in (1.0, 6.0):
         case = paged_case(
@@ -114,11 +106,7 @@ def test_blocks(generator):
         )
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=6, points=3, title="Head dims that are no power of 2, any strides")
-=======
-@pytest.mark.check(task=6, points=2, title="Head dims that are no power of 2, any strides")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_sizes(generator):
     # The first context fills its one block, so that only a wide head can go wrong.
     for dim, heads, context, size in ((48, 3, 64, 64), (80, 2, 5, 4), (96, 1, 5, 4)):

@@ -25,23 +25,7 @@ def judge(case, given, cause, longer=0):
     case.guard.check("paged_prefill", given)
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=8, points=3, title="A whole prompt, causal")
-=======
-def visible_keys(case, window, rows):
-    """Over all programs of a head: positions that some query of the program sees."""
-    starts = case.query_start_loc.tolist()
-    total = 0
-    for n, context in enumerate(case.context_lens.tolist()):
-        length = starts[n + 1] - starts[n]
-        for first in range(context - length, context, rows):
-            begin = 0 if window is None else max(0, first - window + 1)
-            total += min(first + rows, context) - begin
-    return total
-
-
-@pytest.mark.check(task=8, points=4, title="A whole prompt, causal")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_prompt(generator):
     for length in (5, 1, 150):
         case = paged_case(generator, [length], [length], heads=2, kv_heads=2, device=DEVICE)
@@ -63,11 +47,7 @@ def test_chunk(generator):
         )
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=8, points=2, title="Ragged: chunks of all lengths in one call")
-=======
-@pytest.mark.check(task=8, points=3, title="Ragged: chunks of all lengths in one call")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_ragged(generator):
     contexts, lengths = [6, 90, 0, 9, 4], [6, 68, 0, 1, 2]
     case = paged_case(generator, contexts, lengths, heads=2, kv_heads=1, device=DEVICE)
@@ -86,22 +66,14 @@ def test_ragged(generator):
     )
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=8, points=1, title="Grouped heads")
-=======
-@pytest.mark.check(task=8, points=2, title="Grouped heads")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_groups(generator):
     for heads, kv_heads in ((6, 2), (4, 1)):
         case = paged_case(generator, [7], [4], heads=heads, kv_heads=kv_heads, device=DEVICE)
         judge(case, {"H": heads, "G": kv_heads}, "query head h belongs to key head h // (H/G)")
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=8, points=2, title="A sliding window")
-=======
-@pytest.mark.check(task=8, points=2, title="A sliding window, and nothing read that nobody sees")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_window(generator):
     for context, length, window in ((11, 5, 20), (11, 11, 4), (40, 6, 9), (140, 90, 3)):
         case = paged_case(
@@ -114,7 +86,6 @@ def test_window(generator):
         )
 
 
-<<<<<<< HEAD
 @pytest.mark.check(task=8, points=2, title="Keys that no query of a program sees")
 def test_skipped(generator):
     for length, window in ((400, None), (400, 20)):
@@ -160,9 +131,6 @@ def test_skipped(generator):
 
 
 @pytest.mark.check(task=8, points=1, title="Odd head dims, block sizes, types and strides")
-=======
-@pytest.mark.check(task=8, points=2, title="Odd head dims, block sizes, types and strides")
->>>>>>> b7204159797c2680e9bee5f1dcda9f5d01a1d286
 def test_sizes(generator):
     cases = ((48, 1, torch.float32), (80, 16, torch.float16), (96, 4, torch.bfloat16))
     for dim, size, dtype in cases:
