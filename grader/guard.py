@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grader.expect import expect
 
-MARGIN = 1 << 15  # elements before and behind: a block that runs over stays inside the buffer
+MARGIN = 1 << 13  # elements before and behind: a block that runs over stays inside the buffer
 ODD = 1000.0  # around what is written: a NaN stored over a NaN would look like no store at all
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -107,6 +107,14 @@ class Guard:
                 given=given,
                 cause="programs run in any order: each element of a result belongs to one of them",
             )
+            expect(
+                self._races(),
+                {"stored by two": 0, "stored by one, loaded by another": 0},
+                call=f"{call}: elements, of scratch memory too, that programs of one launch share",
+                given=given,
+                cause="programs of a launch run in any order; what one leaves for others needs a "
+                "launch of its own",
+            )
 
     def loads(self, view: Tensor) -> int:
         """How many elements of a placed tensor's buffer were loaded while watched."""
@@ -114,6 +122,24 @@ class Guard:
         buffer = next(b for b, *_ in self._buffers if b.untyped_storage().data_ptr() == storage)
         touched = self.trace.elements(buffer)
         return sum(len(elements) for access, elements in touched if not access.is_store)
+
+    def _races(self) -> dict[str, int]:
+        """How many elements the programs of one launch do not leave to each other."""
+        twice = shared = 0
+        for stores, loads in _by_launch(self.trace.accesses):
+            numbers: dict[tuple[int, ...], int] = {}
+            stored, by = _addresses(stores, numbers)
+            if not len(stored):
+                continue
+            order = np.lexsort((by, stored))
+            stored, by = stored[order], by[order]
+            again = (stored[1:] == stored[:-1]) & (by[1:] != by[:-1])
+            twice += len(np.unique(stored[1:][again]))
+            loaded, reader = _addresses(loads, numbers)
+            at = np.minimum(np.searchsorted(stored, loaded), len(stored) - 1)
+            others = (stored[at] == loaded) & (by[at] != reader)
+            shared += len(np.unique(loaded[others]))
+        return {"stored by two": twice, "stored by one, loaded by another": shared}
 
     def _strays(self, buffer: Tensor, inside: Tensor) -> list[int]:
         """The elements that were loaded although they do not count."""
@@ -125,17 +151,53 @@ class Guard:
         return sorted(found)
 
     def _contested(self, buffer: Tensor) -> list[int]:
-        """The elements that more than one program stored."""
+        """The elements that more than one program of the same launch stored."""
         owner = np.zeros(len(buffer), dtype=np.int64)  # 0: nobody
-        programs: dict[tuple[int, ...], int] = {}
+        programs: dict[tuple, int] = {}
         found: set[int] = set()
+        launch = None
         for access, elements in self.trace.elements(buffer):
             if access.is_store:
-                number = programs.setdefault(access.program, len(programs) + 1)
+                if access.launch != launch:  # launches run one after another
+                    launch = access.launch
+                    owner[:] = 0
+                number = programs.setdefault((launch, access.program), len(programs) + 1)
                 before = owner[elements]
                 found.update(elements[(before != 0) & (before != number)].tolist())
                 owner[elements] = number
         return sorted(found)
+
+
+def _by_launch(accesses: list[Any]) -> Iterator[tuple[list[Any], list[Any]]]:
+    """The stores and the loads of each launch, each with a number of its program."""
+    launches: dict[int, tuple[list[Any], list[Any]]] = {}
+    for access in accesses:
+        stores, loads = launches.setdefault(access.launch, ([], []))
+        (stores if access.is_store else loads).append(access)
+    yield from launches.values()
+
+
+def _addresses(accesses: list[Any], numbers: dict) -> tuple[np.ndarray, np.ndarray]:
+    """All addresses of some accesses, and the number of the program of each."""
+    if not accesses:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    owners = [numbers.setdefault(access.program, len(numbers)) for access in accesses]
+    sizes = [len(access.addresses) for access in accesses]
+    addresses = np.concatenate([access.addresses.astype(np.int64) for access in accesses])
+    return addresses, np.repeat(owners, sizes)
+
+
+@contextmanager
+def dirty_memory() -> Iterator[None]:
+    """Inside, what torch.empty gives holds NaN, so that reading what nobody wrote shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    # torch.use_deterministic_algorithms does this and imports the compiler, which takes seconds.
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(before, warn_only=warns)
 
 
 def _bits(values: Tensor) -> Tensor:

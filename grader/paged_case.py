@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,18 +24,69 @@ class PagedCase:
     query_start_loc: Tensor  # [N + 1]
     max_query_len: int
     guard: Guard
-    expected: Tensor  # [T, H, D] in q's dtype
+    answer: Tensor  # [T, H, D] float32
+    scale: float | None
+    window: int | None
     strided: tuple[str, ...]
+
+    @property
+    def expected(self) -> Tensor:
+        """The answer [T, H, D] in q's dtype."""
+        return self.answer.to(self.q.dtype)
 
     @property
     def cache(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Both caches, the block tables and the context lengths."""
         return self.k_cache, self.v_cache, self.block_tables, self.context_lens
 
-    def empty_out(self) -> Tensor:
+    @property
+    def options(self) -> dict[str, float | int | None]:
+        """The keyword arguments that attention is to be given."""
+        return {"scale": self.scale, "window": self.window}
+
+    def empty_out(self, dtype: torch.dtype | None = None) -> Tensor:
         """Where the answer goes [T, H, D], with poison around it."""
         order = (2, 0, 1) if "out" in self.strided else None
-        return self.guard.empty(*self.q.shape, dtype=self.q.dtype, order=order)
+        return self.guard.empty(*self.q.shape, dtype=dtype or self.q.dtype, order=order)
+
+    def tokens_written(self, out: Tensor) -> dict[tuple, set[int]]:
+        """While watched: (launch, program) -> the tokens of `out` [T, H, D] that it stored."""
+        found: dict[tuple, set[int]] = {}
+        size = out.untyped_storage().nbytes() // out.element_size()
+        place = np.full(size, -1)
+        numbers = torch.arange(size).as_strided(out.shape, out.stride(), out.storage_offset())
+        for token, elements in enumerate(numbers):
+            place[elements.flatten().numpy()] = token
+        for access, elements in self.guard.trace.elements(out.as_strided((size,), (1,), 0)):
+            if access.is_store:
+                tokens = set(place[elements].tolist()) - {-1}
+                found.setdefault((access.launch, access.program), set()).update(tokens)
+        return found
+
+    def keys_read(self) -> dict[tuple, dict[tuple[int, int], set[int]]]:
+        """While watched: (launch, program) -> (sequence, key head) -> positions it loaded."""
+        found: dict[tuple, dict[tuple[int, int], set[int]]] = {}
+        lens, (_, size, heads, _) = self.context_lens.tolist(), self.k_cache.shape
+        place = np.full(self.k_cache.untyped_storage().nbytes() // self.k_cache.element_size(), -1)
+        numbers = torch.arange(len(place)).as_strided(
+            self.k_cache.shape, self.k_cache.stride(), self.k_cache.storage_offset()
+        )
+        names: list[tuple[int, int, int]] = []
+        for sequence, length in enumerate(lens):
+            for position in range(length):
+                block = int(self.block_tables[sequence, position // size])
+                for head in range(heads):
+                    place[numbers[block, position % size, head].numpy()] = len(names)
+                    names.append((sequence, head, position))
+        whole = self.k_cache.as_strided((len(place),), (1,), 0)
+        for access, elements in self.guard.trace.elements(whole):
+            if not access.is_store:
+                mine = found.setdefault((access.launch, access.program), {})
+                for number in np.unique(place[elements]):
+                    if number >= 0:
+                        sequence, head, position = names[number]
+                        mine.setdefault((sequence, head), set()).add(position)
+        return found
 
 
 def paged_case(
@@ -49,6 +101,7 @@ def paged_case(
     window: int | None = None,
     dtype: torch.dtype = torch.float32,
     sharp: float = 1.0,
+    scale: float | None = None,
     strided: tuple[str, ...] = (),
     device: str = "cpu",
 ) -> PagedCase:
@@ -82,7 +135,7 @@ def paged_case(
         k, v = normal(context, kv_heads, dim), normal(context, kv_heads, dim)
         places = torch.arange(context)
         mine = slice(starts[i], starts[i + 1])
-        expected[mine] = _attention(q[mine], k, v, window)
+        expected[mine] = _attention(q[mine], k, v, scale, window)
         for cache, values in zip(caches, (k, v), strict=True):
             if window is not None:
                 values[: max(0, context - lengths[i] - window + 1)] = torch.nan
@@ -96,17 +149,19 @@ def paged_case(
         query_start_loc=torch.tensor(starts, dtype=torch.int32, device=device),
         max_query_len=max(lengths),
         guard=guard,
-        expected=expected.to(dtype),
+        answer=expected,
+        scale=scale,
+        window=window,
         strided=strided,
     )
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+def _attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
     """Causal attention [T, H, D] in float64; the queries are the newest of the S positions."""
     group = q.shape[1] // k.shape[1]
     q, k, v = q.double(), k.double(), v.double()
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = torch.einsum("thd,shd->hts", q, k) / q.shape[-1] ** 0.5
+    scores = torch.einsum("thd,shd->hts", q, k) * (scale or q.shape[-1] ** -0.5)
     keys = torch.arange(len(k))
     queries = torch.arange(len(k) - len(q), len(k))[:, None]
     visible = (keys <= queries) & (keys > queries - (window or len(k) + 1))

@@ -16,7 +16,7 @@ def test_add(generator):
         guard = Guard(DEVICE)
         x, y = torch.randn(2, n, generator=generator)
         out = guard.empty(n, gap=0)
-        with guard.watched():
+        with guard.watched() as trace:
             add(guard.place(x, gap=0), guard.place(y, gap=0), out, block=16)
         given = {"n": n, "block": 16}
         expect(
@@ -27,6 +27,14 @@ def test_add(generator):
             cause="every element belongs to one program; the last block may be part empty",
         )
         guard.check("add(x, y, out, block=16)", given)
+        if trace is not None:
+            expect(
+                len({access.program for access in trace.accesses}),
+                -(-n // 16),
+                call="programs that add(x, y, out, block=16) runs",
+                given=given,
+                cause="a program takes `block` elements: n / block of them, rounded up",
+            )
 
 
 @pytest.mark.check(task=1, points=1, title="Elements that do not lie side by side")
@@ -45,27 +53,33 @@ def test_add_strided(generator):
     )
 
 
-@pytest.mark.check(task=1, points=1, title="Half precision")
+@pytest.mark.check(task=1, points=1, title="Half precision, and a new result")
 def test_add_half(generator):
     for dtype in (torch.float16, torch.bfloat16):
-        guard = Guard(DEVICE)
-        x, y = torch.randn(2, 21, generator=generator).to(dtype).to(DEVICE)
+        x, y = torch.randn(2, 21, generator=generator).to(dtype)
         expect(
-            add(x, y, guard.empty(21, dtype=dtype), block=16),
+            add(x.to(DEVICE), y.to(DEVICE)),
             x + y,
-            call="add(x, y)",
+            call="add(x, y), without out",
             given={"dtype": str(dtype)},
-            cause="compute in float32, store in the tensors' type",
+            cause="compute in float32; the new result has the type of x",
         )
+    x = torch.full((3,), 2048.0, dtype=torch.float16)
+    expect(
+        add(x.to(DEVICE), torch.ones(3, dtype=torch.float16).to(DEVICE), torch.empty(3).to(DEVICE)),
+        torch.full((3,), 2049.0),
+        call="add(2048, 1) of float16 into an out of float32",
+        cause="the sum is made in float32 and rounded once, to the type of out",
+    )
 
 
-@pytest.mark.check(task=1, points=3, title="Softmax of rows with a tail")
+@pytest.mark.check(task=1, points=2, title="Softmax of rows with a tail")
 def test_softmax(generator):
     for rows, columns in ((3, 8), (2, 5), (1, 1), (2, 17)):
         guard = Guard(DEVICE)
         x = torch.randn(rows, columns, generator=generator) - 3
         out = guard.empty(rows, columns)
-        with guard.watched():
+        with guard.watched() as trace:
             softmax(guard.place(x), out)
         given = {"rows": rows, "columns": columns}
         expect(
@@ -76,9 +90,17 @@ def test_softmax(generator):
             cause="what fills the block up took part in the maximum or in the sum",
         )
         guard.check("softmax(x, out)", given)
+        if trace is not None:
+            expect(
+                trace.bytes_read // 4,
+                rows * columns,
+                call="numbers that softmax(x, out) reads",
+                given=given,
+                cause="a row is read once; keep it while you work on it",
+            )
 
 
-@pytest.mark.check(task=1, points=2, title="Large scores do not overflow")
+@pytest.mark.check(task=1, points=1, title="Large scores do not overflow")
 def test_softmax_large(generator):
     x = torch.randn(2, 40, generator=generator)
     # Computed in float32, a float16 result is off by its own rounding: 2 ** -11, relative.
@@ -109,4 +131,10 @@ def test_softmax_strided(generator):
         x.t().softmax(-1),
         call="softmax(x.t(), out[:, ::2])",
         cause="a stride was left out, of x or of out",
+    )
+    expect(
+        softmax(x.t()),
+        x.t().softmax(-1),
+        call="softmax(x.t()), without out",
+        cause="the new result has strides of its own",
     )

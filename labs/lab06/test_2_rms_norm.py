@@ -8,6 +8,8 @@ from grader.guard import ODD, Guard
 from nanovllm.kernels.rms_norm import fused_add_rms_norm_
 from nanovllm.kernels.runtime import DEVICE
 
+CALL = "[x, residual] after fused_add_rms_norm_(x, residual, weight, eps) [2, T, E]"
+
 
 def oracle(x, residual, weight, eps):
     """Normed and residual [2, T, E], as two operations of the tensors' type give them."""
@@ -22,7 +24,7 @@ def inputs(generator, tokens, width, dtype=torch.float32):
     return x, residual, (1 + torch.rand(width, generator=generator)).to(dtype)
 
 
-@pytest.mark.check(task=2, points=4, title="Both results, in place")
+@pytest.mark.check(task=2, points=2, title="Both results, in place")
 def test_values(generator):
     x, residual, weight = inputs(generator, 3, 16)
     want = oracle(x, residual, weight, 0.1)
@@ -34,20 +36,22 @@ def test_values(generator):
         torch.stack([x, residual]),
         want,
         given={"eps": 0.1},
-        call="[x, residual] after fused_add_rms_norm_(x, residual, weight, eps) [2, T, E]",
+        call=CALL,
         cause="the sum must come back as the residual, and its norm as x",
     )
     if trace is not None:
-        expect(
-            [trace.bytes_read // 4, trace.bytes_written // 4],
-            [3 * 3 * 16, 2 * 3 * 16],
+        counts = [trace.bytes_read // 4, trace.bytes_written // 4]
+        expect.that(
+            counts[0] <= 3 * 3 * 16 and counts[1] <= 2 * 3 * 16,
+            "at most 144 numbers are read and 96 written",
+            observed=counts,
             call="numbers read and written by fused_add_rms_norm_",
             given={"T": 3, "E": 16},
             cause="x, residual and weight are loaded once, x and residual stored once a token",
         )
 
 
-@pytest.mark.check(task=2, points=3, title="Widths that are no power of 2")
+@pytest.mark.check(task=2, points=2, title="Widths that are no power of 2")
 def test_widths(generator):
     for tokens, width in ((1, 5), (2, 48), (3, 33)):
         guard = Guard(DEVICE)
@@ -59,9 +63,9 @@ def test_widths(generator):
         expect(
             torch.stack(placed),
             oracle(x, residual, weight, 0.1),
-            call="[x, residual] after fused_add_rms_norm_",
+            call=CALL,
             given=given,
-            cause="what lies behind the row took part, or the mean is over BLOCK",
+            cause="what lies behind the row took part, or the mean is over the whole block",
         )
         guard.check("fused_add_rms_norm_(x, residual, weight, eps)", given)
 
@@ -78,13 +82,13 @@ def test_strides(generator):
         torch.stack([x, residual]),
         want,
         given={"strides": [x.stride(), residual.stride()]},
-        call="[x, residual]: x every fourth column of a matrix, residual stored by columns",
+        call=CALL,
         cause="a stride was left out, or taken from another tensor",
     )
 
 
 @pytest.mark.check(
-    task=2, points=3, title="Half precision: float32 inside, and the sum rounded first"
+    task=2, points=2, title="Half precision: float32 inside, and the sum rounded first"
 )
 def test_half(generator):
     for dtype, size in ((torch.float16, 300.0), (torch.bfloat16, 1.0)):
@@ -97,8 +101,8 @@ def test_half(generator):
         expect(
             torch.stack([x, residual]),
             want,
-            given={"dtype": str(dtype)},
-            call=f"[x, residual] after fused_add_rms_norm_, values about {size:.0f}",
+            given={"dtype": str(dtype), "values": f"about {size:.0f}"},
+            call=CALL,
             cause="convert what is loaded to float32 before anything else: sum, squares and mean",
         )
     guard = Guard(DEVICE)
@@ -120,3 +124,27 @@ def test_half(generator):
         call="x after the norm of 2048 + 1 and 1 + 1 in float16, which has no 2049",
         cause="what is normed is the sum as it is stored: round it first, then convert it back",
     )
+
+
+@pytest.mark.check(task=2, points=2, title="Random shapes, layouts and types")
+def test_random(generator):
+    def draw(low, high):
+        return int(torch.randint(low, high + 1, (), generator=generator))
+
+    sizes = sorted((draw(1, 5), draw(1, 70)) for _ in range(4))
+    for i, (tokens, width) in enumerate(sizes):
+        dtype = (torch.float32, torch.bfloat16)[i % 2]
+        x, residual, weight = inputs(generator, tokens, width, dtype)
+        want = oracle(x, residual, weight, 1e-3)
+        guard = Guard(DEVICE)
+        orders = [((0, 1), (1, 0))[draw(0, 1)] for _ in range(2)]
+        placed = [
+            guard.place(values, draw(0, 2), order=order, poison=ODD)
+            for values, order in zip((x, residual), orders, strict=True)
+        ]
+        with guard.watched():
+            fused_add_rms_norm_(*placed, guard.place(weight), 1e-3)
+        given = {"T": tokens, "E": width, "dtype": str(dtype), "stored in order": orders}
+        cause = "any strides, any width, any number of tokens"
+        expect(torch.stack(placed), want, call=CALL, given=given, cause=cause)
+        guard.check("fused_add_rms_norm_(x, residual, weight, eps)", given)

@@ -1,55 +1,90 @@
 """Task 6: paged decode attention."""
 
 import pytest
+import torch
 
 from grader import expect
+from grader.guard import dirty_memory
 from grader.paged_case import paged_case
 from nanovllm.kernels.paged_decode import paged_decode
 from nanovllm.kernels.runtime import DEVICE
 
-CALL = "paged_decode(q, k_cache, v_cache, block_tables, context_lens, tile=16) [N, H, D]"
+CALL = "paged_decode(q, k_cache, v_cache, block_tables, context_lens, ...) [N, H, D]"
 
 
-def run(case, window=None):
-    out = case.empty_out()
-    with case.guard.watched():
-        paged_decode(case.q, *case.cache, window=window, out=out, tile=16)
+def run(case, dtype=None):
+    out = case.empty_out(dtype)
+    with case.guard.watched(), dirty_memory():
+        paged_decode(case.q, *case.cache, **case.options, out=out)
     return out
 
 
-def judge(case, given, cause, window=None):
-    expect(run(case, window), case.expected, call=CALL, given=given, cause=cause)
+def judge(case, given, cause):
+    expect(run(case), case.expected, call=CALL, given=given, cause=cause)
     case.guard.check("paged_decode", given)
+    if case.guard.trace is not None:
+        window = case.window or 10**9
+        visible = sum(min(int(context), window) for context in case.context_lens)
+        _, _, kv_heads, dim = case.k_cache.shape
+        expect.that(
+            case.guard.loads(case.k_cache) <= visible * kv_heads * dim,
+            f"at most {visible} keys of {dim} numbers are loaded for each of {kv_heads} key heads",
+            observed=case.guard.loads(case.k_cache),
+            call="numbers of the key cache that paged_decode loads",
+            given=given,
+            cause="each visible key is read once, for all the query heads that share it",
+        )
 
 
-@pytest.mark.check(task=6, points=3, title="One tile: softmax of the scores, times the values")
+@pytest.mark.check(task=6, points=3, title="Few keys: softmax of the scores, times the values")
 def test_one_tile(generator):
     case = paged_case(generator, [4, 3], heads=2, kv_heads=2, device=DEVICE)
     judge(
         case,
         {"contexts": [4, 3], "P": 4, "H": 2, "G": 2},
-        "scores by 1/sqrt(D), in base 2; positions behind the context count for nothing",
+        "scores times the scale; positions behind the context count for nothing",
     )
+    case = paged_case(generator, [3], heads=2, kv_heads=2, scale=0.7, device=DEVICE)
+    judge(case, {"contexts": [3], "scale": 0.7}, "the scale is 1/sqrt(D) unless it is given")
 
 
-@pytest.mark.check(task=6, points=3, title="Many tiles: the maximum moves")
+@pytest.mark.check(task=6, points=4, title="Many keys: the maximum moves")
 def test_many_tiles(generator):
     for sharp in (1.0, 6.0):
-        case = paged_case(generator, [45], heads=2, kv_heads=1, sharp=sharp, device=DEVICE)
+        case = paged_case(
+            generator, [300], heads=2, kv_heads=1, block_size=16, sharp=sharp, device=DEVICE
+        )
         judge(
             case,
-            {"context": 45, "tile": 16, "queries": f"normal, times {sharp:.0f}"},
-            "total or values_sum kept the scale of an older maximum",
+            {"context": 300, "queries": f"normal, times {sharp:.0f}"},
+            "what was summed before kept the scale of an older maximum",
         )
-    for context in (16, 48):  # scores of some hundreds: exp2 of one overflows
-        case = paged_case(generator, [context], heads=4, kv_heads=1, sharp=100.0, device=DEVICE)
+    for context in (16, 200):  # scores of some hundreds: exp of one overflows
+        case = paged_case(
+            generator, [context], heads=4, kv_heads=1, block_size=8, sharp=100.0, device=DEVICE
+        )
         expect(
             run(case),
             case.expected,
             rtol=1e-3,
             call=CALL,
-            given={"context": context, "tile": 16, "scores": "some hundreds"},
-            cause="the largest score of all tiles so far has to be taken off",
+            given={"context": context, "scores": "some hundreds"},
+            cause="the largest score of all keys so far has to be taken off",
+        )
+    for rise in (-1.0, 1.0):  # one key after another wins, or none after the first
+        case = paged_case(generator, [300], heads=1, kv_heads=1, block_size=512, device=DEVICE)
+        case.q.zero_()
+        case.q[..., 0] = 40.0  # scores of +-10 a position
+        block = case.k_cache[int(case.block_tables[0, 0])]
+        block[:300, 0, 0] = rise * torch.arange(300.0, device=DEVICE)
+        values = case.v_cache[int(case.block_tables[0, 0])]
+        expect(
+            run(case)[0, 0],
+            values[299 if rise > 0 else 0, 0].clone(),
+            rtol=1e-3,
+            call=CALL,
+            given={"context": 300, "scores": "rising" if rise > 0 else "falling", "apart by": 10},
+            cause="the running maximum is the largest score so far, not the newest tile's",
         )
 
 
@@ -71,10 +106,10 @@ def test_blocks(generator):
         )
 
 
-@pytest.mark.check(task=6, points=2, title="Head dims that are no power of 2, any strides")
+@pytest.mark.check(task=6, points=3, title="Head dims that are no power of 2, any strides")
 def test_sizes(generator):
-    # The first context fills its one tile and block, so that only a wide head can go wrong.
-    for dim, heads, context, size in ((48, 3, 16, 16), (80, 2, 5, 4), (96, 1, 5, 4)):
+    # The first context fills its one block, so that only a wide head can go wrong.
+    for dim, heads, context, size in ((48, 3, 64, 64), (80, 2, 5, 4), (96, 1, 5, 4)):
         case = paged_case(
             generator,
             [context],
@@ -102,13 +137,83 @@ def test_sizes(generator):
 
 @pytest.mark.check(task=6, points=2, title="A sliding window, and no context at all")
 def test_window(generator):
-    for window, contexts in ((5, [20, 5, 3]), (18, [37])):
+    for window, contexts in ((5, [20, 5, 3]), (70, [100])):
         case = paged_case(generator, contexts, heads=2, kv_heads=1, window=window, device=DEVICE)
         judge(
             case,
             {"contexts": contexts, "window": window},
             "a window of w sees the newest w positions; blocks before it may hold anything",
-            window,
         )
     case = paged_case(generator, [0, 6], heads=2, kv_heads=1, device=DEVICE)
-    judge(case, {"contexts": [0, 6]}, "the sum of no weights is 0")
+    judge(case, {"contexts": [0, 6]}, "an empty context gives zeros")
+
+
+@pytest.mark.check(task=6, points=2, title="Half precision, sums in float32")
+def test_half(generator):
+    for dtype in (torch.float16, torch.bfloat16):
+        case = paged_case(generator, [40], heads=2, kv_heads=1, dtype=dtype, device=DEVICE)
+        given = {"dtype": str(dtype), "context": 40}
+        judge(case, given, "the result has q's type")
+        case = paged_case(
+            generator, [60], heads=2, kv_heads=1, dtype=dtype, sharp=4.0, device=DEVICE
+        )
+        scale = float(case.answer.abs().max())
+        expect(
+            run(case, torch.float32) / scale,
+            case.answer / scale,
+            rtol=0.0,
+            atol=8e-3,
+            call=CALL,
+            given={"q and caches": str(dtype), "out": "torch.float32", "context": 60},
+            cause="scores stay in float32 until the softmax is done",
+        )
+        case = paged_case(
+            generator, [333], heads=1, kv_heads=1, block_size=512, dtype=dtype, device=DEVICE
+        )
+        values = case.v_cache[int(case.block_tables[0, 0]), :333, 0]
+        values.copy_(torch.randint(1, 4, values.shape, generator=generator))
+        case.q.zero_()
+        expect(
+            run(case, torch.float32)[0, 0],
+            values.double().mean(0).float(),
+            rtol=1e-5,
+            call=CALL,
+            given={"q": "zeros", "values": "1, 2 or 3", "caches": str(dtype), "context": 333},
+            cause="sums are float32 to the end: in bfloat16, 256 + 1 is 256",
+        )
+
+
+@pytest.mark.check(task=6, points=3, title="Random batches")
+def test_random(generator):
+    for i in range(3):
+        case, given = random_case(generator, size=i)
+        judge(case, given, "no single case of the checks above: try these numbers in each of them")
+        if i == 0:
+            expect(
+                paged_decode(case.q, *case.cache, **case.options).cpu(),
+                case.expected,
+                call="paged_decode(...) without out",
+                given=given,
+                cause="the new result is contiguous, whatever the strides of q",
+            )
+
+
+def random_case(generator, size):
+    """A batch of random contexts, heads and layouts, larger with `size`, and how to name it."""
+
+    def draw(low, high):
+        return int(torch.randint(low, high + 1, (), generator=generator))
+
+    kv_heads, group, strides = draw(1, 2), draw(1, 4), ("q", "k", "v", "out")
+    options = {
+        "heads": kv_heads * group,
+        "kv_heads": kv_heads,
+        "dim": draw(1, 40),
+        "block_size": (1, 3, 16, 32)[draw(0, 3)],
+        "window": (None, draw(1, 60))[draw(0, 1)],
+        "scale": (None, 0.3)[draw(0, 1)],
+        "strided": tuple(name for name in strides if draw(0, 1)),
+    }
+    contexts = [draw(0, 30 * (size + 1)) for _ in range(size + 1)] + [draw(1, 70)]
+    case = paged_case(generator, contexts, **options, device=DEVICE)
+    return case, {"contexts": contexts, **options}

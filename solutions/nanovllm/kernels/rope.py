@@ -8,20 +8,13 @@ from torch import Tensor
 from nanovllm.kernels.runtime import launch
 
 
+### BEGIN SOLUTION
 @triton.jit
 def rotate_heads(
-    x,  # pointer to one token's heads [num_heads, D]
-    num_heads,
-    cos,  # [BLOCK_HALF] float32, as is sin
-    sin,
-    stride_head,
-    stride_dim,
-    HALF: tl.constexpr,  # D/2
-    BLOCK_HEADS: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-):
-    """Turn the halves (a, b) of every head into (a cos - b sin, b cos + a sin), in place."""
-    ### BEGIN SOLUTION
+    x, stride_head, stride_dim, num_heads, cos, sin,
+    HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
+):  # fmt: skip
+    """Turn all heads of one token, of which x points to the first; cos and sin [BLOCK_HALF]."""
     heads = tl.arange(0, BLOCK_HEADS)[:, None]
     dims = tl.arange(0, BLOCK_HALF)[None, :]
     inside = (heads < num_heads) & (dims < HALF)
@@ -31,45 +24,25 @@ def rotate_heads(
     b = tl.load(second, mask=inside, other=0.0).to(tl.float32)
     tl.store(first, a * cos[None, :] - b * sin[None, :], mask=inside)
     tl.store(second, b * cos[None, :] + a * sin[None, :], mask=inside)
-    ### END SOLUTION
 
 
 @triton.jit
 def rope_kernel(
-    q,  # [T, H, D]
-    k,  # [T, G, D]
-    cos,  # [T, D/2], as is sin; contiguous
-    sin,
-    num_heads,
-    num_kv_heads,
-    stride_q_token,
-    stride_q_head,
-    stride_q_dim,
-    stride_k_token,
-    stride_k_head,
-    stride_k_dim,
-    HALF: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,  # a power of 2, at least H
-    BLOCK_HALF: tl.constexpr,  # a power of 2, at least D/2
-):
+    q, stride_qt, stride_qh, stride_qd, num_heads, k, stride_kt, stride_kh, stride_kd, num_kv_heads,
+    cos, sin, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
+):  # fmt: skip
     """Program t reads the angles of token t once, and turns all its query and key heads."""
-    ### BEGIN SOLUTION
     token = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK_HALF)
-    inside = dims < HALF
-    c = tl.load(cos + token * HALF + dims, mask=inside, other=0.0).to(tl.float32)
-    s = tl.load(sin + token * HALF + dims, mask=inside, other=0.0).to(tl.float32)
-    q_token = q + token * stride_q_token
-    k_token = k + token * stride_k_token
-    rotate_heads(
-        q_token, num_heads, c, s, stride_q_head, stride_q_dim, HALF, BLOCK_HEADS, BLOCK_HALF
-    )
-    rotate_heads(
-        k_token, num_kv_heads, c, s, stride_k_head, stride_k_dim, HALF, BLOCK_HEADS, BLOCK_HALF
-    )
-    ### END SOLUTION
+    c = tl.load(cos + token * HALF + dims, mask=dims < HALF, other=0.0).to(tl.float32)
+    s = tl.load(sin + token * HALF + dims, mask=dims < HALF, other=0.0).to(tl.float32)
+    q += token * stride_qt
+    rotate_heads(q, stride_qh, stride_qd, num_heads, c, s, HALF, BLOCK_HEADS, BLOCK_HALF)
+    k += token * stride_kt
+    rotate_heads(k, stride_kh, stride_kd, num_kv_heads, c, s, HALF, BLOCK_HEADS, BLOCK_HALF)
 
 
+### END SOLUTION
 def rope_(
     q: Float[Tensor, "T H D"],
     k: Float[Tensor, "T G D"],
@@ -86,20 +59,14 @@ def rope_(
     >>> q.tolist(), k.tolist()
     ([[[0.0, 1.0]]], [[[-2.0, 0.0]]])
     """
+    ### BEGIN SOLUTION
     tokens, num_heads, dim = q.shape
     num_kv_heads, half = k.shape[1], dim // 2
     launch(
-        rope_kernel,
-        (tokens,),
-        q,
-        k,
-        cos.contiguous(),
-        sin.contiguous(),
-        num_heads,
-        num_kv_heads,
-        *q.stride(),
-        *k.stride(),
-        HALF=half,
+        rope_kernel, (tokens,),
+        q, *q.stride(), num_heads, k, *k.stride(), num_kv_heads,
+        cos.contiguous(), sin.contiguous(), HALF=half,
         BLOCK_HEADS=triton.next_power_of_2(max(num_heads, num_kv_heads)),
         BLOCK_HALF=triton.next_power_of_2(half),
-    )
+    )  # fmt: skip
+    ### END SOLUTION

@@ -8,19 +8,13 @@ from torch import Tensor
 from nanovllm.kernels.runtime import launch
 
 
+### BEGIN SOLUTION
 @triton.jit
 def silu_and_mul_kernel(
-    gate_up,  # [T, 2I]: the gate's columns, then the up projection's
-    out,  # [T, I]
-    width,  # I
-    stride_in_token,
-    stride_in_dim,
-    stride_out_token,
-    stride_out_dim,
-    BLOCK: tl.constexpr,  # a power of 2: columns a program
-):
-    """Program (t, j): columns j * BLOCK .. (j + 1) * BLOCK - 1 of token t, in float32."""
-    ### BEGIN SOLUTION
+    gate_up, stride_in_token, stride_in_dim, out, stride_out_token, stride_out_dim,
+    width, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (t, j): columns j * BLOCK .. (j + 1) * BLOCK - 1 of token t."""
     token = tl.program_id(0).to(tl.int64)
     dims = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = dims < width
@@ -29,25 +23,27 @@ def silu_and_mul_kernel(
     up = tl.load(row + (width + dims) * stride_in_dim, mask=inside).to(tl.float32)
     places = out + token * stride_out_token + dims * stride_out_dim
     tl.store(places, gate * tl.sigmoid(gate) * up, mask=inside)
-    ### END SOLUTION
 
 
+### END SOLUTION
 def silu_and_mul(
     gate_up: Float[Tensor, "T 2*I"], out: Float[Tensor, "T I"] | None = None, block: int = 1024
 ) -> Float[Tensor, "T I"]:
     """silu(gate) * up of a fused projection of any strides, into `out` (new by default).
 
+    The gate is columns 0 .. I - 1, up the I behind them. `block`, a power of 2: no program
+    writes more columns than that. The arithmetic is float32.
+
     >>> import torch
     >>> silu_and_mul(torch.tensor([[0.0, 100.0, 7.0, 3.0]]))
     tensor([[  0., 300.]])
     """
-    tokens, both = gate_up.shape
-    width = both // 2
-    out = gate_up.new_empty(tokens, width) if out is None else out
     ### BEGIN SOLUTION
+    tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(tokens, width) if out is None else out
     block = min(block, triton.next_power_of_2(width))
     grid = (tokens, triton.cdiv(width, block))
-    strides = (*gate_up.stride(), *out.stride())
-    launch(silu_and_mul_kernel, grid, gate_up, out, width, *strides, BLOCK=block)
-    ### END SOLUTION
+    arguments = (gate_up, *gate_up.stride(), out, *out.stride(), width)
+    launch(silu_and_mul_kernel, grid, *arguments, BLOCK=block)
     return out
+    ### END SOLUTION
