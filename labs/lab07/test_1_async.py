@@ -1,22 +1,24 @@
-"""Task 1: the engine in a thread of its own."""
+"""Task 1: streams, and the engine in a thread of its own."""
 
 import asyncio
-import contextlib
+import sys
 import threading
+import traceback
 
 import pytest
 
 from grader import expect
-from nanovllm.batching.events import Aborted, Admitted, Failed, Stepped
+from nanovllm.batching.events import Aborted, Failed
 from nanovllm.generation.errors import EmptyPromptError
 from nanovllm.generation.events import Completion, Finished, TokenGenerated
 from nanovllm.generation.params import SamplingParams
 from nanovllm.serving.async_engine import AsyncEngine
 from nanovllm.serving.errors import EngineDeadError
-from nanovllm.serving.scripted import ScriptedEngine
+from nanovllm.serving.scripted import HeldEngine, ScriptedEngine
 from nanovllm.serving.stream import Stream
 
-LONG = SamplingParams(max_tokens=1000)
+LONG = SamplingParams(max_tokens=100_000)
+PATIENCE = 15.0  # seconds, for a machine that is very busy
 
 
 def token(request_id, index=0, text="x"):
@@ -32,14 +34,14 @@ class SpinningError(Exception):
 
 
 class Bell(asyncio.Event):
-    """An Event that is rung once for all: who waits for it again and again does not wait."""
+    """An Event that notices who waits for it in a circle, though it is set."""
 
     spins = 0
 
     async def wait(self):
         self.spins = self.spins + 1 if self.is_set() else 0
         if self.spins > 100:
-            raise SpinningError("the reader never waits: its news are old")
+            raise SpinningError("a reader waits in a circle for an Event that is set already")
         return await super().wait()
 
 
@@ -49,221 +51,378 @@ def bells(monkeypatch):
     monkeypatch.setattr(asyncio, "Event", Bell)
 
 
-def run(coroutine):
-    """Run it, but not for ever: what hangs is reported as such."""
+def waits():
+    """Where the code of the lab waits now: the innermost lines, by thread and by task."""
+    stacks = [traceback.extract_stack(frame) for frame in sys._current_frames().values()]
+    for task in asyncio.all_tasks():
+        stacks.append([traceback.FrameSummary(f.f_code.co_filename, f.f_lineno, f.f_code.co_name)
+                       for f in task.get_stack()])  # fmt: skip
+    found = set()
+    for stack in stacks:
+        ours = [f for f in stack if "serving" in f.filename and "scripted" not in f.filename]
+        if ours:
+            found.add(f"{ours[-1].filename.rpartition('/')[2]}:{ours[-1].lineno} {ours[-1].line}")
+    return sorted(found)
+
+
+def run(coroutine, call):
+    """Run it, but not for ever: of what hangs, the card says where it waits."""
 
     async def limited():
-        try:
-            return await asyncio.wait_for(coroutine, 5)
-        except TimeoutError:
-            return "still waiting after 5 s"
-        except SpinningError as error:
-            return str(error)
+        task = asyncio.ensure_future(coroutine)
+        done, _ = await asyncio.wait([task], timeout=PATIENCE)
+        if not done:
+            where = waits()
+            task.cancel()
+            return where, None
+        return None, task
 
-    return asyncio.run(limited())
-
-
-def endless(prompt, index):
-    return ["x"] * 100_000
-
-
-class Fatal(ScriptedEngine):
-    """Its third step waits until somebody has asked for something."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.begun, self.asked = threading.Event(), threading.Event()
-
-    def step(self):
-        if self.steps == 2:
-            self.begun.set()
-            self.asked.wait(5)
-        return super().step()
+    where, task = asyncio.run(limited())
+    expect.that(
+        where is None,
+        f"it ends within {PATIENCE:.0f} s; it waits at the lines shown",
+        observed=where,
+        call=call,
+    )
+    return task.result()
 
 
-async def texts_of(stream):
-    """The text of every choice of a stream, by its number."""
+async def held(engine):
+    """Wait for the next step; a sentence in place of a hang."""
+    if not await engine.until_held(PATIENCE - 5):
+        raise TimeoutError(f"nobody steps the engine, which has work to do; {waits()}")
+    for _ in range(10):  # what the step before brought is on its way through the loop
+        await asyncio.sleep(0)
+
+
+async def listen(stream, heard=None):
+    """What a stream says to its reader: the events, and how it ended."""
+    heard = [] if heard is None else heard
+    try:
+        async for events in stream:
+            heard += events
+    except EngineDeadError as error:
+        return heard, error
+    return heard, "end"
+
+
+def texts(stream, heard):
+    """The text of every choice, by its number."""
     found = {}
-    async for events in stream:
-        for event in events:
-            if isinstance(event, TokenGenerated):
-                choice = stream.choice(event)
-                found[choice] = found.get(choice, "") + event.text
+    for event in heard:
+        if isinstance(event, TokenGenerated):
+            choice = stream.choice(event)
+            found[choice] = found.get(choice, "") + event.text
     return found
 
 
-class RunawayError(Exception):
-    """The engine's thread goes on when it was told to stop."""
+def endless(prompt, index):
+    return [f"{prompt[0]} "] * 100_000
 
 
-class Loop:
-    """Stands in for the event loop: notes what it is to call, and then what `then` says."""
+@pytest.mark.check(task=1, points=2, title="Choices are numbered prompt by prompt")
+def test_choices():
+    async def numbers():
+        stream = Stream([4, 9, 2], n=2, name="cmpl-1")
+        about = [tuple(stream.request_ids), stream.n, stream.name, stream.reason]
+        order = [(4, 0), (4, 1), (9, 0), (9, 1), (2, 0), (2, 1)]
+        choices = [stream.choice(token(*who)) for who in order]
+        counts = [stream.num_open]
+        for event in (finished(9), Aborted(4, 1, (), "", 0.0), token(2), finished(2),
+                      Failed(4, 0, ValueError(), 0.0), finished(9, 1), finished(2, 1)):  # fmt: skip
+            stream.put([event])
+            counts.append(stream.num_open)
+        return about, choices, counts, stream.ended
 
-    def __init__(self, then=lambda calls: None):
-        self.calls, self.then = [], then
-
-    def call_soon_threadsafe(self, function, *args):
-        self.calls.append((function, args))
-        self.then(len(self.calls))
-        if len(self.calls) == 20:
-            raise RunawayError
-
-
-def drive(front):
-    """Step in this thread until it stops, or for 20 calls of the loop."""
-    with contextlib.suppress(RunawayError):
-        front._drive()
-
-
-class Rung(threading.Condition):
-    """Counts how often the engine's thread is woken."""
-
-    times = 0
-
-    def notify(self, n=1):
-        self.times += 1
-        super().notify(n)
+    about, choices, counts, ended = run(numbers(), "a Stream of three prompts, n=2")
+    expect(
+        choices,
+        [0, 1, 2, 3, 4, 5],
+        call="choice(event) for the samples 0 and 1 of requests 4, 9 and 2, in this order",
+        cause="each prompt has n choices, and those of the second come after those of the first",
+    )
+    expect(about, [(4, 9, 2), 2, "cmpl-1", None], call="request_ids, n, name, reason of a Stream")
+    expect(
+        [counts, ended],
+        [[6, 5, 4, 4, 3, 2, 1, 0], True],
+        call="samples open at first, and after a Finished, an Aborted, a token, a Finished, a "
+        "Failed and two Finished; whether the stream has ended then",
+        cause="Finished, Aborted and Failed each end one sample, nothing else does",
+    )
 
 
-@pytest.mark.check(
-    task=1,
-    points=3,
-    title="A stream hands over all that came since the last look, then ends",
-    hints=(
-        "What does a reader get who was away for three steps? And one who comes too early?",
-        "Take everything that is pending at once; wait only while nothing is; end when no sample "
-        "is open.",
-        "while not self._pending: error? raise it; num_open == 0? StopAsyncIteration; else clear "
-        "and wait for _news",
-    ),
-)
+@pytest.mark.check(task=1, points=3, title="A stream hands over all that came, then ends")
 def test_stream():
     async def read_late():
-        stream = Stream([4, 9], n=2)
-        stream.put([token(4), token(9)])
-        stream.put([token(4, 1)])
-        batches = [[(stream.choice(e), type(e).__name__) for e in await anext(stream)]]
-        stream.put([finished(4), Aborted(9, 1, (), "", 0.0)])
-        open_now = stream.num_open
-        stream.put([Failed(9, 0, ValueError(), 0.0), finished(4, 1)])
+        stream = Stream([4, 9])
+        mine = [token(4, text="a"), token(9, text="b")]
+        stream.put(mine)
+        mine.clear()
+        stream.put([token(4, text="c")])
+        batches = [[e.text for e in await anext(stream)]]
+        stream.put([finished(4), token(9, text="d"), finished(9)])
         async for events in stream:
-            batches.append([(stream.choice(e), type(e).__name__) for e in events])
-        return batches, open_now, stream.ended
+            batches.append([type(e).__name__ for e in events])
+        return batches
 
     expect(
-        run(read_late()),
-        (
-            [
-                [(0, "TokenGenerated"), (2, "TokenGenerated"), (1, "TokenGenerated")],
-                [(0, "Finished"), (3, "Aborted"), (2, "Failed"), (1, "Finished")],
-            ],
-            2,
-            True,
-        ),
-        call="the batches of a stream over requests 4 and 9, n=2, as (choice, event); samples open "
-        "after two have ended; ended",
-        cause="choice = n * (number of the prompt) + index; Finished, Aborted and Failed end one",
+        run(read_late(), "a reader who is late"),
+        [["a", "b", "c"], ["Finished", "TokenGenerated", "Finished"]],
+        call="what a reader gets who comes after two puts, then after the rest",
+        cause="everything since the last look, in order; then the end",
     )
 
     async def read_early():
         stream = Stream([1])
-        reader = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0)
-        before = reader.done()
-        stream.put([token(1)])
-        first = await reader
-        reader = asyncio.ensure_future(anext(stream))  # again too early
-        await asyncio.sleep(0)
-        stream.put([token(1)])
-        await reader
+        found = []
+        for text in "ab":
+            reader = asyncio.ensure_future(anext(stream))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            found.append(reader.done())
+            stream.put([token(1, text=text)])
+            found.append([e.text for e in await reader])
+        return found
+
+    expect(
+        run(read_early(), "a reader who is early"),
+        [False, ["a"], False, ["b"]],
+        call="a reader who comes before the event, twice: whether it has something at once; what "
+        "it gets",
+    )
+
+    async def failing():
+        stream = Stream([1])
+        before = stream.ended
         stream.put([token(1), token(1)])
         stream.fail(EngineDeadError("dead"))
-        rest = len(await anext(stream))
-        try:
-            await anext(stream)
-        except EngineDeadError as error:
-            return before, len(first), rest, str(error)
-        return before, len(first), rest, "no error"
+        heard, end = await listen(stream)
+        waiting = Stream([2])
+        reader = asyncio.ensure_future(listen(waiting))
+        await asyncio.sleep(0)
+        waiting.fail(EngineDeadError("dead too"))
+        return [before, stream.ended, len(heard), str(end), str((await reader)[1])]
 
     expect(
-        run(read_early()),
-        (False, 1, 2, "dead"),
-        call="a reader that waits, gets one event, waits again, then gets two, then the error the "
-        "stream failed with",
-        cause="what came before an error is read before it; a bell that was rung is to be cleared "
-        "before one waits for it again",
+        run(failing(), "a stream that fails"),
+        [False, True, 2, "dead", "dead too"],
+        call="ended before and after fail(error); events read after it; the error that follows; "
+        "the error for a reader who waits already",
+        cause="what came before an error is read before it",
     )
 
 
 @pytest.mark.check(
-    task=1,
-    points=3,
-    title="All prompts of a request are taken, or none",
-    hints=(
-        "What is left in the engine when the third prompt of three is refused?",
-        "On a RequestError leave a note that aborts those taken, and let the error go on.",
-        "except RequestError: self._note(lambda: [self.engine.abort(i) for i in ids]); raise",
-    ),
+    task=1, points=4, title="The model never runs in the event loop; words stay apart"
 )
-def test_submit():
-    engine = ScriptedEngine()
+def test_words(rng):
+    engine = ScriptedEngine(max_num_seqs=5)
     front = AsyncEngine(engine)
-    front._condition = bell = Rung()
-    stream = front.submit([[3], [4]], SamplingParams(n=2), name="cmpl-1")
-    woken = [bell.times > 0]
+    firsts = [int(i) for i in rng.choice(1000, size=12, replace=False)]
+
+    async def serve():
+        front.start()
+        streams = [
+            front.submit([[first], [first + 1000]], SamplingParams(n=2), name=f"cmpl-{first}")
+            for first in firsts
+        ]
+        opened = [front.num_open, len(front.streams), streams[3].name == f"cmpl-{firsts[3]}"]
+        heard = await asyncio.gather(*map(listen, streams))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        left = [front.num_open, len(front.streams), front.alive]
+        await front.stop()
+        said = [texts(s, events) for s, (events, _) in zip(streams, heard, strict=True)]
+        return opened, said, [end for _, end in heard], left
+
+    opened, said, ends, left = run(serve(), "12 requests at once")
+    wanted = [
+        {2 * p + i: "".join(f"{first + 1000 * p}-{i}-{k} " for k in range(4))
+         for p in range(2) for i in range(2)}
+        for first in firsts
+    ]  # fmt: skip
     expect(
-        [stream.request_ids, stream.n, stream.name, sorted(front.streams), front.num_open],
-        [(0, 1), 2, "cmpl-1", [0, 1], 4],
-        call="submit of two prompts with n=2: ids, n, name, the streams by id, samples open",
-        cause="one stream for the whole request; the engine is asked once a prompt",
+        said,
+        wanted,
+        call="the text of each choice of 12 requests of two prompts with n=2, asked at once",
+        cause="each event goes to the stream of its own request",
     )
-    error = expect.raises(
-        EmptyPromptError,
-        lambda: front.submit([[5], [6], []], SamplingParams()),
-        call="submit([[5], [6], []])",
-    )
-    told = list(engine.aborted)
-    for note in front._notes:
-        note()
     expect(
-        [type(error).__name__, told, engine.aborted, sorted(front.streams)],
-        ["EmptyPromptError", [], [2, 3], [0, 1]],
-        call="after it: requests aborted before and after the engine's thread has read its notes; "
-        "streams",
-        cause="prompts 5 and 6 are in the engine, and nobody listens to them",
+        [opened, ends, left],
+        [[48, 24, True], ["end"] * 12, [0, 0, True]],
+        call="num_open, number of entries of streams, and the name of one, after the submits; how "
+        "the streams ended; num_open, entries of streams and alive after them",
+        cause="streams has an entry for each prompt, as long as its request has an open sample",
     )
-    before = bell.times
-    with contextlib.suppress(EmptyPromptError):
-        front.submit([[8], []], SamplingParams())
-    woken.append(bell.times > before)
     expect(
-        woken,
-        [True, True],
-        call="whether the engine's thread is woken by a submit that is taken, and by one that is "
-        "refused half-way",
-        cause="it may be asleep: requests, and notes, do not wake it by themselves",
+        [threading.get_ident() in engine.threads, len(engine.threads)],
+        [False, 1],
+        call="whether the loop's own thread ever stepped the engine; threads that did",
+        cause="a step in the loop keeps every connection waiting for as long as it takes",
     )
-    front.error = EngineDeadError("The engine has died.")
-    expect.raises(
-        EngineDeadError,
-        lambda: front.submit([[7]], SamplingParams()),
-        call="submit where the engine's thread has ended",
-        cause="nobody would ever answer",
+
+
+@pytest.mark.check(task=1, points=3, title="All prompts of a request are taken, or none")
+def test_all_or_none():
+    engine = HeldEngine(script=endless, max_num_seqs=8)
+    front = AsyncEngine(engine)
+
+    async def serve():
+        front.start()
+        stream = front.submit([[1]], LONG)
+        reader = asyncio.ensure_future(listen(stream))
+        await held(engine)
+        refused = "taken"
+        try:
+            front.submit([[5], [6], []], LONG)
+        except EmptyPromptError as error:
+            refused = type(error).__name__
+        opened = [front.num_open, len(front.streams)]
+        for _ in range(2):
+            engine.let_go()
+            await held(engine)
+        front.cancel(stream, "over")
+        engine.let_all_go()
+        await reader
+        await front.stop()
+        return refused, opened
+
+    refused, opened = run(serve(), "submit([[5], [6], []]) beside another request")
+    expect(
+        [refused, opened],
+        ["EmptyPromptError", [1, 1]],
+        call="submit of three prompts of which the engine refuses the third; num_open and entries "
+        "of streams after it",
+    )
+    spoke = {e.request_id for events in engine.log for e in events if isinstance(e, TokenGenerated)}
+    expect(
+        [sorted(spoke), sorted(set(engine.aborted) - {0})],
+        [[0], [1, 2]],
+        call="requests that the engine computed tokens for; requests that it was told to abort "
+        "besides the first",
+        cause="requests 1 and 2 are in the engine, and nobody listens to them",
+    )
+
+
+@pytest.mark.check(task=1, points=4, title="Cancelled: given up before the next step begins")
+def test_cancel():
+    engine = HeldEngine(script=endless, max_num_seqs=8)
+    front = AsyncEngine(engine)
+
+    async def serve():
+        front.start()
+        gone = front.submit([[1], [2]], LONG)
+        await held(engine)
+        stays = front.submit([[3]], LONG)
+        short = front.submit([[4]], SamplingParams(max_tokens=1))
+        readers = [asyncio.ensure_future(listen(stream)) for stream in (gone, stays, short)]
+        engine.let_go()
+        await held(engine)
+        engine.let_go()
+        await held(engine)  # short has ended
+        front.cancel(gone, "timeout")
+        front.cancel(gone, "disconnected")
+        front.cancel(short, "disconnected")
+        at_once = [gone.ended, gone.num_open, gone.reason, short.reason]
+        for _ in range(3):
+            engine.let_go()
+            await held(engine)
+        front.cancel(stays, "over")
+        engine.let_all_go()
+        heard = await asyncio.gather(*readers)
+        await front.stop()
+        return at_once, heard
+
+    at_once, heard = run(serve(), "three streams, one of them cancelled")
+    spoke = [
+        sorted({e.request_id for e in events if isinstance(e, TokenGenerated)})
+        for events in engine.log[:6]
+    ]
+    expect(
+        spoke,
+        [[0, 1], [0, 1, 2, 3], [0, 1, 2], [2], [2], [2]],
+        call="requests that got a token in each step: 0 and 1 are one stream, cancelled while the "
+        "third step runs",
+        cause="the step that has begun is lost; the next one begins without them",
+    )
+    expect(
+        at_once,
+        [False, 2, "timeout", None],
+        call="right after cancel(stream, 'timeout') and cancel(stream, 'disconnected'): ended, "
+        "num_open and reason of the stream; reason of one that was cancelled after its end",
+        cause="the stream stays open until the engine's Aborted; the first reason counts",
+    )
+    events, end = heard[0]
+    kinds = [type(e).__name__ for e in events if isinstance(e, TokenGenerated | Aborted)]
+    expect(
+        [kinds, end, 3 in engine.aborted],
+        [["TokenGenerated"] * 6 + ["Aborted"] * 2, "end", False],
+        call="what the cancelled stream's reader got, and how it ended; whether the request that "
+        "had ended was aborted",
+        cause="the reader keeps what there is; a client always leaves after its answer",
     )
 
 
 @pytest.mark.check(
-    task=1,
-    points=4,
-    title="The model never runs in the event loop, and nobody gets another's words",
-    hints=(
-        "Which thread calls step()? What does it do while there is nothing to do?",
-        "Only _drive steps; _wait sleeps until there is a note, a request, or the end.",
-        "while True: notes = self._wait(); if self._stopping: return; for note in notes: note(); "
-        "if self.engine.has_unfinished: step it, and tell the loop",
-    ),
+    task=1, points=2, title="A step costs one call of the loop; observers see it whole"
 )
-def test_threads(rng):
+def test_cost():
+    engine = HeldEngine(max_num_seqs=40)
+    seen, broken = [], []
+
+    def breaks(events, usage):
+        broken.append(usage)
+        raise ValueError("a chart is broken")
+
+    front = AsyncEngine(engine, [breaks, lambda events, usage: seen.append((list(events), usage))])
+
+    async def serve():
+        loop, calls = asyncio.get_running_loop(), []
+        send = loop.call_soon_threadsafe
+
+        def counted(*args, **more):
+            calls.append(threading.get_ident())
+            return send(*args, **more)
+
+        loop.call_soon_threadsafe = counted
+        front.start()
+        streams = [front.submit([[i]], SamplingParams(n=2)) for i in range(20)]
+        readers = [asyncio.ensure_future(listen(stream)) for stream in streams]
+        engine.let_all_go()
+        await asyncio.gather(*readers)
+        count = sum(thread in engine.threads for thread in calls)
+        await front.stop()
+        return count
+
+    calls = run(serve(), "20 requests of two samples of four words, at once")
+    expect.that(
+        calls <= engine.steps + 2,
+        f"{engine.steps} steps cost at most as many calls of the loop",
+        observed=calls,
+        call="loop.call_soon_threadsafe from the engine's thread, for 20 requests with n=2",
+        cause="a call for each of 40 samples would cost more than the step",
+    )
+    expect(
+        [[e for events, _ in seen for e in events] == [e for events in engine.log for e in events],
+         len(seen), len(broken)],
+        [True, engine.steps, 1],
+        call="whether an observer saw every event of the engine, in order; its calls; calls of an "
+        "observer that raises, which is dropped",
+        cause="observer(events, usage) once a step, with all events, also those of no request",
+    )  # fmt: skip
+    expect(
+        [[round(usage, 6) for _, usage in seen][:3], round(seen[-1][1], 6)],
+        [[0.04, 0.08, 0.12], 0.0],
+        call="usage that the observers saw: after the steps in which 40 samples got their first, "
+        "second and third token (of 1000 places); after the last step",
+        cause="usage is the share in use: 1 - free_tokens / total_tokens",
+    )
+
+
+@pytest.mark.check(
+    task=1, points=2, title="Nothing to do: the thread sleeps, and still answers calls"
+)
+def test_sleep():
     looks = []
 
     class Watched(ScriptedEngine):
@@ -272,231 +431,239 @@ def test_threads(rng):
             looks.append(self.steps)
             return super().has_unfinished
 
-    engine = Watched(max_num_seqs=64)
+    engine = Watched()
     front = AsyncEngine(engine)
-    firsts = [int(i) for i in rng.choice(1000, size=12, replace=False)]
 
     async def serve():
+        front.start()
+        await asyncio.sleep(0.02)
         looks.clear()
-        front.start()
-        await asyncio.sleep(0.06)
-        idle = [engine.steps, len(looks) > 1]
-        streams = [front.submit([[first]], SamplingParams(n=2)) for first in firsts]
-        texts = await asyncio.gather(*map(texts_of, streams))
-        left = dict(front.streams)
+        await asyncio.sleep(0.2)
+        idle = len(looks)
+        answers = [await front.call(lambda engine: threading.get_ident() in engine.threads)]
+        answers.append(await front.call(lambda engine: engine.steps))
+        try:
+            await front.call(lambda engine: 1 / 0)
+        except ZeroDivisionError:
+            answers.append("ZeroDivisionError")
+        heard, _ = await listen(front.submit([[7]], SamplingParams()))
+        answers.append("".join(e.text for e in heard if isinstance(e, TokenGenerated)))
+        answers.append(await front.call(lambda engine: threading.get_ident() in engine.threads))
+        gone = asyncio.ensure_future(front.call(lambda engine: engine.steps))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        answers.append(await front.call(lambda engine: "alive"))
         await front.stop()
-        return idle, texts, left
+        return idle, answers
 
-    front._stopping = True
-    front._drive()  # returns at once
-    front._stopping = False
-    found = run(serve())
-    wanted = [
-        {i: "".join(f"{first}-{i}-{k} " for k in range(4)) for i in range(2)} for first in firsts
-    ]
+    idle, answers = run(serve(), "an engine without requests, calls, then a request")
     expect(
-        found,
-        ([0, False], wanted, {}),
-        call="steps while idle, and whether the thread kept asking for work; the text of each "
-        "choice of 12 requests asked at once; streams left",
-        cause="each event goes to the stream of its request; a thread that sleeps must be woken",
+        answers,
+        [False, 0, "ZeroDivisionError", "7-0-0 7-0-1 7-0-2 7-0-3 ", True, "alive"],
+        call="call: whether its thread has stepped (before any request); steps so far; a function "
+        "that raises; then the words of a request; again whether its thread steps; a call after "
+        "one whose caller has gone",
+        cause="function(engine) runs in the engine's thread, between two steps; it is no step",
     )
-    expect(
-        threading.get_ident() in engine.threads,
-        False,
-        call="whether the event loop's own thread ever stepped the engine",
-        cause="a step in the loop stops every connection for as long as it takes",
+    expect.that(
+        idle <= 20,
+        "an idle engine's thread sleeps until it is woken",
+        observed=f"more than 20 times in 0.2 s: {idle > 20}",
+        call="how often the thread looked whether there is work, while there was none",
     )
 
 
-@pytest.mark.check(
-    task=1,
-    points=3,
-    title="One call of the loop a step; each stream gets its events at once",
-    hints=(
-        "How often does a step of 64 samples wake the loop? And one stream?",
-        "_drive hands over all events with one call_soon_threadsafe; _deliver sorts them by stream "
-        "and puts each pile once.",
-        "batches.setdefault(stream, []).append(event); then stream.put(batch) for each",
-    ),
-)
-def test_deliver():
-    engine = ScriptedEngine(max_num_seqs=2)
-    front = AsyncEngine(engine)
-    front._loop = Loop(then=lambda calls: setattr(front, "_stopping", calls >= 3))
-    for first in (1, 2, 3):
-        engine.add_request([first])
-    drive(front)
-    shapes = [[type(e).__name__ for e in args[0]] for _, args in front._loop.calls]
-    expect(
-        [len(shapes), shapes[1], round(front._loop.calls[1][1][1], 6)],
-        [3, ["TokenGenerated", "TokenGenerated", "Stepped"], 0.004],
-        call="_drive over three steps of two running samples: calls of the loop; events of the "
-        "second; share of the store in use after it (4 of 1000 tokens)",
-        cause="64 calls a step would cost more than the step",
-    )
-    idle = AsyncEngine(ScriptedEngine())
-    idle._loop = Loop()
-    idle._note(lambda: setattr(idle, "_stopping", True))
-    drive(idle)
-    expect(
-        [idle.engine.steps, len(idle._loop.calls)],
-        [0, 0],
-        call="steps and calls of the loop when a note comes (the last one) and nobody asks",
-        cause="a note is no work: whoever looks at the dashboard does not make the engine step",
-    )
-    busy = AsyncEngine(ScriptedEngine(script=endless))
-    busy._loop = Loop(then=lambda calls: setattr(busy, "_stopping", calls >= 2))
-    busy.engine.add_request([1])
-    drive(busy)
-    expect(
-        len(busy._loop.calls),
-        2,
-        call="calls of the loop by a thread that is told to stop at the second, in the middle of "
-        "an answer",
-        cause="it ends after the step it is in, whatever is open",
-    )
-    seen = []
-    front = AsyncEngine(engine, [lambda events, usage: seen.append((len(events), usage))])
-    piles = {}
-
-    class Pile(Stream):
-        def put(self, events):
-            piles.setdefault(self.name, []).append([type(e).__name__ for e in events])
-            self.num_open -= sum(isinstance(e, Finished) for e in events)
-
-    pair, single = Pile([10, 11], name="pair"), Pile([12], name="single")
-    front.streams = {10: pair, 11: pair, 12: single}
-    step = Stepped((), 3, 0, 8, 990, 0.0, 1.0)
-    events = [Admitted(12, 0, 0.0), token(10), token(99), token(12), finished(12), token(11), step]
-    front._deliver(events, 0.25)
-    expect(
-        [piles, seen, sorted(front.streams)],
-        [
-            {
-                "pair": [["TokenGenerated", "TokenGenerated"]],
-                "single": [["Admitted", "TokenGenerated", "Finished"]],
-            },
-            [(7, 0.25)],
-            [10, 11],
-        ],
-        call="_deliver of events of requests 10 and 11 (one stream), 12 (which finishes), 99 "
-        "(unknown), and Stepped: what each stream was given; what the observers saw; streams left",
-        cause="one put a stream and step; a stream that has ended is forgotten",
-    )
-
-
-@pytest.mark.check(
-    task=1,
-    points=3,
-    title="Cancelled: aborted before the next step",
-    hints=(
-        "How many further tokens may a client cost that has gone?",
-        "Leave a note that aborts every request of the stream; keep the first reason; leave a "
-        "stream that has ended alone.",
-        "if stream.ended: return; stream.reason = stream.reason or reason; self._note(...)",
-    ),
-)
-def test_cancel():
-    engine = ScriptedEngine(script=endless)
-    front = AsyncEngine(engine)
-    stream = front.submit([[1], [2]], LONG)
-    other = front.submit([[3]], LONG)
-
-    meanwhile = []
-
-    def then(calls):  # in the place of the loop, while the engine's thread waits
-        if calls == 2:
-            front.cancel(stream, "timeout")
-            front.cancel(stream, "disconnected")
-            meanwhile.extend([stream.ended, sorted(front.streams), list(engine.aborted)])
-        front._stopping = calls >= 4
-
-    front._loop = Loop(then)
-    drive(front)
-    expect(
-        meanwhile,
-        [False, [0, 1, 2], []],
-        call="right after the cancel, before the next step: whether the stream has ended, the "
-        "streams that are open, requests aborted (the engine's thread does that, by a note)",
-        cause="its reader still gets what there is, and Aborted: that ends it",
-    )
-    spoke = [
-        sorted({e.request_id for e in args[0] if isinstance(e, TokenGenerated)})
-        for _, args in front._loop.calls
-    ]
-    expect(
-        [spoke, stream.reason, sorted(set(engine.aborted))],
-        [[[0, 1, 2], [0, 1, 2], [2], [2]], "timeout", [0, 1]],
-        call="who speaks in each of four steps, the stream of 0 and 1 cancelled after the second "
-        "(timeout, then disconnected); its reason; requests aborted",
-        cause="the step after a cancel begins with it",
-    )
-    done = Stream([7])
-    done.put([finished(7)])
-    front.cancel(done, "disconnected")
-    for note in front._notes:
-        note()
-    expect(
-        [done.reason, 7 in engine.aborted, other.reason],
-        [None, False, None],
-        call="cancel of a stream that has ended: its reason, whether its request is aborted",
-        cause="a client always leaves after its answer; that is no abort",
-    )
-
-
-@pytest.mark.check(
-    task=1,
-    points=4,
-    title="A dead engine is reported to everybody at once",
-    hints=(
-        "Who waits for what, when step() raises? Who asks later?",
-        "Keep an EngineDeadError in `error`, fail every stream that is open, and forget them.",
-        "self.error = EngineDeadError(...); for stream in set(self.streams.values()): "
-        "stream.fail(self.error)",
-    ),
-)
+@pytest.mark.check(task=1, points=4, title="A dead engine is reported to everybody at once")
 def test_death():
-    engine = Fatal(script=endless, faults={3: RuntimeError("out of memory")})
+    engine = HeldEngine(script=endless, faults={3: RuntimeError("out of memory")})
     front = AsyncEngine(engine)
 
     async def serve():
         front.start()
+        healthy = [front.error, front.alive]
         streams = [front.submit([[first]], LONG) for first in range(3)]
-        if not await asyncio.to_thread(engine.begun.wait, 3):
-            return "step 3 never came"
+        readers = [asyncio.ensure_future(listen(stream)) for stream in streams[:2]]
+        for _ in range(2):
+            await held(engine)
+            engine.let_go()
+        await held(engine)
         asked = asyncio.ensure_future(front.call(lambda engine: engine.steps))
         await asyncio.sleep(0)
-        engine.asked.set()
-        ends = []
-        for stream in streams:
-            try:
-                ends.append(await texts_of(stream))
-            except EngineDeadError as error:
-                said = "out of memory" in str(error) and "RuntimeError" in str(error)
-                ends.append([type(error).__name__, error.status, said])
+        engine.let_all_go()
+        heard = list(await asyncio.gather(*readers))
+        heard.append(await listen(streams[2]))  # a reader who comes after the death
         (answer,) = await asyncio.gather(asked, return_exceptions=True)
-        ends.append(type(answer).__name__)
-        return ends, type(front.error).__name__, front.alive, len(front.streams)
+        later = []
+        for ask in (lambda: front.submit([[7]], LONG), lambda: front.call(lambda engine: 1)):
+            try:
+                found = ask()
+                later.append(await found)
+            except EngineDeadError as error:
+                later.append(type(error).__name__)
+        left = [len(front.streams), front.num_open, front.alive, type(front.error).__name__]
+        await front.stop()
+        return healthy, heard, type(answer).__name__, later, left
 
-    front._end(None)
-    stopped = str(front.error)
-    front.error = None
+    healthy, heard, answer, later, left = run(serve(), "an engine whose third step raises")
+    tokens = {
+        i: sum(isinstance(e, TokenGenerated) and e.request_id == i for ev in engine.log for e in ev)
+        for i in range(3)
+    }
     expect(
-        run(serve()),
-        ([["EngineDeadError", 503, True]] * 3 + ["EngineDeadError"], "EngineDeadError", False, 0),
-        call="how three open streams end when step 3 raises RuntimeError('out of memory') (error, "
-        "status, whether its text says why), and a `call` made during that step; the engine's "
-        "error; alive; streams left",
-        cause="whoever is not told waits for ever",
-    )
-    quiet, left = AsyncEngine(ScriptedEngine()), Stream([3])
-    quiet.streams = {3: left}
-    quiet._end(None)
+        [[len([e for e in events if isinstance(e, TokenGenerated)]), type(end).__name__]
+         for events, end in heard],
+        [[tokens[i], "EngineDeadError"] for i in range(3)],
+        call="tokens read, and the end, of three streams; the third reader begins afterwards",
+        cause="every open stream fails, after what came before, or its reader waits for ever",
+    )  # fmt: skip
+    said = str(heard[0][1])
     expect(
-        [left.ended, len(quiet.streams), "stopped" in stopped and "died" not in stopped],
-        [True, 0, True],
-        call="after a plain stop, with a stream open: whether it has ended, streams left, whether "
-        "the error says that the engine was stopped",
-        cause="the reader of an open stream waits, also when nothing has gone wrong",
+        ["RuntimeError" in said, "out of memory" in said],
+        [True, True],
+        call="whether the error holds the type and the text of what killed the engine",
+        given={"error": said},
     )
+    expect(
+        [healthy, answer, later, left],
+        [
+            [None, True],
+            "EngineDeadError",
+            ["EngineDeadError"] * 2,
+            [0, 0, False, "EngineDeadError"],
+        ],
+        call="error and alive before; the end of a call made in the step that died; submit and "
+        "call afterwards; entries of streams, num_open, alive and error afterwards",
+        cause="whoever asks a dead engine is refused at once",
+    )
+
+
+@pytest.mark.check(task=1, points=1, title="Stopped: the step ends, then everybody is told")
+def test_stop():
+    engine = HeldEngine(script=endless)
+    front = AsyncEngine(engine)
+
+    async def serve():
+        front.start()
+        reader = asyncio.ensure_future(listen(front.submit([[1]], LONG)))
+        await held(engine)
+        asked = asyncio.ensure_future(front.call(lambda engine: engine.steps))
+        stopping = asyncio.ensure_future(front.stop())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        early = stopping.done()
+        engine.let_all_go()
+        await stopping
+        await asyncio.gather(asked, return_exceptions=True)
+        heard, end = await reader
+        return early, len([e for e in heard if isinstance(e, TokenGenerated)]), end, front.alive
+
+    early, tokens, end, alive = run(serve(), "stop while a step runs, with a stream open")
+    expect(
+        [early, tokens, type(end).__name__, alive, len(engine.log)],
+        [False, 1, "EngineDeadError", False, 1],
+        call="whether stop returned before the step had ended; tokens of the open stream; how it "
+        "ended; alive after it; steps",
+        cause="the step that has begun is delivered, and none follows; the reader waits for an end",
+    )
+
+
+async def story(engine, front, rng, acts):
+    """People come, hang up and are timed out at random, always while a step is held."""
+    front.start()
+    streams, readers, told = [], [], []
+
+    def come(prompts, n):
+        try:
+            stream = front.submit(prompts, SamplingParams(n=n), name=str(len(streams)))
+        except EmptyPromptError:
+            told.append("refused")
+            return
+        streams.append(stream)
+        readers.append(asyncio.ensure_future(listen(stream)))
+
+    come([[0]], 1)  # request 0 is long: the engine is never idle meanwhile
+    for _ in range(acts):
+        await held(engine)
+        if engine.dead:
+            break
+        for _ in range(int(rng.integers(0, 3))):
+            prompts = [[int(rng.integers(1, 40))] for _ in range(int(rng.integers(1, 4)))]
+            if rng.random() < 0.2:
+                prompts.append([])
+            come(prompts, int(rng.integers(1, 3)))
+        if rng.random() < 0.4:
+            stream = streams[int(rng.integers(len(streams)))]
+            open_before = not stream.ended
+            first = stream.reason
+            reason = ["timeout", "disconnected", "cancelled"][int(rng.integers(3))]
+            front.cancel(stream, reason)
+            told.append([stream.name, first or reason, open_before])
+        engine.let_go()
+    if not engine.dead:
+        await held(engine)
+        front.cancel(streams[0], "over")
+        engine.let_all_go()
+    return streams, await asyncio.gather(*readers), told
+
+
+@pytest.mark.check(task=1, points=3, title="Random ending: people come and hang up, engines die")
+def test_story(rng):
+    for number in range(4):
+        lengths = [10**6, *(int(n) for n in rng.integers(1, 9, size=60))]
+        dies = {} if number % 2 else {int(rng.integers(3, 12)): RuntimeError("a story ends")}
+        engine = HeldEngine(
+            script=lambda prompt, index, lengths=lengths: [
+                f"{prompt[0]}.{index}.{k} " for k in range(min(lengths[prompt[0]], 40))
+            ],
+            max_num_seqs=int(rng.integers(2, 7)),
+            faults=dict(dies) or {int(rng.integers(3, 9)): int(rng.integers(1, 4))},
+        )
+        front = AsyncEngine(engine)
+
+        async def whole(engine=engine, front=front):
+            found = await story(engine, front, rng, 12)
+            left = [front.num_open, len(front.streams), front.error is None]
+            await front.stop()
+            return *found, left
+
+        *found, left = run(whole(), f"story {number} of people who come and hang up")
+        expect(
+            left,
+            [0, 0, not engine.dead],
+            call=f"story {number}: num_open, entries of streams, and whether error is None, at "
+            "the end",
+            given={"engine": "died" if engine.dead else "lives"},
+        )
+        judge(engine, *found, number)
+
+
+def judge(engine, streams, heard, told, number):
+    """Every stream against the engine's own log: the model of this story."""
+    for stream, (events, end) in zip(streams, heard, strict=True):
+        mine = [
+            e for step in engine.log for e in step
+            if getattr(e, "request_id", -1) in stream.request_ids
+        ]  # fmt: skip
+        expect(
+            [len(events), events == mine],
+            [len(mine), True],
+            call=f"story {number}: events that the reader of stream {stream.name} got; whether "
+            "they are those of the engine's log for its requests, in order",
+            given={"the log": [type(e).__name__ for e in mine][-6:]},
+        )
+        open_still = [e for e in mine if isinstance(e, Finished | Aborted | Failed)]
+        whole = len(open_still) == stream.n * len(stream.request_ids)
+        expect(
+            "end" if end == "end" else type(end).__name__,
+            "end" if whole else "EngineDeadError",
+            call=f"story {number}: how stream {stream.name} ended",
+            given={"all samples ended": whole},
+        )
+    for name, reason, was_open in [entry for entry in told if entry != "refused"]:
+        stream = streams[int(name)]
+        if was_open:
+            expect(
+                stream.reason, reason, call=f"story {number}: the reason of stream {name}",
+                cause="the first reason counts",
+            )  # fmt: skip
