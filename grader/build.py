@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from grader import mistakes_record
+from grader import hintfile, mistakes_record
 from grader.catalog import Lab
 from grader.collect import collect_checks
 from grader.notebooks import notebook_files
@@ -18,14 +18,14 @@ from grader.stubs import lab_stubs
 
 
 def cheap_files(lab: Lab) -> dict[str, str]:
-    """Path -> text of what is made in a moment: stubs and notebooks."""
+    """Path -> text of what is made in a moment: stubs, hints and notebooks."""
     home = lab.folder.relative_to(ROOT)
     stubs = {f"{home}/stubs/{name}": text for name, text in lab_stubs(lab).items()}
-    return {**stubs, **notebook_files(lab)}
+    return {**stubs, f"{home}/hints.txt": hintfile.encoded(lab), **notebook_files(lab)}
 
 
 def checks_file(lab: Lab) -> str:
-    """`checks.json`: every check with its points and hints, and the digests of the lab's files."""
+    """`checks.json`: every check with its points, and the digests of the lab's files."""
     entries = {check.id: check for check in collect_checks(lab)}
     files = {path.name: file_digest(path) for path in sorted(lab.folder.glob("test_*.py"))}
     stubs = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from grader.catalog import find_lab
 from grader.paths import ROOT
+from grader.unwritten import unwritten
 
 # Okabe and Ito's colours, which are told apart without telling red from green.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -76,9 +76,9 @@ def needs(lab: str, *tasks: int) -> Iterator[None]:
     key = find_lab(lab).key
     try:
         yield
-    except NotImplementedError as error:
-        text = str(error)
-        found = re.match(r"(lab\d\d) task (\d+):", text)
-        if not found or found[1] > key or (found[1] == key and int(found[2]) not in tasks):
+    except (NotImplementedError, ImportError, AttributeError) as error:
+        absent = unwritten(error)
+        if not absent or absent.lab > key or (absent.lab == key and absent.task not in tasks):
             raise
+        text = str(error) if isinstance(error, NotImplementedError) else str(absent)
         print(f"This cell needs {text}. Write it, then run the cell again.")
