@@ -86,7 +86,7 @@ class Users:
     def leave(self) -> None:
         """Nobody waits any more."""
         engine = self.server.server.engine
-        names = {stream.name for stream in engine.streams.copy().values()}
+        names = {stream.name for stream in dict(engine.streams).values()}
         for name in names:
             httpx.post(f"{self.server.url}/dashboard/cancel", json={"id": name}, timeout=60)
         self.pool.shutdown()

@@ -1,21 +1,24 @@
-"""Task 1: the engine in a thread of its own."""
+"""Task 1: streams, and the engine in a thread of its own."""
 
 import asyncio
+import sys
 import threading
+import traceback
 
 import pytest
 
 from grader import expect
-from nanovllm.batching.events import Aborted, Admitted, Failed, Stepped
+from nanovllm.batching.events import Aborted, Failed
 from nanovllm.generation.errors import EmptyPromptError
 from nanovllm.generation.events import Completion, Finished, TokenGenerated
 from nanovllm.generation.params import SamplingParams
 from nanovllm.serving.async_engine import AsyncEngine
 from nanovllm.serving.errors import EngineDeadError
-from nanovllm.serving.scripted import ScriptedEngine
+from nanovllm.serving.scripted import HeldEngine, ScriptedEngine
 from nanovllm.serving.stream import Stream
 
-LONG = SamplingParams(max_tokens=1000)
+LONG = SamplingParams(max_tokens=100_000)
+PATIENCE = 15.0  # seconds, for a machine that is very busy
 
 
 def token(request_id, index=0, text="x"):
@@ -31,14 +34,14 @@ class SpinningError(Exception):
 
 
 class Bell(asyncio.Event):
-    """An Event that is rung once for all: who waits for it again and again does not wait."""
+    """An Event that notices who waits for it in a circle, though it is set."""
 
     spins = 0
 
     async def wait(self):
         self.spins = self.spins + 1 if self.is_set() else 0
         if self.spins > 100:
-            raise SpinningError("the reader never waits: its news are old")
+            raise SpinningError("a reader waits in a circle for an Event that is set already")
         return await super().wait()
 
 
@@ -48,488 +51,619 @@ def bells(monkeypatch):
     monkeypatch.setattr(asyncio, "Event", Bell)
 
 
-def run(coroutine):
-    """Run it, but not for ever: what hangs, or raises in the loop, is reported as such."""
-    raised = []
+def waits():
+    """Where the code of the lab waits now: the innermost lines, by thread and by task."""
+    stacks = [traceback.extract_stack(frame) for frame in sys._current_frames().values()]
+    for task in asyncio.all_tasks():
+        stacks.append([traceback.FrameSummary(f.f_code.co_filename, f.f_lineno, f.f_code.co_name)
+                       for f in task.get_stack()])  # fmt: skip
+    found = set()
+    for stack in stacks:
+        ours = [f for f in stack if "serving" in f.filename and "scripted" not in f.filename]
+        if ours:
+            found.add(f"{ours[-1].filename.rpartition('/')[2]}:{ours[-1].lineno} {ours[-1].line}")
+    return sorted(found)
+
+
+def run(coroutine, call):
+    """Run it, but not for ever: of what hangs, the card says where it waits."""
 
     async def limited():
         task = asyncio.ensure_future(coroutine)
-
-        def stop(loop, context):
-            raised.append(context.get("exception") or RuntimeError(context["message"]))
+        done, _ = await asyncio.wait([task], timeout=PATIENCE)
+        if not done:
+            where = waits()
             task.cancel()
+            return where, None
+        return None, task
 
-        asyncio.get_running_loop().set_exception_handler(stop)
-        try:
-            return await asyncio.wait_for(task, 5)
-        except TimeoutError:
-            return "still waiting after 5 s"
-        except SpinningError as error:
-            return str(error)
-        except EngineDeadError as error:
-            raise error.__cause__ or error from None
-        except asyncio.CancelledError:
-            raise raised[0] from None
-
-    return asyncio.run(limited())
+    where, task = asyncio.run(limited())
+    expect.that(
+        where is None,
+        f"it ends within {PATIENCE:.0f} s; it waits at the lines shown",
+        observed=where,
+        call=call,
+    )
+    return task.result()
 
 
-async def until(condition):
-    """Wait until something is so, for 3 seconds at most; whether it is."""
-    for _ in range(300):
-        if condition():
-            return True
-        await asyncio.sleep(0.01)
-    return False
+async def held(engine):
+    """Wait for the next step; a sentence in place of a hang."""
+    if not await engine.until_held(PATIENCE - 5):
+        raise TimeoutError(f"nobody steps the engine, which has work to do; {waits()}")
+    for _ in range(10):  # what the step before brought is on its way through the loop
+        await asyncio.sleep(0)
 
 
-def endless(prompt, index):
-    return ["x"] * 100_000
+async def listen(stream, heard=None):
+    """What a stream says to its reader: the events, and how it ended."""
+    heard = [] if heard is None else heard
+    try:
+        async for events in stream:
+            heard += events
+    except EngineDeadError as error:
+        return heard, error
+    return heard, "end"
 
 
-class Fatal(ScriptedEngine):
-    """Its third step waits until somebody has asked for something."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.begun, self.asked = threading.Event(), threading.Event()
-
-    def step(self):
-        if self.steps == 2:
-            self.begun.set()
-            self.asked.wait(5)
-        return super().step()
-
-
-async def texts_of(stream):
-    """The text of every choice of a stream, by its number."""
+def texts(stream, heard):
+    """The text of every choice, by its number."""
     found = {}
-    async for events in stream:
-        for event in events:
-            if isinstance(event, TokenGenerated):
-                choice = stream.choice(event)
-                found[choice] = found.get(choice, "") + event.text
+    for event in heard:
+        if isinstance(event, TokenGenerated):
+            choice = stream.choice(event)
+            found[choice] = found.get(choice, "") + event.text
     return found
 
 
-def paced(front, then=lambda: None):
-    """In the loop: after each step the engine's thread waits until the loop has taken it in, and
-    `then` has run. What is returned grows by one at each call of the loop by that thread."""
-    loop, seen, calls = asyncio.get_running_loop(), [], []
-    front.observers.append(lambda events, usage: seen.append(len(events)))
-    plain, mine = loop.call_soon_threadsafe, threading.get_ident()
-
-    def call_soon_threadsafe(function, *args, **options):
-        if threading.get_ident() == mine:
-            return plain(function, *args, **options)
-        calls.append(len(args))
-        done = threading.Event()
-
-        def run():
-            before = len(seen)
-            try:
-                function(*args)
-                if len(seen) > before:
-                    then()
-            finally:
-                done.set()
-
-        handle = plain(run, **options)
-        done.wait(5)
-        return handle
-
-    loop.call_soon_threadsafe = call_soon_threadsafe
-    return calls
+def endless(prompt, index):
+    return [f"{prompt[0]} "] * 100_000
 
 
-class Watched(ScriptedEngine):
-    """Notes which threads abort."""
+@pytest.mark.check(task=1, points=2, title="Choices are numbered prompt by prompt")
+def test_choices():
+    async def numbers():
+        stream = Stream([4, 9, 2], n=2, name="cmpl-1")
+        about = [tuple(stream.request_ids), stream.n, stream.name, stream.reason]
+        order = [(4, 0), (4, 1), (9, 0), (9, 1), (2, 0), (2, 1)]
+        choices = [stream.choice(token(*who)) for who in order]
+        counts = [stream.num_open]
+        for event in (finished(9), Aborted(4, 1, (), "", 0.0), token(2), finished(2),
+                      Failed(4, 0, ValueError(), 0.0), finished(9, 1), finished(2, 1)):  # fmt: skip
+            stream.put([event])
+            counts.append(stream.num_open)
+        return about, choices, counts, stream.ended
 
-    def __post_init__(self):
-        super().__post_init__()
-        self.aborters = set()
-
-    def abort(self, request_id):
-        self.aborters.add(threading.get_ident())
-        return super().abort(request_id)
-
-
-class Saying(ScriptedEngine):
-    """Its one step reports what it was given."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.events = []
-
-    @property
-    def has_unfinished(self):
-        return bool(self.events)
-
-    def step(self):
-        events, self.events = self.events, []
-        self.store.free_tokens = 750
-        return events
+    about, choices, counts, ended = run(numbers(), "a Stream of three prompts, n=2")
+    expect(
+        choices,
+        [0, 1, 2, 3, 4, 5],
+        call="choice(event) for the samples 0 and 1 of requests 4, 9 and 2, in this order",
+        cause="each prompt has n choices, and those of the second come after those of the first",
+    )
+    expect(about, [(4, 9, 2), 2, "cmpl-1", None], call="request_ids, n, name, reason of a Stream")
+    expect(
+        [counts, ended],
+        [[6, 5, 4, 4, 3, 2, 1, 0], True],
+        call="samples open at first, and after a Finished, an Aborted, a token, a Finished, a "
+        "Failed and two Finished; whether the stream has ended then",
+        cause="Finished, Aborted and Failed each end one sample, nothing else does",
+    )
 
 
-@pytest.mark.check(
-    task=1, points=3, title="A stream hands over all that came since the last look, then ends"
-)
+@pytest.mark.check(task=1, points=3, title="A stream hands over all that came, then ends")
 def test_stream():
     async def read_late():
-        stream = Stream([4, 9], n=2)
-        stream.put([token(4), token(9)])
-        stream.put([token(4, 1)])
-        batches = [[(stream.choice(e), type(e).__name__) for e in await anext(stream)]]
-        stream.put([finished(4), Aborted(9, 1, (), "", 0.0)])
-        open_now = stream.num_open
-        stream.put([Failed(9, 0, ValueError(), 0.0), finished(4, 1)])
+        stream = Stream([4, 9])
+        mine = [token(4, text="a"), token(9, text="b")]
+        stream.put(mine)
+        mine.clear()
+        stream.put([token(4, text="c")])
+        batches = [[e.text for e in await anext(stream)]]
+        stream.put([finished(4), token(9, text="d"), finished(9)])
         async for events in stream:
-            batches.append([(stream.choice(e), type(e).__name__) for e in events])
-        return batches, open_now, stream.ended
+            batches.append([type(e).__name__ for e in events])
+        return batches
 
     expect(
-        run(read_late()),
-        (
-            [
-                [(0, "TokenGenerated"), (2, "TokenGenerated"), (1, "TokenGenerated")],
-                [(0, "Finished"), (3, "Aborted"), (2, "Failed"), (1, "Finished")],
-            ],
-            2,
-            True,
-        ),
-        call="the batches of a stream over requests 4 and 9, n=2, as (choice, event); samples open "
-        "after two have ended; ended",
-        cause="choice = n * (number of the prompt) + index; Finished, Aborted and Failed end one",
+        run(read_late(), "a reader who is late"),
+        [["a", "b", "c"], ["Finished", "TokenGenerated", "Finished"]],
+        call="what a reader gets who comes after two puts, then after the rest",
+        cause="everything since the last look, in order; then the end",
     )
 
     async def read_early():
         stream = Stream([1])
-        reader = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0)
-        before = reader.done()
-        stream.put([token(1)])
-        first = await reader
-        reader = asyncio.ensure_future(anext(stream))  # again too early
-        await asyncio.sleep(0)
-        stream.put([token(1)])
-        await reader
+        found = []
+        for text in "ab":
+            reader = asyncio.ensure_future(anext(stream))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            found.append(reader.done())
+            stream.put([token(1, text=text)])
+            found.append([e.text for e in await reader])
+        return found
+
+    expect(
+        run(read_early(), "a reader who is early"),
+        [False, ["a"], False, ["b"]],
+        call="a reader who comes before the event, twice: whether it has something at once; what "
+        "it gets",
+    )
+
+    async def failing():
+        stream = Stream([1])
+        before = stream.ended
         stream.put([token(1), token(1)])
         stream.fail(EngineDeadError("dead"))
-        rest = len(await anext(stream))
-        try:
-            await anext(stream)
-        except EngineDeadError as error:
-            return before, len(first), rest, str(error)
-        return before, len(first), rest, "no error"
+        heard, end = await listen(stream)
+        waiting = Stream([2])
+        reader = asyncio.ensure_future(listen(waiting))
+        await asyncio.sleep(0)
+        waiting.fail(EngineDeadError("dead too"))
+        return [before, stream.ended, len(heard), str(end), str((await reader)[1])]
 
     expect(
-        run(read_early()),
-        (False, 1, 2, "dead"),
-        call="a reader that waits, gets one event, waits again, then gets two, then the error the "
-        "stream failed with",
-        cause="what came before an error is read before it; a bell that was rung is to be cleared "
-        "before one waits for it again",
-    )
-
-
-@pytest.mark.check(task=1, points=3, title="All prompts of a request are taken, or none")
-def test_submit():
-    engine = Watched()
-    front = AsyncEngine(engine)
-
-    async def serve():
-        front.start()
-        await asyncio.sleep(0.05)  # it is asleep by now
-        stream = front.submit([[3], [4]], SamplingParams(n=2), name="cmpl-1")
-        taken = [stream.request_ids, stream.n, stream.name, sorted(front.streams), front.num_open]
-        texts = await texts_of(stream)
-        await asyncio.sleep(0.05)  # and again
-        try:
-            front.submit([[5], [6], []], SamplingParams())
-        except EmptyPromptError:
-            error = "EmptyPromptError"
-        woken = await until(lambda: len(engine.aborted) >= 2)
-        await front.stop()
-        return taken, texts, [error, woken, engine.aborted, sorted(front.streams)]
-
-    found = run(serve())
-    expect(
-        found if isinstance(found, str) else found[0],
-        [(0, 1), 2, "cmpl-1", [0, 1], 4],
-        call="submit of two prompts with n=2: ids, n, name, the streams by id, samples open",
-        cause="one stream for the whole request; the engine is asked once a prompt; its thread, "
-        "which may be asleep, is woken",
-    )
-    expect(
-        found[2],
-        ["EmptyPromptError", True, [2, 3], []],
-        call="submit([[5], [6], []]): the error, whether the engine's thread was woken by it, "
-        "requests aborted, streams that are open",
-        cause="prompts 5 and 6 are in the engine, and nobody listens to them",
-    )
-    expect(
-        threading.get_ident() in engine.aborters,
-        False,
-        call="whether the loop's own thread called engine.abort",
-        cause="the engine is in the middle of a step, perhaps: leave a note for its thread",
-    )
-    expect.raises(
-        EngineDeadError,
-        lambda: front.submit([[7]], SamplingParams()),
-        call="submit where the engine's thread has ended",
-        cause="nobody would ever answer",
+        run(failing(), "a stream that fails"),
+        [False, True, 2, "dead", "dead too"],
+        call="ended before and after fail(error); events read after it; the error that follows; "
+        "the error for a reader who waits already",
+        cause="what came before an error is read before it",
     )
 
 
 @pytest.mark.check(
-    task=1,
-    points=4,
-    title="The model never runs in the event loop, and nobody gets another's words",
+    task=1, points=4, title="The model never runs in the event loop; words stay apart"
 )
-def test_threads(rng):
+def test_words(rng):
+    engine = ScriptedEngine(max_num_seqs=5)
+    front = AsyncEngine(engine)
+    firsts = [int(i) for i in rng.choice(1000, size=12, replace=False)]
+
+    async def serve():
+        front.start()
+        streams = [
+            front.submit([[first], [first + 1000]], SamplingParams(n=2), name=f"cmpl-{first}")
+            for first in firsts
+        ]
+        opened = [front.num_open, len(front.streams), streams[3].name == f"cmpl-{firsts[3]}"]
+        heard = await asyncio.gather(*map(listen, streams))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        left = [front.num_open, len(front.streams), front.alive]
+        await front.stop()
+        said = [texts(s, events) for s, (events, _) in zip(streams, heard, strict=True)]
+        return opened, said, [end for _, end in heard], left
+
+    opened, said, ends, left = run(serve(), "12 requests at once")
+    wanted = [
+        {2 * p + i: "".join(f"{first + 1000 * p}-{i}-{k} " for k in range(4))
+         for p in range(2) for i in range(2)}
+        for first in firsts
+    ]  # fmt: skip
+    expect(
+        said,
+        wanted,
+        call="the text of each choice of 12 requests of two prompts with n=2, asked at once",
+        cause="each event goes to the stream of its own request",
+    )
+    expect(
+        [opened, ends, left],
+        [[48, 24, True], ["end"] * 12, [0, 0, True]],
+        call="num_open, number of entries of streams, and the name of one, after the submits; how "
+        "the streams ended; num_open, entries of streams and alive after them",
+        cause="streams has an entry for each prompt, as long as its request has an open sample",
+    )
+    expect(
+        [threading.get_ident() in engine.threads, len(engine.threads)],
+        [False, 1],
+        call="whether the loop's own thread ever stepped the engine; threads that did",
+        cause="a step in the loop keeps every connection waiting for as long as it takes",
+    )
+
+
+@pytest.mark.check(task=1, points=3, title="All prompts of a request are taken, or none")
+def test_all_or_none():
+    engine = HeldEngine(script=endless, max_num_seqs=8)
+    front = AsyncEngine(engine)
+
+    async def serve():
+        front.start()
+        stream = front.submit([[1]], LONG)
+        reader = asyncio.ensure_future(listen(stream))
+        await held(engine)
+        refused = "taken"
+        try:
+            front.submit([[5], [6], []], LONG)
+        except EmptyPromptError as error:
+            refused = type(error).__name__
+        opened = [front.num_open, len(front.streams)]
+        for _ in range(2):
+            engine.let_go()
+            await held(engine)
+        front.cancel(stream, "over")
+        engine.let_all_go()
+        await reader
+        await front.stop()
+        return refused, opened
+
+    refused, opened = run(serve(), "submit([[5], [6], []]) beside another request")
+    expect(
+        [refused, opened],
+        ["EmptyPromptError", [1, 1]],
+        call="submit of three prompts of which the engine refuses the third; num_open and entries "
+        "of streams after it",
+    )
+    spoke = {e.request_id for events in engine.log for e in events if isinstance(e, TokenGenerated)}
+    expect(
+        [sorted(spoke), sorted(set(engine.aborted) - {0})],
+        [[0], [1, 2]],
+        call="requests that the engine computed tokens for; requests that it was told to abort "
+        "besides the first",
+        cause="requests 1 and 2 are in the engine, and nobody listens to them",
+    )
+
+
+@pytest.mark.check(task=1, points=4, title="Cancelled: given up before the next step begins")
+def test_cancel():
+    engine = HeldEngine(script=endless, max_num_seqs=8)
+    front = AsyncEngine(engine)
+
+    async def serve():
+        front.start()
+        gone = front.submit([[1], [2]], LONG)
+        await held(engine)
+        stays = front.submit([[3]], LONG)
+        short = front.submit([[4]], SamplingParams(max_tokens=1))
+        readers = [asyncio.ensure_future(listen(stream)) for stream in (gone, stays, short)]
+        engine.let_go()
+        await held(engine)
+        engine.let_go()
+        await held(engine)  # short has ended
+        front.cancel(gone, "timeout")
+        front.cancel(gone, "disconnected")
+        front.cancel(short, "disconnected")
+        at_once = [gone.ended, gone.num_open, gone.reason, short.reason]
+        for _ in range(3):
+            engine.let_go()
+            await held(engine)
+        front.cancel(stays, "over")
+        engine.let_all_go()
+        heard = await asyncio.gather(*readers)
+        await front.stop()
+        return at_once, heard
+
+    at_once, heard = run(serve(), "three streams, one of them cancelled")
+    spoke = [
+        sorted({e.request_id for e in events if isinstance(e, TokenGenerated)})
+        for events in engine.log[:6]
+    ]
+    expect(
+        spoke,
+        [[0, 1], [0, 1, 2, 3], [0, 1, 2], [2], [2], [2]],
+        call="requests that got a token in each step: 0 and 1 are one stream, cancelled while the "
+        "third step runs",
+        cause="the step that has begun is lost; the next one begins without them",
+    )
+    expect(
+        at_once,
+        [False, 2, "timeout", None],
+        call="right after cancel(stream, 'timeout') and cancel(stream, 'disconnected'): ended, "
+        "num_open and reason of the stream; reason of one that was cancelled after its end",
+        cause="the stream stays open until the engine's Aborted; the first reason counts",
+    )
+    events, end = heard[0]
+    kinds = [type(e).__name__ for e in events if isinstance(e, TokenGenerated | Aborted)]
+    expect(
+        [kinds, end, 3 in engine.aborted],
+        [["TokenGenerated"] * 6 + ["Aborted"] * 2, "end", False],
+        call="what the cancelled stream's reader got, and how it ended; whether the request that "
+        "had ended was aborted",
+        cause="the reader keeps what there is; a client always leaves after its answer",
+    )
+
+
+@pytest.mark.check(
+    task=1, points=2, title="A step costs one call of the loop; observers see it whole"
+)
+def test_cost():
+    engine = HeldEngine(max_num_seqs=40)
+    seen, broken = [], []
+
+    def breaks(events, usage):
+        broken.append(usage)
+        raise ValueError("a chart is broken")
+
+    front = AsyncEngine(engine, [breaks, lambda events, usage: seen.append((list(events), usage))])
+
+    async def serve():
+        loop, calls = asyncio.get_running_loop(), []
+        send = loop.call_soon_threadsafe
+
+        def counted(*args, **more):
+            calls.append(threading.get_ident())
+            return send(*args, **more)
+
+        loop.call_soon_threadsafe = counted
+        front.start()
+        streams = [front.submit([[i]], SamplingParams(n=2)) for i in range(20)]
+        readers = [asyncio.ensure_future(listen(stream)) for stream in streams]
+        engine.let_all_go()
+        await asyncio.gather(*readers)
+        count = sum(thread in engine.threads for thread in calls)
+        await front.stop()
+        return count
+
+    calls = run(serve(), "20 requests of two samples of four words, at once")
+    expect.that(
+        calls <= engine.steps + 2,
+        f"{engine.steps} steps cost at most as many calls of the loop",
+        observed=calls,
+        call="loop.call_soon_threadsafe from the engine's thread, for 20 requests with n=2",
+        cause="a call for each of 40 samples would cost more than the step",
+    )
+    expect(
+        [[e for events, _ in seen for e in events] == [e for events in engine.log for e in events],
+         len(seen), len(broken)],
+        [True, engine.steps, 1],
+        call="whether an observer saw every event of the engine, in order; its calls; calls of an "
+        "observer that raises, which is dropped",
+        cause="observer(events, usage) once a step, with all events, also those of no request",
+    )  # fmt: skip
+    expect(
+        [[round(usage, 6) for _, usage in seen][:3], round(seen[-1][1], 6)],
+        [[0.04, 0.08, 0.12], 0.0],
+        call="usage that the observers saw: after the steps in which 40 samples got their first, "
+        "second and third token (of 1000 places); after the last step",
+        cause="usage is the share in use: 1 - free_tokens / total_tokens",
+    )
+
+
+@pytest.mark.check(
+    task=1, points=2, title="Nothing to do: the thread sleeps, and still answers calls"
+)
+def test_sleep():
     looks = []
 
-    class Looking(ScriptedEngine):
+    class Watched(ScriptedEngine):
         @property
         def has_unfinished(self):
             looks.append(self.steps)
             return super().has_unfinished
 
-    engine = Looking(max_num_seqs=64)
+    engine = Watched()
     front = AsyncEngine(engine)
-    firsts = [int(i) for i in rng.choice(1000, size=12, replace=False)]
 
     async def serve():
+        front.start()
+        await asyncio.sleep(0.02)
         looks.clear()
-        front.start()
-        await asyncio.sleep(0.06)
-        idle = [engine.steps, len(looks) > 1]
-        streams = [front.submit([[first]], SamplingParams(n=2)) for first in firsts]
-        texts = await asyncio.gather(*map(texts_of, streams))
-        left = dict(front.streams)
-        await front.stop()
-        return idle, texts, left
-
-    found = run(serve())
-    wanted = [
-        {i: "".join(f"{first}-{i}-{k} " for k in range(4)) for i in range(2)} for first in firsts
-    ]
-    expect(
-        found,
-        ([0, False], wanted, {}),
-        call="steps while idle, and whether the thread kept asking for work; the text of each "
-        "choice of 12 requests asked at once; streams left",
-        cause="each event goes to the stream of its request; a thread that sleeps must be woken",
-    )
-    expect(
-        threading.get_ident() in engine.threads,
-        False,
-        call="whether the event loop's own thread ever stepped the engine",
-        cause="a step in the loop stops every connection for as long as it takes",
-    )
-
-
-@pytest.mark.check(
-    task=1, points=3, title="One call of the loop a step; each stream gets its events at once"
-)
-def test_deliver():
-    seen = []
-
-    def look(events, usage):
-        seen.append(([type(event).__name__ for event in events], round(usage, 6)))
-
-    async def three():
-        engine = ScriptedEngine(max_num_seqs=2)
-        front = AsyncEngine(engine, [look])
-        for first in (1, 2, 3):
-            engine.add_request([first])
-        calls = paced(front)
-        front.start()
-        await until(lambda: len(seen) == 8)
-        made = len(calls)
-        await front.stop()
-        return made, engine.steps
-
-    expect(
-        [run(three()), seen[1]],
-        [(8, 8), (["TokenGenerated", "TokenGenerated", "Stepped"], 0.004)],
-        call="three requests of 4 tokens, two at a time: calls of the loop and steps; what "
-        "observers saw of the second step: its events, and the share of the store in use after it "
-        "(4 of 1000 tokens)",
-        cause="64 calls a step would cost more than the step",
-    )
-
-    async def asked():
-        front = AsyncEngine(ScriptedEngine())
-        front.start()
-        await front.call(lambda engine: None)
-        steps = await front.call(lambda engine: engine.steps)
-        await front.stop()
-        return steps
-
-    expect(
-        run(asked()),
-        0,
-        call="steps of an engine that has nothing to do, after two notes (`call`)",
-        cause="a note is no work: whoever looks at the dashboard does not make the engine step",
-    )
-
-    async def stopped():
-        front = AsyncEngine(ScriptedEngine(script=endless, pause=0.001))
-        front.engine.add_request([1], SamplingParams(max_tokens=2000))
-        front.start()
-        await until(lambda: front.engine.steps > 1)
-        await front.stop()
-        return front.alive, front.engine.has_unfinished
-
-    expect(
-        run(stopped()),
-        (False, True),
-        call="stop in the middle of an answer of 2,000 tokens: whether the thread is alive, and "
-        "whether the answer is unfinished",
-        cause="it ends after the step it is in, whatever is open",
-    )
-    seen.clear()
-    piles = {}
-
-    class Pile(Stream):
-        def put(self, events):
-            piles.setdefault(self.name, []).append([type(e).__name__ for e in events])
-            self.num_open -= sum(isinstance(e, Finished) for e in events)
-
-    pair, single = Pile([10, 11], name="pair"), Pile([12], name="single")
-    step = Stepped((), 3, 0, 8, 990, 0.0, 1.0)
-    events = [Admitted(12, 0, 0.0), token(10), token(99), token(12), finished(12), token(11), step]
-
-    async def sorted_out():
-        engine = Saying()
-        front = AsyncEngine(engine, [look])
-        front.streams = {10: pair, 11: pair, 12: single}
-        engine.events = events
-        front.start()
-        await until(lambda: seen)
+        await asyncio.sleep(0.2)
+        idle = len(looks)
+        answers = [await front.call(lambda engine: threading.get_ident() in engine.threads)]
+        answers.append(await front.call(lambda engine: engine.steps))
+        try:
+            await front.call(lambda engine: 1 / 0)
+        except ZeroDivisionError:
+            answers.append("ZeroDivisionError")
+        heard, _ = await listen(front.submit([[7]], SamplingParams()))
+        answers.append("".join(e.text for e in heard if isinstance(e, TokenGenerated)))
+        answers.append(await front.call(lambda engine: threading.get_ident() in engine.threads))
+        gone = asyncio.ensure_future(front.call(lambda engine: engine.steps))
         await asyncio.sleep(0)
-        left = sorted(front.streams)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        answers.append(await front.call(lambda engine: "alive"))
         await front.stop()
-        return left
+        return idle, answers
 
-    left = run(sorted_out())
+    idle, answers = run(serve(), "an engine without requests, calls, then a request")
     expect(
-        [piles, [(len(names), usage) for names, usage in seen], left],
-        [
-            {
-                "pair": [["TokenGenerated", "TokenGenerated"]],
-                "single": [["Admitted", "TokenGenerated", "Finished"]],
-            },
-            [(7, 0.25)],
-            [10, 11],
-        ],
-        call="a step with events of requests 10 and 11 (one stream), 12 (which finishes), 99 "
-        "(unknown), and Stepped: what each stream was given; what the observers saw; streams left",
-        cause="one put a stream and step; a stream that has ended is forgotten",
+        answers,
+        [False, 0, "ZeroDivisionError", "7-0-0 7-0-1 7-0-2 7-0-3 ", True, "alive"],
+        call="call: whether its thread has stepped (before any request); steps so far; a function "
+        "that raises; then the words of a request; again whether its thread steps; a call after "
+        "one whose caller has gone",
+        cause="function(engine) runs in the engine's thread, between two steps; it is no step",
     )
-
-
-@pytest.mark.check(task=1, points=3, title="Cancelled: aborted before the next step")
-def test_cancel():
-    engine, spoke, meanwhile = ScriptedEngine(script=endless), [], []
-
-    def look(events, usage):
-        spoke.append(sorted({e.request_id for e in events if isinstance(e, TokenGenerated)}))
-
-    front = AsyncEngine(engine, [look])
-    done = Stream([7])
-    done.put([finished(7)])
-
-    async def serve():
-        stream = front.submit([[1], [2]], LONG)
-        other = front.submit([[3]], LONG)
-        fourth = asyncio.Event()
-
-        def then():  # between two steps: the engine's thread waits
-            if len(spoke) == 2:
-                front.cancel(stream, "timeout")
-                front.cancel(stream, "disconnected")
-                meanwhile.extend([stream.ended, sorted(front.streams), list(engine.aborted)])
-            elif len(spoke) == 4:
-                front.cancel(done, "disconnected")
-                fourth.set()
-
-        paced(front, then)
-        front.start()
-        await fourth.wait()
-        await front.call(lambda engine: None)  # all notes before it have been followed
-        await front.stop()
-        return stream.reason, other.reason
-
-    reasons = run(serve())
-    expect(
-        meanwhile,
-        [False, [0, 1, 2], []],
-        call="right after the cancel, before the next step: whether the stream has ended, the "
-        "streams that are open, requests aborted (the engine's thread does that, by a note)",
-        cause="its reader still gets what there is, and Aborted: that ends it",
-    )
-    expect(
-        [spoke[:4], reasons, sorted(set(engine.aborted) - {7})],
-        [[[0, 1, 2], [0, 1, 2], [2], [2]], ("timeout", None), [0, 1]],
-        call="who speaks in each of four steps, the stream of 0 and 1 cancelled after the second "
-        "(timeout, then disconnected); the reasons of both streams; requests aborted",
-        cause="the step after a cancel begins with it",
-    )
-    expect(
-        [done.reason, 7 in engine.aborted],
-        [None, False],
-        call="cancel of a stream that has ended: its reason, whether its request is aborted",
-        cause="a client always leaves after its answer; that is no abort",
+    expect.that(
+        idle <= 20,
+        "an idle engine's thread sleeps until it is woken",
+        observed=f"more than 20 times in 0.2 s: {idle > 20}",
+        call="how often the thread looked whether there is work, while there was none",
     )
 
 
 @pytest.mark.check(task=1, points=4, title="A dead engine is reported to everybody at once")
 def test_death():
-    engine = Fatal(script=endless, faults={3: RuntimeError("out of memory")})
+    engine = HeldEngine(script=endless, faults={3: RuntimeError("out of memory")})
     front = AsyncEngine(engine)
 
     async def serve():
         front.start()
+        healthy = [front.error, front.alive]
         streams = [front.submit([[first]], LONG) for first in range(3)]
-        if not await asyncio.to_thread(engine.begun.wait, 3):
-            return "step 3 never came"
+        readers = [asyncio.ensure_future(listen(stream)) for stream in streams[:2]]
+        for _ in range(2):
+            await held(engine)
+            engine.let_go()
+        await held(engine)
         asked = asyncio.ensure_future(front.call(lambda engine: engine.steps))
         await asyncio.sleep(0)
-        engine.asked.set()
-        ends = []
-        for stream in streams:
-            try:
-                ends.append(await texts_of(stream))
-            except EngineDeadError as error:
-                said = "out of memory" in str(error) and "RuntimeError" in str(error)
-                ends.append([type(error).__name__, error.status, said])
+        engine.let_all_go()
+        heard = list(await asyncio.gather(*readers))
+        heard.append(await listen(streams[2]))  # a reader who comes after the death
         (answer,) = await asyncio.gather(asked, return_exceptions=True)
-        ends.append(type(answer).__name__)
-        return ends, type(front.error).__name__, front.alive, len(front.streams)
+        later = []
+        for ask in (lambda: front.submit([[7]], LONG), lambda: front.call(lambda engine: 1)):
+            try:
+                found = ask()
+                later.append(await found)
+            except EngineDeadError as error:
+                later.append(type(error).__name__)
+        left = [len(front.streams), front.num_open, front.alive, type(front.error).__name__]
+        await front.stop()
+        return healthy, heard, type(answer).__name__, later, left
 
+    healthy, heard, answer, later, left = run(serve(), "an engine whose third step raises")
+    tokens = {
+        i: sum(isinstance(e, TokenGenerated) and e.request_id == i for ev in engine.log for e in ev)
+        for i in range(3)
+    }
     expect(
-        run(serve()),
-        ([["EngineDeadError", 503, True]] * 3 + ["EngineDeadError"], "EngineDeadError", False, 0),
-        call="how three open streams end when step 3 raises RuntimeError('out of memory') (error, "
-        "status, whether its text says why), and a `call` made during that step; the engine's "
-        "error; alive; streams left",
-        cause="whoever is not told waits for ever",
-    )
-    quiet, left = AsyncEngine(ScriptedEngine()), Stream([3])
-    quiet.streams = {3: left}
-
-    async def stopped():
-        quiet.start()
-        await quiet.stop()
-        return str(quiet.error)
-
-    said = run(stopped())
+        [[len([e for e in events if isinstance(e, TokenGenerated)]), type(end).__name__]
+         for events, end in heard],
+        [[tokens[i], "EngineDeadError"] for i in range(3)],
+        call="tokens read, and the end, of three streams; the third reader begins afterwards",
+        cause="every open stream fails, after what came before, or its reader waits for ever",
+    )  # fmt: skip
+    said = str(heard[0][1])
     expect(
-        [left.ended, len(quiet.streams), "stopped" in said and "died" not in said],
-        [True, 0, True],
-        call="after a plain stop, with a stream open: whether it has ended, streams left, whether "
-        "the error says that the engine was stopped",
-        cause="the reader of an open stream waits, also when nothing has gone wrong",
+        ["RuntimeError" in said, "out of memory" in said],
+        [True, True],
+        call="whether the error holds the type and the text of what killed the engine",
+        given={"error": said},
     )
+    expect(
+        [healthy, answer, later, left],
+        [
+            [None, True],
+            "EngineDeadError",
+            ["EngineDeadError"] * 2,
+            [0, 0, False, "EngineDeadError"],
+        ],
+        call="error and alive before; the end of a call made in the step that died; submit and "
+        "call afterwards; entries of streams, num_open, alive and error afterwards",
+        cause="whoever asks a dead engine is refused at once",
+    )
+
+
+@pytest.mark.check(task=1, points=1, title="Stopped: the step ends, then everybody is told")
+def test_stop():
+    engine = HeldEngine(script=endless)
+    front = AsyncEngine(engine)
+
+    async def serve():
+        front.start()
+        reader = asyncio.ensure_future(listen(front.submit([[1]], LONG)))
+        await held(engine)
+        asked = asyncio.ensure_future(front.call(lambda engine: engine.steps))
+        stopping = asyncio.ensure_future(front.stop())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        early = stopping.done()
+        engine.let_all_go()
+        await stopping
+        await asyncio.gather(asked, return_exceptions=True)
+        heard, end = await reader
+        return early, len([e for e in heard if isinstance(e, TokenGenerated)]), end, front.alive
+
+    early, tokens, end, alive = run(serve(), "stop while a step runs, with a stream open")
+    expect(
+        [early, tokens, type(end).__name__, alive, len(engine.log)],
+        [False, 1, "EngineDeadError", False, 1],
+        call="whether stop returned before the step had ended; tokens of the open stream; how it "
+        "ended; alive after it; steps",
+        cause="the step that has begun is delivered, and none follows; the reader waits for an end",
+    )
+
+
+async def story(engine, front, rng, acts):
+    """People come, hang up and are timed out at random, always while a step is held."""
+    front.start()
+    streams, readers, told = [], [], []
+
+    def come(prompts, n):
+        try:
+            stream = front.submit(prompts, SamplingParams(n=n), name=str(len(streams)))
+        except EmptyPromptError:
+            told.append("refused")
+            return
+        streams.append(stream)
+        readers.append(asyncio.ensure_future(listen(stream)))
+
+    come([[0]], 1)  # request 0 is long: the engine is never idle meanwhile
+    for _ in range(acts):
+        await held(engine)
+        if engine.dead:
+            break
+        for _ in range(int(rng.integers(0, 3))):
+            prompts = [[int(rng.integers(1, 40))] for _ in range(int(rng.integers(1, 4)))]
+            if rng.random() < 0.2:
+                prompts.append([])
+            come(prompts, int(rng.integers(1, 3)))
+        if rng.random() < 0.4:
+            stream = streams[int(rng.integers(len(streams)))]
+            open_before = not stream.ended
+            first = stream.reason
+            reason = ["timeout", "disconnected", "cancelled"][int(rng.integers(3))]
+            front.cancel(stream, reason)
+            told.append([stream.name, first or reason, open_before])
+        engine.let_go()
+    if not engine.dead:
+        await held(engine)
+        front.cancel(streams[0], "over")
+        engine.let_all_go()
+    return streams, await asyncio.gather(*readers), told
+
+
+@pytest.mark.check(task=1, points=3, title="Random ending: people come and hang up, engines die")
+def test_story(rng):
+    for number in range(4):
+        lengths = [10**6, *(int(n) for n in rng.integers(1, 9, size=60))]
+        dies = {} if number % 2 else {int(rng.integers(3, 12)): RuntimeError("a story ends")}
+        engine = HeldEngine(
+            script=lambda prompt, index, lengths=lengths: [
+                f"{prompt[0]}.{index}.{k} " for k in range(min(lengths[prompt[0]], 40))
+            ],
+            max_num_seqs=int(rng.integers(2, 7)),
+            faults=dict(dies) or {int(rng.integers(3, 9)): int(rng.integers(1, 4))},
+        )
+        front = AsyncEngine(engine)
+
+        async def whole(engine=engine, front=front):
+            found = await story(engine, front, rng, 12)
+            left = [front.num_open, len(front.streams), front.error is None]
+            await front.stop()
+            return *found, left
+
+        *found, left = run(whole(), f"story {number} of people who come and hang up")
+        expect(
+            left,
+            [0, 0, not engine.dead],
+            call=f"story {number}: num_open, entries of streams, and whether error is None, at "
+            "the end",
+            given={"engine": "died" if engine.dead else "lives"},
+        )
+        judge(engine, *found, number)
+
+
+def judge(engine, streams, heard, told, number):
+    """Every stream against the engine's own log: the model of this story."""
+    for stream, (events, end) in zip(streams, heard, strict=True):
+        mine = [
+            e for step in engine.log for e in step
+            if getattr(e, "request_id", -1) in stream.request_ids
+        ]  # fmt: skip
+        expect(
+            [len(events), events == mine],
+            [len(mine), True],
+            call=f"story {number}: events that the reader of stream {stream.name} got; whether "
+            "they are those of the engine's log for its requests, in order",
+            given={"the log": [type(e).__name__ for e in mine][-6:]},
+        )
+        open_still = [e for e in mine if isinstance(e, Finished | Aborted | Failed)]
+        whole = len(open_still) == stream.n * len(stream.request_ids)
+        expect(
+            "end" if end == "end" else type(end).__name__,
+            "end" if whole else "EngineDeadError",
+            call=f"story {number}: how stream {stream.name} ended",
+            given={"all samples ended": whole},
+        )
+    for name, reason, was_open in [entry for entry in told if entry != "refused"]:
+        stream = streams[int(name)]
+        if was_open:
+            expect(
+                stream.reason, reason, call=f"story {number}: the reason of stream {name}",
+                cause="the first reason counts",
+            )  # fmt: skip

@@ -13,7 +13,6 @@ from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.sequence import Sequence
 from nanovllm.serving.deltas import Delta, merge
 from nanovllm.serving.errors import ApiError, EngineDeadError
-from nanovllm.serving.sse import EventReader, frame
 from nanovllm.serving.stream import Stream
 from nanovllm.serving.streaming import ClientGoneError, event_stream, while_connected
 from nanovllm.serving.writers import ChatWriter, CompletionWriter
@@ -57,52 +56,7 @@ async def steps_of(*steps):
         yield step
 
 
-@pytest.mark.check(task=3, points=2, title="An event is one line of JSON and an empty line")
-def test_frame():
-    data = {"text": "two\nlines\r\n\n, é, 漢, 🙂"}
-    sent = frame(data)
-    expect(
-        [sent[:6], sent[-2:], sent[:-2].count(b"\n"), sent.count(b"\r"), type(sent).__name__],
-        [b"data: ", b"\n\n", 0, 0, "bytes"],
-        call="frame of a text with line breaks: how it begins and ends, line breaks within, type",
-        cause="an event ends at the first empty line",
-    )
-    expect(json.loads(sent[6:]), data, call="what a client reads")
-
-
-@pytest.mark.check(task=3, points=3, title="Events are read out of bytes cut anywhere")
-def test_reader(rng):
-    sent = (
-        'data: {"text": "é漢🙂"}\n\n'
-        ": a comment\n\n"
-        "event: ping\ndata: first\ndata:second\n\n"
-        "data:  two spaces\r\n\r\n"
-        "data: at the end  \n\n"
-        "database: no\n\n"
-        "id: 5\n\n"
-        "data:\n\n"
-        "data: [DONE]\n\n"
-        "data: unfinished"
-    ).encode()
-    wanted = ['{"text": "é漢🙂"}', "first\nsecond", " two spaces", "at the end  ", "",
-              "[DONE]"]  # fmt: skip
-    cuts = {
-        "whole": [len(sent)],
-        "byte by byte": list(range(1, len(sent) + 1)),
-        "at random": sorted({*map(int, rng.integers(1, len(sent), size=12)), len(sent)}),
-    }
-    for name, ends in cuts.items():
-        reader, found, start = EventReader(), [], 0
-        for end in ends:
-            try:
-                found += reader.push(sent[start:end])
-            except UnicodeDecodeError:
-                found.append("UnicodeDecodeError")
-            start = end
-        expect(found, wanted, call=f"what EventReader finds in a stream that arrives {name}")
-
-
-@pytest.mark.check(task=3, points=4, title="A step's events become one delta a choice")
+@pytest.mark.check(task=3, points=3, title="A step's events become one delta a choice")
 def test_merge():
     stream = Stream([5, 8], n=2)
     likely = {3: Logprob(-0.5, 1)}
@@ -122,40 +76,50 @@ def test_merge():
         call="merge of two steps of two prompts (requests 5 and 8) with n=2",
         cause="text as the engine gave it: it has held back what may become a stop string",
     )
+
+
+@pytest.mark.check(task=3, points=2, title="Given up or failed: the client learns how it ended")
+def test_given_up():
     ends = {}
-    for reason in ("timeout", "cancelled", "disconnected", None):
-        stream = Stream([5])
+    for reason in ("timeout", "cancelled", "disconnected", "shutdown", None):
+        stream = Stream([5, 8])
         stream.reason = reason
-        (delta,) = merge(stream, [Aborted(5, 0, (1, 2), "all of it", 0.0)])
-        ends[str(reason)] = [delta.text, delta.finish_reason, delta.stop_reason]
+        gone = [Aborted(5, 0, (1, 2), "all of it", 0.0), Aborted(8, 0, (), "", 0.0)]
+        ends[str(reason)] = [
+            [delta.index, delta.text, delta.finish_reason, delta.stop_reason]
+            for delta in merge(stream, gone)
+        ]
     expect(
         ends,
         {
-            "timeout": ["", "length", "timeout"],
-            "cancelled": ["", "abort", "cancelled"],
-            "disconnected": ["", "abort", None],
-            "None": ["", "abort", None],
+            "timeout": [[0, "", "length", "timeout"], [1, "", "abort", "timeout"]],
+            "cancelled": [[0, "", "abort", "cancelled"], [1, "", "abort", "cancelled"]],
+            "disconnected": [[0, "", "abort", None], [1, "", "abort", None]],
+            "shutdown": [[0, "", "abort", None], [1, "", "abort", None]],
+            "None": [[0, "", "abort", None], [1, "", "abort", None]],
         },
-        call="the delta of a sample that was aborted, by the stream's reason: text, finish_reason, "
-        "stop_reason",
-        cause="its text has been sent already, token by token",
+        call="the deltas of two samples that were aborted, the first with two tokens, the second "
+        "still in the queue, by the stream's reason: choice, text, finish_reason, stop_reason",
+        cause="what it has said was sent already, token by token; who got nothing did not reach "
+        "a length",
     )
-    stream = Stream([5])
-    failed = [token(5, 0, 1, "a"), Failed(5, 0, ValueError("NaN"), 0.0)]
-    error = expect.raises(
-        ApiError, lambda: merge(stream, failed), match="NaN", call="merge with a Failed"
-    )
-    stream.reason = "timeout"
-    late = expect.raises(
-        ApiError,
-        lambda: merge(stream, failed),
-        call="merge with a Failed of a stream that was given up (timeout)",
-    )
+    failed = [token(5, 0, 1, "a"), Failed(5, 0, ValueError("NaN in row 3"), 0.0)]
+    errors = []
+    for reason in (None, "timeout"):
+        stream = Stream([5])
+        stream.reason = reason
+        errors.append(
+            expect.raises(
+                ApiError,
+                lambda stream=stream: merge(stream, failed),
+                call=f"merge with a Failed, where the stream's reason is {reason}",
+            )
+        )
     expect(
-        [error.status, late.status],
-        [500, 500],
-        call="the status of the two errors",
-        cause="the client has done nothing wrong",
+        [[e.status, "ValueError" in e.message, "NaN in row 3" in e.message] for e in errors],
+        [[500, True, True]] * 2,
+        call="status of the two errors; whether they hold the type and the text of the sample's",
+        cause="half an answer must not look like a whole one",
     )
 
 
@@ -187,8 +151,23 @@ def test_held_back(tokenizer, rng):
     )
 
 
+def story_of(events):
+    """A streamed chat as words: choice and what it says, usage, [DONE]."""
+    seen = []
+    for event in events:
+        if event == "[DONE]":
+            seen.append(event)
+        elif not event.get("choices"):
+            seen.append("usage" if event.get("usage") else "nothing")
+        for choice in event.get("choices", ()) if event != "[DONE]" else ():
+            delta = choice["delta"]
+            what = delta.get("role") or delta.get("content") or "-"
+            seen.append(f"{choice['index']}: {what} {choice['finish_reason'] or ''}".strip())
+    return seen
+
+
 @pytest.mark.check(
-    task=3, points=3, title="A stream: opening, pieces, usage, [DONE], in this order"
+    task=3, points=3, title="A stream: openings, chunks, usage, [DONE], in this order"
 )
 def test_event_stream(tokenizer):
     steps = [
@@ -199,31 +178,24 @@ def test_event_stream(tokenizer):
     ]
     writer = ChatWriter("id", "tiny", 0, tokenizer, [[65]], n=2, include_usage=True)
     pieces = collect(event_stream(steps_of(*steps), writer))
-    seen = []
-    for event in parse(pieces):
-        if event == "[DONE]":
-            seen.append(event)
-        elif not event["choices"]:
-            seen.append("usage" if event["usage"] else "nothing")
-        for choice in event["choices"] if event != "[DONE]" else ():
-            delta = choice["delta"]
-            what = delta.get("role") or delta.get("content") or "-"
-            seen.append(f"{choice['index']}: {what} {choice['finish_reason'] or ''}".strip())
     expect(
-        [seen, len(pieces)],
-        [
-            ["1: assistant", "1: one", "0: assistant", "0:  two",
-             "1:  three length", "0: - stop", "usage", "[DONE]"],
-            5,
-        ],
+        story_of(parse(pieces)),
+        ["1: assistant", "1: one", "0: assistant", "0:  two", "1:  three length", "0: - stop",
+         "usage", "[DONE]"],
         call="the events of a streamed chat of two choices, as choice: role or text and "
-        "finish_reason; pieces of bytes",
-        cause="one piece a step with something to show; each choice ends once; usage comes last "
-        "but one",
+        "finish_reason",
+        cause="a choice's opening comes before its first chunk; usage comes last but one",
     )  # fmt: skip
-    plain = CompletionWriter("id", "tiny", 0, tokenizer, [[65]], n=1)
-    plain.echo = ["Once"]
-    events = parse(collect(event_stream(steps_of([Delta(0, " upon", [4], [], "length")]), plain)))
+    writer = ChatWriter("id", "tiny", 0, tokenizer, [[65]], n=2)
+    plain = parse(collect(event_stream(steps_of(*steps[:3], *steps[3:]), writer)))
+    expect(
+        [event for event in story_of(plain) if not event[0].isdigit()],
+        ["[DONE]"],
+        call="what such a stream without usage holds besides the choices",
+    )
+    echo = CompletionWriter("id", "tiny", 0, tokenizer, [[65]], n=1)
+    echo.echo = ["Once"]
+    events = parse(collect(event_stream(steps_of([Delta(0, " upon", [4], [], "length")]), echo)))
     expect(
         [e if e == "[DONE]" else [c["text"] for c in e["choices"]] for e in events],
         [["Once"], [" upon"], "[DONE]"],
@@ -240,6 +212,34 @@ def test_event_stream(tokenizer):
         "text is held back, and of the next",
         cause="a delta has something to show if it has text, log-probabilities or a finish reason",
     )
+
+
+@pytest.mark.check(task=3, points=2, title="A step leaves at once, in one piece")
+def test_pieces(tokenizer):
+    writer = ChatWriter("id", "tiny", 0, tokenizer, [[65]], n=3)
+    sent = []
+
+    async def steps():
+        for number in range(4):
+            sent.append(f"step {number}")
+            yield [Delta(i, f"{number}.{i} ", [4]) for i in range(3)] if number != 1 else []
+
+    async def main():
+        async for piece in event_stream(steps(), writer):
+            words = [w for e in parse([piece]) if e != "[DONE]" for c in e["choices"]
+                     for w in [c["delta"].get("content")] if w]  # fmt: skip
+            if words:
+                sent.append(words)
+
+    asyncio.run(main())
+    expect(
+        sent,
+        ["step 0", ["0.0 ", "0.1 ", "0.2 "], "step 1", "step 2", ["2.0 ", "2.1 ", "2.2 "],
+         "step 3", ["3.0 ", "3.1 ", "3.2 "]],
+        call="when each step is asked for, and the texts of each piece that is sent; three "
+        "choices, and a second step with nothing to show",
+        cause="one piece for all that a step brought, before the next step is asked for",
+    )  # fmt: skip
 
 
 async def reader_leaves(tokenizer):

@@ -29,7 +29,7 @@ def finished(request_id, time, index=0):
     return Finished(request_id, index, Completion(index, (7,), "x", "stop"), time)
 
 
-@pytest.mark.check(task=6, points=2, title="The blocks of a request, in whatever store")
+@pytest.mark.check(task=6, points=1, title="The blocks of a request, in whatever store")
 def test_blocks():
     first, second = object(), object()
     tables, slot_of = {first: [5, 9, 2], second: []}, {first: [0], second: [3]}
@@ -123,7 +123,7 @@ def test_events():
     )
 
 
-@pytest.mark.check(task=6, points=2, title="The window moves on")
+@pytest.mark.check(task=6, points=1, title="The window moves on")
 def test_window():
     clock = ManualClock(100.0)
     monitor = Monitor(clock, window=10.0)
