@@ -10,6 +10,7 @@ from rich.text import Text
 from grader import board, hints, integrity, progress, reset, state, workspace
 from grader.catalog import Lab
 from grader.errors import LabError
+from grader.stubs import starts_empty
 from grader.workspace import require_started, shown
 
 Ask = Callable[[str], bool]
@@ -31,7 +32,7 @@ def take_hint(lab: Lab, wanted: str, console: Console, ask: Ask) -> None:
             soft_wrap=True,
         )
         return
-    number, total = ladder.taken + 1, len(check.hints)
+    number, total = ladder.taken + 1, len(ladder.hints)
     question = (
         f"Hint {number} of {total} costs {ladder.next_cost:g} of {check.points} points "
         'on the board (in "with hints" only). Show it?'
@@ -40,7 +41,7 @@ def take_hint(lab: Lab, wanted: str, console: Console, ask: Ask) -> None:
         console.print("No hint taken.")
         return
     state.record_hint(check.id, lab.key, number)
-    _print_hint(console, number, check.hints[number - 1])
+    _print_hint(console, number, ladder.hints[number - 1])
 
 
 def _print_hint(console: Console, number: int, text: str) -> None:
@@ -60,6 +61,19 @@ def list_checks(lab: Lab, console: Console) -> None:
     console.print(board.check_list(one, checks, records.lab(lab.key)))
 
 
+def _task_question(lab: Lab, task: int) -> str:
+    """What the reset of a task puts back: stubs, and whole files that start empty."""
+    names, empty = [], []
+    for symbol in lab.task(task).symbols:
+        module, _, name = symbol.partition(":")
+        stub = lab.stubs / f"{module.replace('.', '/')}.py"
+        whole = starts_empty(stub.read_text(encoding="utf-8"), name)
+        (empty if whole else names).append(stub.name if whole else name)
+    parts = [f"the stubs of {', '.join(names)}"] if names else []
+    parts += [f"the whole of {', '.join(dict.fromkeys(empty))}"] if empty else []
+    return f"Put back {' and '.join(parts)}"
+
+
 def reset_lab(lab: Lab, task: int | None, console: Console, ask: Ask) -> None:
     """Put stubs back after asking; always with a backup."""
     require_started(lab)
@@ -72,8 +86,7 @@ def reset_lab(lab: Lab, task: int | None, console: Console, ask: Ask) -> None:
     if task is None:
         question = f"Put back {files} as handed out?"
     else:
-        names = ", ".join(symbol.partition(":")[2] for symbol in lab.task(task).symbols)
-        question = f"Put back the stubs of {names} in {files}, and nothing else?"
+        question = f"{_task_question(lab, task)} in {files}, and nothing else?"
     if not ask(f"{question} A backup is kept."):
         console.print("Nothing was reset.")
         return

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from grader import mistakes_record
+from grader import hintfile, mistakes_record
 from grader.catalog import Lab
 from grader.collect import collect_checks
+from grader.hours import estimate
 from grader.notebooks import notebook_files
 from grader.paths import ROOT
 from grader.registry import file_digest
@@ -18,14 +19,14 @@ from grader.stubs import lab_stubs
 
 
 def cheap_files(lab: Lab) -> dict[str, str]:
-    """Path -> text of what is made in a moment: stubs and notebooks."""
+    """Path -> text of what is made in a moment: stubs, hints and notebooks."""
     home = lab.folder.relative_to(ROOT)
     stubs = {f"{home}/stubs/{name}": text for name, text in lab_stubs(lab).items()}
-    return {**stubs, **notebook_files(lab)}
+    return {**stubs, f"{home}/hints.txt": hintfile.encoded(lab), **notebook_files(lab)}
 
 
 def checks_file(lab: Lab) -> str:
-    """`checks.json`: every check with its points and hints, and the digests of the lab's files."""
+    """`checks.json`: every check with its points, and the digests of the lab's files."""
     entries = {check.id: check for check in collect_checks(lab)}
     files = {path.name: file_digest(path) for path in sorted(lab.folder.glob("test_*.py"))}
     stubs = {
@@ -36,7 +37,8 @@ def checks_file(lab: Lab) -> str:
         key: {name: value for name, value in asdict(check).items() if name != "id"}
         for key, check in sorted(entries.items())
     }
-    data = {"checks": checks, "files": {**files, **stubs}}
+    minutes = {"minutes": estimate(lab)} if any(task.difficulty for task in lab.tasks) else {}
+    data = {**minutes, "checks": checks, "files": {**files, **stubs}}
     return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from grader.compare import describe
 from grader.expect import ExpectationFailed
 from grader.paths import LABS, ROOT
+from grader.unwritten import lacking
 
 # What Triton's interpreter says in its own words: a part of its message, and what is meant.
 MEANT = {
@@ -117,6 +118,8 @@ def _exception_rows(error: BaseException) -> Iterable[tuple[str, str]]:
         ours = "nanovllm" in path.parts or path.is_relative_to(LABS)
         if ours and path.is_file():
             yield "at", f"{shown_path(path)}:{frame.lineno} in {frame.name}: {frame.line}"
+    if lacking(error):
+        yield "meaning", lacking(error)
 
 
 def _frame(head: str, rows: Iterable[tuple[str, str]]) -> str:

@@ -36,7 +36,6 @@ def _of_file(lab: str, name: str, text: str) -> tuple[CheckEntry, ...]:
                     task=values["task"],
                     points=values["points"],
                     title=values["title"],
-                    hints=tuple(values["hints"]),
                 )
             )
     return tuple(found)
@@ -49,7 +48,7 @@ def _marker(node: ast.FunctionDef, where: str) -> dict:
                 values = {k.arg: ast.literal_eval(k.value) for k in decorator.keywords}
             except ValueError as error:
                 raise CheckError(f"{where}: the marker must hold constants: {error}") from None
-            if set(values) != {"task", "points", "title", "hints"} or len(values["hints"]) != 3:
-                raise CheckError(f"{where}: a check has task, points, title and three hints.")
+            if set(values) != {"task", "points", "title"}:
+                raise CheckError(f"{where}: a check's marker has task, points and title.")
             return values
     raise CheckError(f"{where} has no check marker.")

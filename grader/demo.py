@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import sys
 import traceback
 from pathlib import Path
@@ -12,9 +11,7 @@ from pathlib import Path
 from grader.catalog import Lab, find_lab
 from grader.errors import LabError
 from grader.paths import ROOT, student_package
-
-UNWRITTEN = re.compile(r"(lab\d\d) task (\d+): ")
-STUB = re.compile(r'raise NotImplementedError\("(lab\d\d) task (\d+): ')
+from grader.unwritten import absent_symbols, unwritten
 
 
 def require_demo(lab: Lab) -> Path:
@@ -31,10 +28,10 @@ def command(lab: Lab) -> tuple[list[str], dict[str, str]]:
 
 
 def missing_task(lab: Lab) -> int | None:
-    """The first task that the demo needs and whose stub still stands in the student's files."""
-    texts = (path.read_text(encoding="utf-8") for path in lab.mine.glob("*.py"))
-    stubs = {int(task) for text in texts for key, task in STUB.findall(text) if key == lab.key}
-    return min(stubs.intersection(lab.demo), default=None)
+    """The first task that the demo needs and that is not written in the student's files."""
+    if not lab.started:
+        return None
+    return min((a.task for a in absent_symbols(lab) if a.task in lab.demo), default=None)
 
 
 def play(lab: Lab) -> int:
@@ -61,7 +58,7 @@ def play(lab: Lab) -> int:
     return 0
 
 
-def _needs(lab: Lab, key: str, task: int | str) -> str:
+def _needs(lab: Lab, key: str, task: int) -> str:
     return (
         f"The demo of {lab.key} needs {key} task {task}, which is not written yet: "
         f"lab check {key[3:]} --task {task}"
@@ -69,9 +66,9 @@ def _needs(lab: Lab, key: str, task: int | str) -> str:
 
 
 def _told(lab: Lab, error: Exception) -> str:
-    unwritten = UNWRITTEN.match(str(error)) if isinstance(error, NotImplementedError) else None
-    if unwritten:
-        return _needs(lab, *unwritten.groups())
+    absent = unwritten(error)
+    if absent:
+        return _needs(lab, absent.lab, absent.task)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(student_package())]
     place = own[-1] if own else frames[-1]

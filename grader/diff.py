@@ -12,6 +12,7 @@ from rich.text import Text
 from grader.catalog import Lab, Task
 from grader.errors import LabError
 from grader.records import LabState
+from grader.stubs import starts_empty
 from grader.surgery import SurgeryError, source_of
 from grader.workspace import shown
 
@@ -29,18 +30,26 @@ def require_unlocked(lab: Lab, task: Task, entry: LabState) -> None:
 
 def task_diff(lab: Lab, task: Task) -> Iterator[tuple[str, list[str]]]:
     """For each symbol of a task: its place, and the lines of a unified diff (none where equal)."""
+    shown_whole = set()
     for symbol in task.symbols:
         module, _, qualname = symbol.partition(":")
         name = f"{module.replace('.', '/')}.py"
+        if starts_empty((lab.stubs / name).read_text(encoding="utf-8"), qualname):
+            if name in shown_whole:
+                continue
+            shown_whole.add(name)
+            qualname = ""  # helpers are a part of the answer
         mine = _definition(lab.mine / name, qualname)
         theirs = _definition(lab.reference / name, qualname)
         lines = difflib.unified_diff(mine, theirs, "yours", "reference", lineterm="", n=100)
-        yield f"{shown(lab.mine / name)}  {qualname}", list(lines)[3:]
+        yield f"{shown(lab.mine / name)}  {qualname}".rstrip(), list(lines)[3:]
 
 
 def _definition(path: Path, qualname: str) -> list[str]:
+    """The lines of one definition, or of the whole file where none is named."""
     try:
-        source = source_of(path.read_bytes().decode(), qualname)
+        text = path.read_bytes().decode()
+        source = source_of(text, qualname) if qualname else text
     except (SurgeryError, UnicodeDecodeError) as error:
         raise LabError(f"{shown(path)} cannot be compared: {error}.") from None
     except OSError as error:

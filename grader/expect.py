@@ -96,10 +96,19 @@ class Expect:
         raise ExpectationFailed(call, given or {}, found, cause, _site(), fingerprint(seen))
 
 
+def observed(error: BaseException) -> dict[str, Any]:
+    """What a check saw that failed so: by which a known mistake is recognised."""
+    if isinstance(error, ExpectationFailed):
+        return {"at": error.at, "seen": error.seen}
+    return {"at": "raised", "seen": fingerprint(error)}
+
+
 def _site() -> str:
-    """Which expectation of the check this is: function name and line within it."""
+    """Which expectation of the check this is: function, and line from its first statement on."""
     frame = sys._getframe(2)
-    return f"{frame.f_code.co_name}+{frame.f_lineno - frame.f_code.co_firstlineno}"
+    code = frame.f_code
+    body = [line for _, _, line in code.co_lines() if line and line > code.co_firstlineno]
+    return f"{code.co_name}+{frame.f_lineno - min(body, default=code.co_firstlineno)}"
 
 
 expect = Expect()

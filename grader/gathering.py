@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from grader.errors import LabError
 from grader.machine import obstacle
 from grader.outcome import Outcome, Status
 from grader.paths import LABS
+from grader.running import not_written
 from grader.session import LabSession
+from grader.unwritten import stand_in, unwritten
 
 CANNOT_LOAD = "the code cannot be loaded"
 # A check takes a second or two; one still running by then is in an endless loop.
@@ -111,20 +114,36 @@ class Gathering:
         if lab is None:
             return None
         self.session.world(lab).enter()
-        try:
-            collector.obj  # noqa: B018 - imports the module, so that the error is at hand
-        except collector.CollectError as wrapped:
-            error = wrapped.__cause__ or wrapped
-            self._file_failed(lab, collector.path, error)
-            card = load_failure_card(lab.key, error)
-            return pytest.CollectReport(collector.nodeid, "failed", card, [])
-        return None
+        error = self._load(collector)
+        if error is None:
+            return None
+        self._file_failed(lab, collector.path, error)
+        absent = unwritten(error)
+        card = str(absent) if absent else load_failure_card(lab.key, error)
+        return pytest.CollectReport(collector.nodeid, "failed", card, [])
+
+    def _load(self, collector: pytest.Module) -> BaseException | None:
+        """Import a file of checks; a public name not written yet fails the checks that use it."""
+        while True:
+            try:
+                collector.obj  # noqa: B018 - imports the module, so that the error is at hand
+            except Exception as wrapped:
+                error = wrapped.__cause__ or wrapped
+            else:
+                return None
+            if self.session.reference or not stand_in(error):
+                return error
+            for name, module in list(sys.modules.items()):
+                if getattr(module, "__file__", None) == str(collector.path):
+                    del sys.modules[name]  # half of it was loaded
 
     def _file_failed(self, lab: Lab, path: Path, error: BaseException) -> None:
         first = (str(error).splitlines() or [""])[0]
         reason = f"{CANNOT_LOAD}: {type(error).__name__}: {first}"
         for check in registry.read(lab).checks.values():
             if check.file == path.name:
+                standing = not_written(error, lab.key, check.task)
+                status, why = standing or (Status.FAILED, reason)
                 self.session.note(
                     Outcome(
                         check=check.id,
@@ -132,8 +151,8 @@ class Gathering:
                         task=check.task,
                         title=check.title,
                         points=check.points,
-                        status=Status.FAILED,
-                        reason=reason,
+                        status=status,
+                        reason=why,
                     )
                 )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grader import integrity
+from grader import hintfile, integrity
 from grader.catalog import CatalogError, Lab
 from grader.errors import LabError
 from grader.outcome import Status
@@ -15,7 +15,7 @@ from grader.records import LabState
 from grader.registry import CheckEntry
 
 # Share of a check's points spent once this many hints are taken: a nudge is nearly free, and
-# even nearly-the-code leaves something for writing it.
+# even the idea itself leaves something for writing it.
 SHARES = (0.0, 0.1, 0.3, 0.6)
 
 
@@ -33,15 +33,16 @@ class Ladder:
     """One check's hints and how many of them were taken."""
 
     check: CheckEntry
+    hints: tuple[str, ...]
     taken: int
 
     @property
     def shown(self) -> tuple[str, ...]:
-        return self.check.hints[: self.taken]
+        return self.hints[: self.taken]
 
     @property
     def is_used_up(self) -> bool:
-        return self.taken >= len(self.check.hints)
+        return self.taken >= len(self.hints)
 
     @property
     def next_cost(self) -> float:
@@ -53,7 +54,13 @@ class Ladder:
 def ladder(lab: Lab, wanted: str, entry: LabState) -> Ladder:
     """The ladder of a check named by name or id, or of a task's first check that does not pass."""
     check = _of_task(lab, int(wanted), entry) if wanted.isdigit() else _by_name(lab, wanted)
-    return Ladder(check, min(entry.hints.get(check.id, 0), len(check.hints)))
+    texts = hintfile.read(lab).get(f"{check.file}::{check.name}", ())
+    if not texts:
+        raise LabError(
+            f"{lab.key}/hints.txt has no hints of {check.name}; `git checkout labs/{lab.key}` "
+            "restores it (maintainers: `python -m grader build`)."
+        )
+    return Ladder(check, texts, min(entry.hints.get(check.id, 0), len(texts)))
 
 
 def _of_task(lab: Lab, task: int, entry: LabState) -> CheckEntry:

@@ -17,7 +17,7 @@ from grader.fingerprint import matches
 from grader.outcome import Status
 from grader.paths import MISTAKES
 from grader.run import Record, Run, fresh_processes, run_checks
-from grader.stubs import functions
+from grader.stubs import definitions
 
 
 class MistakeError(LabError):
@@ -26,7 +26,10 @@ class MistakeError(LabError):
 
 @dataclass(frozen=True)
 class Mistake:
-    """One wrong variant: in `symbol` (module:qualname) the text `old` becomes `new`."""
+    """One wrong variant: in `symbol` the text `old` becomes `new`.
+
+    A symbol is `module:qualname` of a function or class, public or not, or `module:` for all of it.
+    """
 
     name: str
     task: int
@@ -64,13 +67,15 @@ def plant(mistake: Mistake, lab: Lab, package: Path) -> None:
     path = folder / f"{module}.py"
     source = path.read_text(encoding="utf-8")
     lines = source.splitlines(keepends=True)
-    nodes = [node for found, node in functions(source) if found == name]
-    if len(nodes) != 1:
-        raise MistakeError(
-            f"{lab.key} {mistake.name}: {mistake.symbol} is there {len(nodes)} times."
-        )
-    first = min([nodes[0].lineno, *(d.lineno for d in nodes[0].decorator_list)]) - 1
-    last = nodes[0].end_lineno
+    first, last = 0, len(lines)
+    if name:
+        nodes = [node for found, node in definitions(source) if found == name]
+        if len(nodes) != 1:
+            raise MistakeError(
+                f"{lab.key} {mistake.name}: {mistake.symbol} is there {len(nodes)} times."
+            )
+        first = min([nodes[0].lineno, *(d.lineno for d in nodes[0].decorator_list)]) - 1
+        last = nodes[0].end_lineno
     body = "".join(lines[first:last])
     if body.count(mistake.old) != 1:
         raise MistakeError(

@@ -14,9 +14,9 @@ from grader import mistakes
 from grader.catalog import Lab
 from grader.collect import collect_checks
 from grader.mistakes import Finding, Mistake
-from grader.registry import file_digest
+from grader.paths import ROOT
 
-OBSERVERS = ("expect.py", "compare.py", "fingerprint.py", "running.py")
+OBSERVERS = ("expect.py", "compare.py", "fingerprint.py")  # they make the observations
 
 
 def record_of(lab: Lab, progress: Callable[[str], None]) -> str:
@@ -40,12 +40,12 @@ def fresh(lab: Lab) -> bool:
 def mistake_digests(lab: Lab) -> dict[str, str]:
     """For each mistake one digest of all that its record depends on.
 
-    That is the lab's reference, the files with the checks of its task and what these import from
-    the grader, and the mistake itself. Docstrings and comments of the reference do not count.
+    That is the code of the lab's reference, of the checks of its task, of what these import from
+    the grader, and the mistake itself. Docstrings, comments, markers and hints do not count, nor
+    where in the grader a module lies.
     """
     common = [f"{path.name} {_code(path)}" for path in sorted(lab.reference.glob("*.py"))]
-    observers = [Path(__file__).parent / name for name in OBSERVERS]
-    common += [f"{path.name} {file_digest(path)}" for path in [*observers, lab.folder / "lab.toml"]]
+    common += sorted(_code(Path(__file__).parent / name) for name in OBSERVERS)
     of_lab = _digest(common)
     files: dict[int, set[str]] = {}
     for check in collect_checks(lab):
@@ -75,21 +75,32 @@ def _seen(mistake: Mistake, record: dict[str, Any]) -> dict[str, dict[str, Any]]
 
 
 def _with_helpers(checks: Path) -> str:
-    """The digests of a file of checks and of the grader's modules that it imports."""
-    names = re.findall(r"^from grader\.(\w+) import", checks.read_text(encoding="utf-8"), re.M)
-    helpers = [Path(__file__).with_name(f"{name}.py") for name in sorted(set(names))]
-    return " ".join(f"{path.name} {file_digest(path)}" for path in [checks, *helpers])
+    """The code of a file of checks and of the grader's modules that it imports."""
+    names = re.findall(r"^from (grader\.[\w.]+) import", checks.read_text(encoding="utf-8"), re.M)
+    helpers = [ROOT / f"{name.replace('.', '/')}.py" for name in names]
+    parts = [_code(path) for path in helpers if path.is_file()]
+    return _digest([checks.name, _code(checks), *sorted(parts)])
 
 
 def _code(path: Path) -> str:
-    """A module's syntax tree without its docstrings, as text."""
+    """A digest of a module's syntax tree without docstrings, markers and the grader's names."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
-            node, clean=False
-        ):
-            node.body = node.body[1:]
-    return ast.dump(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            if ast.get_docstring(node, clean=False):
+                node.body = node.body[1:]
+            node.body = [line for line in node.body if not _imports_grader(line)]
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list = [d for d in node.decorator_list if not _is_marker(d)]
+    return _digest([ast.dump(tree)])
+
+
+def _imports_grader(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "grader"
+
+
+def _is_marker(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.check"
 
 
 def _digest(parts: list[str]) -> str:

@@ -17,6 +17,7 @@ from grader.errors import LabError
 from grader.paths import NOTEBOOKS
 from grader.records import LabState
 from grader.registry import file_digest
+from grader.unwritten import absent_symbols
 from grader.workspace import require_started, shown
 
 MANIFEST = "manifest.json"
@@ -39,7 +40,7 @@ def pack(lab: Lab, entry: LabState, output: Path | None) -> Pack:
     require_started(lab)
     target = _target(lab, output)
     files = [path for path in student_files(lab) if not path.is_symlink()]
-    warnings = _warnings(lab, entry)
+    warnings = [*_warnings(lab, entry), *_unfinished(lab)]
     warnings += [
         f"{shown(path)} is a link and was left out; put the file itself there."
         for path in student_files(lab)
@@ -124,6 +125,7 @@ def _manifest(lab: Lab, entry: LabState, names: dict[str, Path]) -> dict[str, ob
         "system": f"{platform.system()} {platform.machine()}",
         "packages": {name: _version(name) for name in PACKAGES},
         "digest": now,
+        "seconds": {str(task): seconds for task, seconds in sorted(entry.seconds.items())},
         "files": {name: file_digest(path) for name, path in names.items()},
         "results": results,
     }
@@ -134,6 +136,13 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _unfinished(lab: Lab) -> list[str]:
+    """One sentence that names what is still to be written, if anything is."""
+    names = [absent.name for absent in absent_symbols(lab)]
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return [f"not written yet: {', '.join(names[:5])}{more}."] if names else []
 
 
 def _warnings(lab: Lab, entry: LabState) -> list[str]:

@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--unblocked",
         action="store_true",
-        help="run checks even when a task that they need has failed",
+        help="give the card also of a check behind a failed task",
     )
     group.addoption(
         "--record",
@@ -38,9 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "check(task, points, title, hints): one graded check of a lab"
-    )
+    config.addinivalue_line("markers", "check(task, points, title): one graded check of a lab")
     if config.getoption("mine") and config.getoption("reference"):
         raise pytest.UsageError("--mine and --reference exclude each other; give one of them.")
     session = LabSession(config)

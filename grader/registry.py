@@ -20,7 +20,6 @@ class CheckEntry:
     task: int
     points: int
     title: str
-    hints: tuple[str, str, str]
 
     @property
     def file(self) -> str:
@@ -58,7 +57,7 @@ def read(lab: Lab) -> Registry:
         return Registry({}, {})
     data = json.loads(path.read_text(encoding="utf-8"))
     checks = {
-        key: CheckEntry(key, entry["task"], entry["points"], entry["title"], tuple(entry["hints"]))
+        key: CheckEntry(key, entry["task"], entry["points"], entry["title"])
         for key, entry in data["checks"].items()
     }
     return Registry(checks, data["files"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from grader import statefile, workspace
 from grader.catalog import Lab, Task
 from grader.errors import LabError
+from grader.stubs import starts_empty
 from grader.surgery import SurgeryError, replaced
 from grader.workspace import shown
 
@@ -40,7 +41,10 @@ def plan_lab(lab: Lab) -> Reset:
 
 
 def plan_task(lab: Lab, task: Task) -> Reset:
-    """The definitions of one task as in the stubs, everything else as the student has it."""
+    """The definitions of one task as in the stubs, everything else as the student has it.
+
+    A file that starts empty is put back whole: what its names stand on is the student's choice.
+    """
     _require_whole_stubs(lab)
     texts: dict[Path, str] = {}
     for symbol in task.symbols:
@@ -48,8 +52,8 @@ def plan_task(lab: Lab, task: Task) -> Reset:
         path = lab.mine / f"{module.replace('.', '/')}.py"
         stub = lab.stubs / path.relative_to(lab.mine)
         pristine = stub.read_bytes().decode()
-        if not path.exists():
-            texts.setdefault(path, pristine)
+        if not path.exists() or starts_empty(pristine, qualname):
+            texts[path] = pristine
             continue
         try:
             current = texts.get(path) or path.read_bytes().decode()

@@ -1,8 +1,7 @@
-"""The running half of the plugin: blocked tasks, and a card for every failed check."""
+"""The running half of the plugin: how each check stands, and a card for each that failed."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import pytest
@@ -10,16 +9,22 @@ import pytest
 from grader import registry
 from grader.card import CheckInfo, failure_card, shown_path, student_place
 from grader.catalog import find_lab
-from grader.expect import ExpectationFailed
-from grader.fingerprint import fingerprint
+from grader.expect import observed
 from grader.outcome import Outcome, Status
 from grader.session import LabSession
+from grader.unwritten import lacking, unwritten
 
-TODO = re.compile(r"lab(\d\d) task (\d+): ")
 
-
-class Blocked(Exception):
-    """A check was not run because a task that it needs has failed."""
+def not_written(error: BaseException, lab: str, task: int) -> tuple[Status, str] | None:
+    """How a check stands that met a name not written yet, and why, in one line."""
+    absent = unwritten(error)
+    if absent is None:
+        return None
+    if absent.lab == lab and absent.task != task:
+        return Status.BLOCKED, f"blocked by task {absent.task}"
+    place = student_place(error)
+    where = f" ({shown_path(place[0])}:{place[1]})" if place else ""
+    return Status.TODO, f"{absent} is not written yet{where}"
 
 
 class Running:
@@ -33,13 +38,7 @@ class Running:
         info = self.session.info(item)
         if info is None:
             return
-        lab = find_lab(info.lab)
-        self.session.world(lab).enter()
-        if self.session.config.getoption("unblocked"):
-            return
-        for needed in lab.task(info.task).needs:
-            if self.session.failed(lab.key, needed):
-                raise Blocked(f"blocked by task {needed}")
+        self.session.world(find_lab(info.lab)).enter()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -67,22 +66,27 @@ class Running:
 
         if error is None:
             return outcome(Status.PASSED), ""
-        if isinstance(error, Blocked):
-            return outcome(Status.BLOCKED, str(error)), str(error)
-        if isinstance(error, NotImplementedError) and TODO.match(str(error)):
-            place = student_place(error)
-            where = f" ({shown_path(place[0])}:{place[1]})" if place else ""
-            return outcome(Status.TODO, f"{error} is not written yet{where}"), str(error)
-        if isinstance(error, ExpectationFailed):
-            observation = {"at": error.at, "seen": error.seen}
-        else:
-            observation = {"at": "raised", "seen": fingerprint(error)}
+        standing = not_written(error, info.lab, info.task)
+        if standing:
+            return outcome(*standing), str(unwritten(error))
+        behind = self._blocked_by(info)
+        if behind:
+            return outcome(Status.BLOCKED, behind), behind
+        observation = observed(error)
         self.session.observations[info.id] = observation
         named = registry.recognise(find_lab(info.lab), info.id, observation)
         card = failure_card(info, error, [mistake.says for mistake in named])
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = lacking(error) or (str(error).splitlines() or [type(error).__name__])[0]
         names = ",".join(mistake.name for mistake in named)
         return outcome(Status.FAILED, reason, names), card
+
+    def _blocked_by(self, info: CheckInfo) -> str:
+        """Of a check that failed: that a task which its own task needs has failed before."""
+        if self.session.config.getoption("unblocked"):
+            return ""
+        needs = find_lab(info.lab).task(info.task).needs
+        failed = [task for task in needs if self.session.failed(info.lab, task)]
+        return f"blocked by task {failed[0]}" if failed else ""
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         status = getattr(report, "lab_status", None)

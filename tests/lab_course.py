@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,8 +93,7 @@ def triple(n: int) -> int:
     ### END SOLUTION
 '''
 CHECK = """
-@pytest.mark.check(task={task}, points={points}, title="{title}",
-                   hints=("weak", "stronger", "code"))
+@pytest.mark.check(task={task}, points={points}, title="{title}")
 def {name}():
     expect({call}, {value}, call="{call}", given={{}}, cause="{title}")
 """
@@ -270,9 +271,11 @@ def _checks(root: Path, key: str) -> dict:
                 "task": task,
                 "points": points,
                 "title": title,
-                "hints": ["weak", "stronger", "code"],
             }
         _write(root / "labs" / lab / file, text)
+    hints = {f"{id.rpartition('/')[2]}": ["weak", "stronger", "code"] for id in checks}
+    packed = base64.b64encode(zlib.compress(json.dumps(hints).encode())).decode()
+    _write(root / "labs" / key / "hints.txt", f"# encoded\n{packed}\n")
     folder = root / "labs" / key
     paths = [*sorted(folder.glob("test_*.py")), *sorted(folder.glob("stubs/*.py"))]
     files = {

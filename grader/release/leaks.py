@@ -16,9 +16,8 @@ from grader.stubs import lab_stubs, solutions
 
 WINDOW = 3  # so many lines of a solution in a row are a leak, even where the rest is missing
 LONG = 40  # a single line of a planted mistake or of a model answer counts from this length on
-HINTS = re.compile(r"hints=\((?:[^()]|\([^()]*\))*\)", re.DOTALL)
 FORBIDDEN = re.compile(
-    r"^(solutions/(hidden|mistakes|notebooks)/|grader/(grading|classroom)/)|\.pyc$"
+    r"^(solutions/(hidden|hints|mistakes|notebooks)/|grader/(grading|classroom)/)|\.pyc$"
 )
 
 
@@ -79,7 +78,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _text(name: str, data: bytes) -> str:
-    """A file as the lines a reader sees; hints are left out, which may be nearly the code."""
+    """A file as the lines a reader sees."""
     if name.endswith((".safetensors", ".png")):
         return ""
     text = data.decode("utf-8", "replace")
@@ -87,4 +86,4 @@ def _text(name: str, data: bytes) -> str:
         return "\n".join("".join(cell["source"]) + "\n" for cell in json.loads(text)["cells"])
     if name.endswith("checks.json"):
         return ""
-    return HINTS.sub("", text) if name.startswith("labs/") else text
+    return text

@@ -70,16 +70,7 @@ def _random_ranks(rng, merges):
     return ranks
 
 
-@pytest.mark.check(
-    task=2,
-    points=4,
-    title="Merges apply in learned order",
-    hints=(
-        "Not from left to right, and not the longest token first.",
-        "In each round the neighbours with the lowest rank are merged; of equals the leftmost.",
-        "A heap of (rank, index, pair); skip an entry whose two tokens have changed since.",
-    ),
-)
+@pytest.mark.check(task=2, points=4, title="Merges apply in learned order")
 def test_merge_order(rng):
     ranks = {(b"b", b"c"): 0, (b"a", b"b"): 1, (b"a", b"bc"): 2, (b"c", b"a"): 3}
     expect(
@@ -120,16 +111,7 @@ class _Counted(dict):
         return super().__contains__(key)
 
 
-@pytest.mark.check(
-    task=2,
-    points=3,
-    title="A long word asks for each new pair once",
-    hints=(
-        "A word without a space can be 100 kB long; n rounds over n pairs never end.",
-        "Only the two pairs beside a merge are new; the others keep the rank they had.",
-        "Push (rank, index, pair) of new neighbours on a heap; pop; link the tokens both ways.",
-    ),
-)
+@pytest.mark.check(task=2, points=3, title="A long word asks for each new pair once")
 def test_long_word(rng):
     ranks = _Counted(_random_ranks(rng, 30))
     word = bytes(rng.choice(list(b"abc"), 1500).tolist())
@@ -144,16 +126,7 @@ def test_long_word(rng):
     )
 
 
-@pytest.mark.check(
-    task=2,
-    points=3,
-    title="Text is cut at special tokens, the longest first",
-    hints=(
-        "One special token may begin like another.",
-        "A regular expression takes the first alternative that fits: put longer ones first.",
-        "finditer over the escaped contents; text[done:start], the token, done = end; the rest.",
-    ),
-)
+@pytest.mark.check(task=2, points=3, title="Text is cut at special tokens, the longest first")
 def test_split_special():
     tokens = [
         AddedToken("<a>", 1),
@@ -185,16 +158,7 @@ def test_split_special():
     expect(split_special("<a>", []), ["<a>"], call="split_special('<a>', [])")
 
 
-@pytest.mark.check(
-    task=2,
-    points=4,
-    title="Special tokens in a text are text unless allowed",
-    hints=(
-        "A user types <|end|>. Should that end the conversation?",
-        "Look only for the tokens that allowed_special names; others are encoded like words.",
-        "`_matched(allowed_special)` gives the tokens to look for; use nothing else.",
-    ),
-)
+@pytest.mark.check(task=2, points=4, title="Special tokens in a text are text unless allowed")
 def test_allowed_special(rng):
     library, model = _library(rng)
     plain = Library.from_str(json.dumps(json.loads(library.to_str()) | {"added_tokens": []}))
@@ -226,16 +190,7 @@ def test_allowed_special(rng):
     )
 
 
-@pytest.mark.check(
-    task=2,
-    points=2,
-    title="Whole words and missing bytes",
-    hints=(
-        "Two fields of the spec decide: ignore_merges and unk_id.",
-        "ignore_merges: look the word up first. A missing byte: unk_id, or leave it out.",
-        "drop the missing bytes before merging, for their neighbours may then merge.",
-    ),
-)
+@pytest.mark.check(task=2, points=2, title="Whole words and missing bytes")
 def test_encode_word():
     model = BPEModel({b"a": 0, b"b": 1, b"c": 2, b"ab": 3, b"abc": 4}, [(b"a", b"b")])
     spec = Tokenizer(model).spec
@@ -256,16 +211,7 @@ def test_encode_word():
         )
 
 
-@pytest.mark.check(
-    task=2,
-    points=3,
-    title="Ids are those of the tokenizers library",
-    hints=(
-        "Words first, then merges within each word; `encode_text` does that with your encode_word.",
-        "A lone surrogate is no character: `well_formed` first.",
-        "split_special(well_formed(text), raw), then normalize, then split at the late tokens.",
-    ),
-)
+@pytest.mark.check(task=2, points=3, title="Ids are those of the tokenizers library")
 def test_ids(rng):
     library, model = _library(rng)
     tokenizer = Tokenizer(model)
@@ -286,16 +232,7 @@ def test_ids(rng):
     )
 
 
-@pytest.mark.check(
-    task=2,
-    points=1,
-    title="Beginning of sequence only where asked for",
-    hints=(
-        "Some models want a BOS token before a plain prompt.",
-        "Only with add_special_tokens=True: prefix_ids, the text, suffix_ids.",
-        "ids = [*self.spec.prefix_ids, *ids, *self.spec.suffix_ids]",
-    ),
-)
+@pytest.mark.check(task=2, points=1, title="Beginning of sequence only where asked for")
 def test_prefix():
     model = BPEModel({bytes([b]): b for b in range(256)}, [], {"<s>": 256, "</s>": 257})
     spec = replace(Tokenizer(model).spec, prefix_ids=(256,), suffix_ids=(257,))

@@ -102,16 +102,7 @@ def _bytes_tokenizer():
     return Tokenizer(BPEModel(vocab, [], {"<|end|>": 258}))
 
 
-@pytest.mark.check(
-    task=3,
-    points=2,
-    title="The vocabulary is read as bytes",
-    hints=(
-        "In the file a space is written Ġ, and é as two characters.",
-        "byte_level.to_bytes reads that alphabet.",
-        "{to_bytes(token): id for token, id in entries.items()}",
-    ),
-)
+@pytest.mark.check(task=3, points=2, title="The vocabulary is read as bytes")
 def test_vocab(rng):
     tokens = [bytes(rng.integers(0, 256, n).tolist()) for n in (1, 2, 3, 4)]
     tokens += [b" the", "é".encode(), b"\n\n", b"\xff\x00"]
@@ -126,16 +117,7 @@ def test_vocab(rng):
     )
 
 
-@pytest.mark.check(
-    task=3,
-    points=3,
-    title="Merges are read in both spellings",
-    hints=(
-        "Older files say 'a b', newer ones ['a', 'b'].",
-        "A space within a token is written Ġ, so the one real space separates.",
-        "parts = entry.split(' ') if isinstance(entry, str) else entry; two parts or an error",
-    ),
-)
+@pytest.mark.check(task=3, points=3, title="Merges are read in both spellings")
 def test_merges(rng):
     def draw():
         return bytes(rng.integers(0, 256, 2).tolist())
@@ -160,16 +142,7 @@ def test_merges(rng):
         )
 
 
-@pytest.mark.check(
-    task=3,
-    points=4,
-    title="Any bytes come back; what is not UTF-8 is U+FFFD",
-    hints=(
-        "A character may be spread over several tokens.",
-        "Join all the bytes first, then decode once.",
-        "self.decode_bytes(ids).decode('utf-8', 'replace')",
-    ),
-)
+@pytest.mark.check(task=3, points=4, title="Any bytes come back; what is not UTF-8 is U+FFFD")
 def test_decode(rng):
     tokenizer = _bytes_tokenizer()
     text = " naïve 世界 🙂\u0000"
@@ -196,16 +169,7 @@ def test_decode(rng):
         )
 
 
-@pytest.mark.check(
-    task=3,
-    points=2,
-    title="Special tokens are shown or skipped",
-    hints=(
-        "By default the text shows them.",
-        "skip_special_tokens leaves out the ids in special_ids.",
-        "self.decode_bytes(id for id in ids if id not in self.special_ids)",
-    ),
-)
+@pytest.mark.check(task=3, points=2, title="Special tokens are shown or skipped")
 def test_skip_special():
     tokenizer = _bytes_tokenizer()
     ids = [72, 258, 0xC3, 258, 0xA9, 258]
@@ -218,16 +182,7 @@ def test_skip_special():
     )
 
 
-@pytest.mark.check(
-    task=3,
-    points=3,
-    title="A model stops at every id that its files name",
-    hints=(
-        "Chat models often have two: end of turn and end of text.",
-        "generation_config.json before config.json; then eos_token of tokenizer_config.json too.",
-        "ids may be an int or a list; eos_token a string or a dict with 'content'.",
-    ),
-)
+@pytest.mark.check(task=3, points=3, title="A model stops at every id that its files name")
 def test_stop_ids(tmp_path):
     vocab = {bytes([b]): b for b in range(256)}
     tokenizer = Tokenizer(BPEModel(vocab, [], {"<|end|>": 258, "<|im_end|>": 259}))
@@ -260,16 +215,7 @@ def test_stop_ids(tmp_path):
         )
 
 
-@pytest.mark.check(
-    task=3,
-    points=4,
-    title="Trained tokenizers give the library's ids",
-    hints=(
-        "The file is read by read_spec, with your read_vocab and read_merges.",
-        "Where ids differ, find the shortest text and compare its words first.",
-        "Normalization comes after the tokens that are not `normalized` have been cut out.",
-    ),
-)
+@pytest.mark.check(task=3, points=4, title="Trained tokenizers give the library's ids")
 def test_trained(tmp_path):
     for kind in KINDS:
         library, written = _trained(kind, old_merges=kind.startswith("GPT-2"))
@@ -280,16 +226,7 @@ def test_trained(tmp_path):
         _same_ids(kind, library, tokenizer)
 
 
-@pytest.mark.check(
-    task=3,
-    points=2,
-    title="The bundled model's tokenizer gives the library's ids",
-    hints=(
-        "`from_pretrained` reads the folder's tokenizer.json with your functions.",
-        "Compare the words, then the merges of the first word that differs.",
-        "Print Tokenizer.from_pretrained('models/target').spec to see what was read.",
-    ),
-)
+@pytest.mark.check(task=3, points=2, title="The bundled model's tokenizer gives the library's ids")
 def test_bundled(rng):
     tokenizer = Tokenizer.from_pretrained(BUNDLED)
     library = Library.from_file(str(BUNDLED / "tokenizer.json"))

@@ -24,16 +24,7 @@ def _whole_characters(rng):
     return "".join(rng.choice(list("aé世🙂ß \n¿"), 30))
 
 
-@pytest.mark.check(
-    task=4,
-    points=3,
-    title="The pieces join to the decoded text",
-    hints=(
-        "Some tokens end within a character, and the next one goes on with it.",
-        "Keep the bytes that wait; an incremental decoder of the standard library does.",
-        "self.decoder.decode(self.tokenizer.token_bytes(token_id))",
-    ),
-)
+@pytest.mark.check(task=4, points=3, title="The pieces join to the decoded text")
 def test_pieces_join(rng):
     words = [" né".encode()[:3], "世界".encode()[1:5], "🙂".encode()[2:], b" a"]
     tokenizer = _tokenizer(*words)
@@ -50,16 +41,7 @@ def test_pieces_join(rng):
         )
 
 
-@pytest.mark.check(
-    task=4,
-    points=3,
-    title="A character comes whole, and as soon as it is",
-    hints=(
-        "🙂 is four bytes: three pushes give nothing, the fourth gives it.",
-        "Hold only bytes that can still become a character.",
-        "Decode what is complete, keep the rest; `codecs` has it: getincrementaldecoder('utf-8').",
-    ),
-)
+@pytest.mark.check(task=4, points=3, title="A character comes whole, and as soon as it is")
 def test_whole_characters(rng):
     text = "né 世🙂 " + _whole_characters(rng)
     pieces = [piece for c in text for piece in [*[""] * (len(c.encode()) - 1), c]]
@@ -78,16 +60,7 @@ def test_whole_characters(rng):
     )
 
 
-@pytest.mark.check(
-    task=4,
-    points=2,
-    title="Broken bytes hold nothing up",
-    hints=(
-        "A model may write bytes that never become a character.",
-        "As soon as the next byte shows that, they are U+FFFD and the stream goes on.",
-        "Do not wait while the text ends in U+FFFD: it may be broken, or a real U+FFFD.",
-    ),
-)
+@pytest.mark.check(task=4, points=2, title="Broken bytes hold nothing up")
 def test_broken_bytes():
     tokenizer = _tokenizer("\ufffd".encode(), b"ok")
     cases = [
@@ -106,16 +79,7 @@ def test_broken_bytes():
         )
 
 
-@pytest.mark.check(
-    task=4,
-    points=2,
-    title="The end shows what was held, and begins anew",
-    hints=(
-        "max_tokens may cut a character in two.",
-        "flush gives the held bytes as U+FFFD; after it nothing is held.",
-        "rest = self.decoder.decode(b'', final=True); self.decoder.reset()",
-    ),
-)
+@pytest.mark.check(task=4, points=2, title="The end shows what was held, and begins anew")
 def test_flush():
     stream = StreamingDetokenizer(_tokenizer())
     seen = [*_pieces(stream, b"a\xf0\x9f"), stream.flush(), stream.flush()]
@@ -133,16 +97,7 @@ def test_flush():
     )
 
 
-@pytest.mark.check(
-    task=4,
-    points=1,
-    title="Special tokens are skipped, or shown",
-    hints=(
-        "Readers do not want to see <|im_end|>.",
-        "self.skipped holds the ids to leave out: none if skip_special_tokens is False.",
-        "if token_id in self.skipped: return ''",
-    ),
-)
+@pytest.mark.check(task=4, points=1, title="Special tokens are skipped, or shown")
 def test_special():
     ids = [0xC3, END, 0xA9, END]
     for skip, pieces in (
@@ -157,16 +112,7 @@ def test_special():
         )
 
 
-@pytest.mark.check(
-    task=4,
-    points=1,
-    title="A token costs its own bytes, however long the stream",
-    hints=(
-        "Decoding the whole list for each token makes n tokens cost n * n / 2.",
-        "Ask for the bytes of the new token only.",
-        "One call of token_bytes a push, none of decode.",
-    ),
-)
+@pytest.mark.check(task=4, points=1, title="A token costs its own bytes, however long the stream")
 def test_cost(rng):
     asked = []
 

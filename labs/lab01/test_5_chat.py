@@ -63,16 +63,7 @@ def _byte_tokenizer(*special):
     return Tokenizer(BPEModel(vocab, [], {token: 256 + i for i, token in enumerate(special)}))
 
 
-@pytest.mark.check(
-    task=5,
-    points=3,
-    title="Templates render as in transformers",
-    hints=(
-        "Lines that hold only a statement must leave no line behind.",
-        "trim_blocks and lstrip_blocks; the filter tojson and the extensions given.",
-        "ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[...])",
-    ),
-)
+@pytest.mark.check(task=5, points=3, title="Templates render as in transformers")
 def test_whitespace_and_filters(rng):
     messages = [*CHAT, {"role": "user", "content": f"And {rng.integers(99)}?"}]
     for name, source in (("ChatML", CHATML), ("Llama", LLAMA), ("tools", TOOLS)):
@@ -95,16 +86,7 @@ def test_whitespace_and_filters(rng):
     )
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="A template cannot leave its sandbox",
-    hints=(
-        "The template comes with a model that anyone may have uploaded.",
-        "An ordinary jinja2.Environment lets it reach every class of Python.",
-        "from jinja2.sandbox import ImmutableSandboxedEnvironment",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="A template cannot leave its sandbox")
 def test_sandbox():
     attacks = (
         "{{ ''.__class__.__name__ }}",
@@ -120,16 +102,7 @@ def test_sandbox():
         )
 
 
-@pytest.mark.check(
-    task=5,
-    points=3,
-    title="Generation prompt, named tokens and variables",
-    hints=(
-        "With the generation prompt the text ends where the assistant begins.",
-        "The template sees messages, add_generation_prompt, tools, documents, named tokens.",
-        "{'tools': None, 'documents': None} | self.named_tokens | variables",
-    ),
-)
+@pytest.mark.check(task=5, points=3, title="Generation prompt, named tokens and variables")
 def test_render():
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
     for generation in (True, False):
@@ -162,16 +135,7 @@ def test_render():
     )
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="What cannot be rendered is said in one error",
-    hints=(
-        "A template may refuse, be faulty, or be given None where it wants text.",
-        "Catch what jinja2 raises, and TypeError, and raise ChatTemplateError with the reason.",
-        "except (jinja2.TemplateError, TypeError, ValueError) as error: raise ChatTemplateError",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="What cannot be rendered is said in one error")
 def test_errors():
     cases = {
         "refused": (LLAMA, [{"role": "robot", "content": "x"}], "unknown role robot"),
@@ -190,16 +154,7 @@ def test_errors():
         )
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="Special tokens are hidden wherever a user can write",
-    hints=(
-        "Not in content alone: in lists of parts, tool arguments, even keys.",
-        "Two strings may be joined by the template: a token's beginning at the end counts too.",
-        "replace(token, stands[token[0]] + token[1:]); then look at the end, white space aside",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="Special tokens are hidden wherever a user can write")
 def test_hide(rng):
     tokens = ["<|im_end|>", "</s>"]
     stands = {"<": "\ufdd0"}
@@ -230,16 +185,7 @@ def test_hide(rng):
     expect(message, {"role": "user", "content": "</s>"}, call="the caller's message afterwards")
 
 
-@pytest.mark.check(
-    task=5,
-    points=4,
-    title="Users cannot smuggle special tokens in; one BOS",
-    hints=(
-        "Render what is hidden, cut at special tokens, show the text again, encode it.",
-        "Text is encoded with no special token allowed; those of the template are ids already.",
-        "for part in split_special(text, specials): part.id, or encode(part.translate(shown))",
-    ),
-)
+@pytest.mark.check(task=5, points=4, title="Users cannot smuggle special tokens in; one BOS")
 def test_smuggling(rng):
     special = ["<s>", "</s>", "<|start|>", "<|end|>", "<|im_start|>", "<|im_end|>"]
     tokenizer = _byte_tokenizer(*special)

@@ -13,16 +13,7 @@ def _oracle(x, weight, eps):
     return (weight.double() * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()).float()
 
 
-@pytest.mark.check(
-    task=1,
-    points=3,
-    title="RMSNorm divides by the root mean square",
-    hints=(
-        "Four steps: square, mean over the last dimension, add eps, square root.",
-        "eps belongs under the root; the mean of x itself is not subtracted.",
-        "weight * (x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps))",
-    ),
-)
+@pytest.mark.check(task=1, points=3, title="RMSNorm divides by the root mean square")
 def test_root_mean_square(generator):
     x = 0.3 * torch.randn(5, 12, generator=generator) + 0.2
     weight = 1 + 0.5 * torch.randn(12, generator=generator)
@@ -35,16 +26,7 @@ def test_root_mean_square(generator):
     )
 
 
-@pytest.mark.check(
-    task=1,
-    points=3,
-    title="RMSNorm works in float32 inside",
-    hints=(
-        "What is 300 squared, and what is the largest float16?",
-        "Cast x to float32 before you square it.",
-        "x32 = x.float(); use x32 for the mean and for the quotient, cast at the end.",
-    ),
-)
+@pytest.mark.check(task=1, points=3, title="RMSNorm works in float32 inside")
 def test_float32_inside(generator):
     x = (400 * torch.randn(4, 16, generator=generator)).half()
     weight = torch.ones(16).half()
@@ -59,16 +41,7 @@ def test_float32_inside(generator):
     )
 
 
-@pytest.mark.check(
-    task=1,
-    points=2,
-    title="RMSNorm casts back before the weight",
-    hints=(
-        "In which dtype does the weight multiply?",
-        "The quotient is rounded to x's dtype first, then the weight multiplies it.",
-        "return weight * quotient.to(x.dtype)",
-    ),
-)
+@pytest.mark.check(task=1, points=2, title="RMSNorm casts back before the weight")
 def test_cast_before_weight(generator):
     x = torch.randn(64, 96, generator=generator).bfloat16()
     weight = (1 + 0.5 * torch.randn(96, generator=generator)).bfloat16()
@@ -89,16 +62,7 @@ def test_cast_before_weight(generator):
     )
 
 
-@pytest.mark.check(
-    task=1,
-    points=2,
-    title="LayerNorm centres and divides by the deviation",
-    hints=(
-        "LayerNorm subtracts the mean first; RMSNorm does not.",
-        "The variance divides by E, not by E - 1; eps goes under the root.",
-        "centred = x - x.mean(-1, keepdim=True); var = centred.square().mean(-1, keepdim=True)",
-    ),
-)
+@pytest.mark.check(task=1, points=2, title="LayerNorm centres and divides by the deviation")
 def test_layer_norm(generator):
     x = torch.randn(4, 6, generator=generator) + 1.0
     weight, bias = torch.randn(2, 6, generator=generator)

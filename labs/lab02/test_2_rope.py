@@ -24,16 +24,7 @@ def _turned(x, angles):
     return torch.from_numpy(np.concatenate([pairs.real, pairs.imag], -1)).float()
 
 
-@pytest.mark.check(
-    task=2,
-    points=3,
-    title="One frequency for each pair",
-    hints=(
-        "There are D/2 pairs, so D/2 frequencies; the first is always 1.",
-        "Pair i has exponent -2i/D, for i = 0 .. D/2 - 1.",
-        "theta ** -(torch.arange(0, head_dim, 2).float() / head_dim)",
-    ),
-)
+@pytest.mark.check(task=2, points=3, title="One frequency for each pair")
 def test_frequencies():
     for head_dim, theta in ((8, 10_000.0), (6, 100.0), (20, 500_000.0)):
         expected = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
@@ -46,16 +37,7 @@ def test_frequencies():
         )
 
 
-@pytest.mark.check(
-    task=2,
-    points=3,
-    title="Angles of the positions that are given",
-    hints=(
-        "In decoding T is 1 and the position may be 57.",
-        "The angle is position * frequency, in radians: an outer product [T, D/2].",
-        "angles = torch.outer(positions.float(), frequencies); return angles.cos(), angles.sin()",
-    ),
-)
+@pytest.mark.check(task=2, points=3, title="Angles of the positions that are given")
 def test_given_positions(generator):
     frequencies = torch.rand(4, generator=generator) * 0.9 + 0.1
     for positions in ([57], [0, 1, 2], [9, 300, 3, 3, 0]):
@@ -72,16 +54,7 @@ def test_given_positions(generator):
         )
 
 
-@pytest.mark.check(
-    task=2,
-    points=4,
-    title="Half-split pairs are turned",
-    hints=(
-        "Which two entries form pair 0: (0, 1) or (0, D/2)?",
-        "a, b = x.chunk(2, dim=-1): the first half and the second half of each head.",
-        "torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)",
-    ),
-)
+@pytest.mark.check(task=2, points=4, title="Half-split pairs are turned")
 def test_half_split(generator):
     x = torch.randn(5, 2, 8, generator=generator)
     angles = torch.rand(5, 4, generator=generator) * 3
@@ -94,16 +67,7 @@ def test_half_split(generator):
     )
 
 
-@pytest.mark.check(
-    task=2,
-    points=2,
-    title="Every head of a token turns by the token's angle",
-    hints=(
-        "cos has shape [T, D/2]; a half of x has shape [T, H, D/2].",
-        "Put a dimension of size 1 where the heads are.",
-        "cos = cos[:, None, :].to(x.dtype)",
-    ),
-)
+@pytest.mark.check(task=2, points=2, title="Every head of a token turns by the token's angle")
 def test_same_for_every_head(generator):
     x = torch.randn(3, 3, 4, generator=generator)  # T = H: a wrong broadcast raises nothing
     angles = torch.tensor([[0.0, 0.0], [0.7, 0.1], [2.0, 0.4]])
@@ -123,17 +87,7 @@ def test_same_for_every_head(generator):
     )
 
 
-@pytest.mark.check(
-    task=2,
-    points=3,
-    title="Llama 3 slows only the slow pairs",
-    hints=(
-        "How many turns does each pair make in original_max_position tokens?",
-        "keep = (turns - low) / (high - low), clamped to 0..1, is how much of the old frequency "
-        "stays.",
-        "(1 - keep) * frequencies / scaling.factor + keep * frequencies",
-    ),
-)
+@pytest.mark.check(task=2, points=3, title="Llama 3 slows only the slow pairs")
 def test_llama3_scaling(rng):
     frequencies = 10_000.0 ** -np.linspace(0, 1, 16, endpoint=False)
     scaling = RopeScaling("llama3", 8.0, 512, low_freq_factor=1.5, high_freq_factor=6.0)

@@ -57,16 +57,7 @@ def _rms(x, norm):
     return norm.weight * x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt()
 
 
-@pytest.mark.check(
-    task=4,
-    points=3,
-    title="SwiGLU gates one projection by the other",
-    hints=(
-        "Two projections go up, one goes down.",
-        "The activation is silu (z * sigmoid(z)), and it acts on the gate, not on up.",
-        "self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))",
-    ),
-)
+@pytest.mark.check(task=4, points=3, title="SwiGLU gates one projection by the other")
 def test_swiglu(generator):
     mlp = _fill(SwiGLU(replace(CONFIG, mlp_bias=True)), generator)
     x = 2 * torch.randn(5, 10, generator=generator)
@@ -80,16 +71,7 @@ def test_swiglu(generator):
     )
 
 
-@pytest.mark.check(
-    task=4,
-    points=2,
-    title="q and k are turned, v is not",
-    hints=(
-        "Which of q, k and v carry the position?",
-        "Reshape each projection to [T, heads, D], with D = self.head_dim.",
-        "q = rotation.apply(q); k = rotation.apply(k); attend(self.layer, q, k, v)",
-    ),
-)
+@pytest.mark.check(task=4, points=2, title="q and k are turned, v is not")
 def test_what_attend_gets(generator):
     layer = _fill(SelfAttention(replace(CONFIG, qkv_bias=True), layer=2), generator)
     x = torch.randn(5, 10, generator=generator)
@@ -109,16 +91,7 @@ def test_what_attend_gets(generator):
     )
 
 
-@pytest.mark.check(
-    task=4,
-    points=3,
-    title="QK-norm comes before the rotation",
-    hints=(
-        "Qwen3 normalises each head of q and k; the other models have nn.Identity there.",
-        "Norm each head over D, after the reshape and before the rotation.",
-        "q = rotation.apply(self.q_norm(q)); the same for k",
-    ),
-)
+@pytest.mark.check(task=4, points=3, title="QK-norm comes before the rotation")
 def test_qk_norm(generator):
     layer = _fill(SelfAttention(replace(CONFIG, qk_norm=True), layer=0), generator)
     x = torch.randn(5, 10, generator=generator)
@@ -137,16 +110,7 @@ def test_qk_norm(generator):
     )
 
 
-@pytest.mark.check(
-    task=4,
-    points=2,
-    title="The heads' results go back through o_proj",
-    hints=(
-        "attend returns [T, H, D]; o_proj wants [T, H*D].",
-        "The heads of one token lie side by side: no transpose is needed.",
-        "self.o_proj(out.reshape(tokens, self.num_heads * self.head_dim))",
-    ),
-)
+@pytest.mark.check(task=4, points=2, title="The heads' results go back through o_proj")
 def test_output_projection(generator):
     layer = _fill(SelfAttention(CONFIG, layer=0), generator)
     x = torch.randn(4, 10, generator=generator)  # T = H: a wrong reshape raises nothing
@@ -160,16 +124,7 @@ def test_output_projection(generator):
     )
 
 
-@pytest.mark.check(
-    task=4,
-    points=2,
-    title="Each sublayer adds to the stream",
-    hints=(
-        "What is added to what came in: the norm's result, or the sublayer's?",
-        "The stream itself is never normalised: only the copy that a sublayer reads is.",
-        "x = x + attention(norm1(x)); return x + mlp(norm2(x))",
-    ),
-)
+@pytest.mark.check(task=4, points=2, title="Each sublayer adds to the stream")
 def test_residuals(generator):
     block = DecoderBlock(CONFIG, layer=1)
     block.input_layernorm = Call(lambda x: 2 * x + 1)

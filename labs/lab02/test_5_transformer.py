@@ -69,16 +69,7 @@ def _check_logits(config, folder, generator, cause):
     )
 
 
-@pytest.mark.check(
-    task=5,
-    points=3,
-    title="Logits of Qwen3 and of Qwen2",
-    hints=(
-        "Embed, L blocks, last norm: read the modules in __init__ from top to bottom.",
-        "The rotation is computed once, from the positions, and every layer gets it.",
-        "for layer in self.layers: x = layer(x, rotation, attend); return self.norm(x)",
-    ),
-)
+@pytest.mark.check(task=5, points=3, title="Logits of Qwen3 and of Qwen2")
 def test_qwen(tmp_path, generator):
     for config in (
         transformers.Qwen3Config(**SHAPE, head_dim=10, tie_word_embeddings=True),
@@ -92,47 +83,20 @@ def test_qwen(tmp_path, generator):
         )
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="Logits of Llama with its RoPE scaling",
-    hints=(
-        "self.positions knows the model's theta and scaling.",
-        "self.positions.rotation(positions) gives the rotation of this step's tokens.",
-        "rotation = self.positions.rotation(positions)",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="Logits of Llama with its RoPE scaling")
 def test_llama(tmp_path, generator):
     config = transformers.LlamaConfig(**SHAPE, rope_parameters=LLAMA3)
     cause = "the frequencies are those of self.positions, scaled as config.rope_scaling says."
     _check_logits(config, tmp_path, generator, cause)
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="Logits of Mistral with its sliding window",
-    hints=(
-        "attend knows the window of each layer.",
-        "It learns the layer from its first argument: what does SelfAttention hand over?",
-        "x = layer(x, rotation, attend): the same attend for every layer",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="Logits of Mistral with its sliding window")
 def test_mistral(tmp_path, generator):
     config = transformers.MistralConfig(**SHAPE, sliding_window=5)
     _check_logits(config, tmp_path, generator, "a token sees itself and the four before it.")
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="Logits of GPT-2 with its learned positions",
-    hints=(
-        "GPT-2 adds a vector for each position to the embedding.",
-        "self.positions.embed(hidden, positions) does that, or nothing in the other families.",
-        "x = self.positions.embed(self.embed_tokens(token_ids), positions)",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="Logits of GPT-2 with its learned positions")
 def test_gpt2(tmp_path, generator):
     config = transformers.GPT2Config(
         vocab_size=61,
@@ -147,16 +111,7 @@ def test_gpt2(tmp_path, generator):
     _check_logits(config, tmp_path, generator, cause)
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="Rows stand at the positions given, in any order",
-    hints=(
-        "From lab 04 on the T tokens belong to several requests.",
-        "Nothing in forward may assume that row t stands at position t.",
-        "Hand `positions` to self.positions.embed and to self.positions.rotation, as given.",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="Rows stand at the positions given, in any order")
 def test_given_positions(generator):
     # Every row sees all rows, so the order of the rows cannot matter.
     def attend(layer, q, k, v):
@@ -182,16 +137,7 @@ def test_given_positions(generator):
     )
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="A tied model scores with its embedding",
-    hints=(
-        "A tied model has no lm_head: which matrix has V rows of E entries?",
-        "Only logits differs: config.tie_embeddings says which matrix to use.",
-        "head = self.embed_tokens if self.config.tie_embeddings else self.lm_head",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="A tied model scores with its embedding")
 def test_tied_logits(generator):
     for tied in (True, False):
         config = ModelConfig("llama", 61, 32, 1, 4, 2, 8, 56, 64, tie_embeddings=tied)
@@ -207,16 +153,7 @@ def test_tied_logits(generator):
         )
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="Logits of the bundled model",
-    hints=(
-        "The bundled model is a Qwen3: GQA, QK-norm, tied embeddings.",
-        "If the random models pass and this one fails, print model.config and compare.",
-        "Run the checks of tasks 1 to 4 again: `pytest labs/lab02 --unblocked`.",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="Logits of the bundled model")
 def test_bundled(generator):
     model = load_model(TARGET)
     ids = torch.randint(0, model.config.vocab_size, (40,), generator=generator)

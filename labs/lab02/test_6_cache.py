@@ -52,17 +52,7 @@ def _run(cache, layers, chunks):
     return [torch.cat(parts) for parts in answers]
 
 
-@pytest.mark.check(
-    task=6,
-    points=3,
-    title="A token is written, then attends",
-    hints=(
-        "A token sees itself: its own k and v must be there when it attends.",
-        "Write to self.length .. self.length + T, then attend over 0 .. self.length + T.",
-        "end = self.length + T; self.k[layer, self.length:end] = k; attention(q, "
-        "self.k[layer, :end], self.v[layer, :end], ...)",
-    ),
-)
+@pytest.mark.check(task=6, points=3, title="A token is written, then attends")
 def test_one_token_at_a_time(generator):
     layers = _qkv(generator, 6)
     cache = ContiguousCache(CONFIG, capacity=9)
@@ -75,16 +65,7 @@ def test_one_token_at_a_time(generator):
     expect(cache.length, 6, call="cache.length after 6 steps of one token")
 
 
-@pytest.mark.check(
-    task=6,
-    points=3,
-    title="Chunks of any length continue where the last ended",
-    hints=(
-        "The second chunk belongs behind the first.",
-        "Within a chunk the mask is causal: attention aligns it bottom-right by itself.",
-        "The place of a chunk is self.length .. self.length + k.shape[0].",
-    ),
-)
+@pytest.mark.check(task=6, points=3, title="Chunks of any length continue where the last ended")
 def test_chunks(generator):
     layers = _qkv(generator, 11)
     for chunks in ([4, 3, 1, 2, 1], [10, 1], [1, 10], [11]):
@@ -96,16 +77,7 @@ def test_chunks(generator):
         )
 
 
-@pytest.mark.check(
-    task=6,
-    points=2,
-    title="The layer's sliding window holds in the cache",
-    hints=(
-        "config.window(layer) is the window of a layer, or None.",
-        "attention takes the window as an argument.",
-        "attention(q, keys, values, window=self.config.window(layer))",
-    ),
-)
+@pytest.mark.check(task=6, points=2, title="The layer's sliding window holds in the cache")
 def test_window(generator):
     layers = _qkv(generator, 9)
     cache = ContiguousCache(replace(CONFIG, windows=(3, None)), capacity=9)
@@ -117,16 +89,7 @@ def test_window(generator):
     )
 
 
-@pytest.mark.check(
-    task=6,
-    points=2,
-    title="The last place can be used, and no more",
-    hints=(
-        "capacity tokens fit: is the test < or <=?",
-        "Look before you write: an error must leave the cache as it was.",
-        "if self.length + k.shape[0] > self.capacity: raise CacheFullError(...)",
-    ),
-)
+@pytest.mark.check(task=6, points=2, title="The last place can be used, and no more")
 def test_capacity(generator):
     layers = _qkv(generator, 6)
     cache = ContiguousCache(CONFIG, capacity=5)
@@ -150,16 +113,7 @@ def test_capacity(generator):
     expect(cache.length, 4, call="cache.length after the refused steps")
 
 
-@pytest.mark.check(
-    task=6,
-    points=2,
-    title="Memory is reserved once",
-    hints=(
-        "torch.cat makes a new tensor and copies the old one into it, at every step.",
-        "Write into self.k and self.v in place.",
-        "self.k[layer, self.length:end] = k",
-    ),
-)
+@pytest.mark.check(task=6, points=2, title="Memory is reserved once")
 def test_in_place(generator):
     layers = _qkv(generator, 7)
     cache = ContiguousCache(CONFIG, capacity=8)
@@ -182,16 +136,7 @@ def test_in_place(generator):
     )
 
 
-@pytest.mark.check(
-    task=6,
-    points=2,
-    title="Truncated tokens are forgotten",
-    hints=(
-        "Nothing needs to be erased: what does attend read?",
-        "length says how many tokens count; the next step writes behind them.",
-        "if not 0 <= length <= self.length: raise ValueError(...); self.length = length",
-    ),
-)
+@pytest.mark.check(task=6, points=2, title="Truncated tokens are forgotten")
 def test_truncate(generator):
     layers, wrong = _qkv(generator, 8), _qkv(generator, 4)
     cache = ContiguousCache(CONFIG, capacity=8)
@@ -231,16 +176,7 @@ class Counter:
         return torch.zeros(len(token_ids), 32)
 
 
-@pytest.mark.check(
-    task=6,
-    points=2,
-    title="n tokens are computed, not n(n+1)/2",
-    hints=(
-        "A prompt of 5 and then 7 single tokens: which positions does the model see?",
-        "The positions of a step start at cache.length; each token passes the model once.",
-        "positions = torch.arange(cache.length, cache.length + len(token_ids))",
-    ),
-)
+@pytest.mark.check(task=6, points=2, title="n tokens are computed, not n(n+1)/2")
 def test_tokens_computed(generator):
     ids = torch.randint(0, 61, (12,), generator=generator)
     model, cache = Counter(), ContiguousCache(CONFIG, capacity=12)
@@ -263,16 +199,7 @@ def test_tokens_computed(generator):
     )
 
 
-@pytest.mark.check(
-    task=6,
-    points=2,
-    title="The bundled model with a cache equals transformers",
-    hints=(
-        "Every step's logits must equal those of a run over the whole sequence.",
-        "If only the steps after the first are wrong, look at the positions.",
-        "positions start at cache.length; advance comes after the model's call.",
-    ),
-)
+@pytest.mark.check(task=6, points=2, title="The bundled model with a cache equals transformers")
 def test_bundled(generator):
     model = load_model(TARGET)
     ids = torch.randint(0, model.config.vocab_size, (24,), generator=generator)

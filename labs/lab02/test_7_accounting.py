@@ -39,16 +39,7 @@ def _flops(config, new, cached, rows=1):
     return 2 * new * _weights(config) + scores + head
 
 
-@pytest.mark.check(
-    task=7,
-    points=2,
-    title="Bytes of cache for one token",
-    hints=(
-        "Count the numbers that one token leaves behind: in how many layers, heads, dimensions?",
-        "Key/value heads, not query heads; D need not be E / H; K and V are two.",
-        "2 * num_layers * num_kv_heads * head_dim * dtype_bytes",
-    ),
-)
+@pytest.mark.check(task=7, points=2, title="Bytes of cache for one token")
 def test_bytes_per_token():
     for name, config, size, expected in (
         ("Qwen3-0.6B", QWEN3_06B, 2, 112 * 1024),
@@ -64,16 +55,7 @@ def test_bytes_per_token():
         )
 
 
-@pytest.mark.check(
-    task=7,
-    points=1,
-    title="Tokens that fit in a budget",
-    hints=(
-        "Half a token does not fit.",
-        "Divide and round down.",
-        "budget_bytes // kv_bytes_per_token(config, dtype_bytes)",
-    ),
-)
+@pytest.mark.check(task=7, points=1, title="Tokens that fit in a budget")
 def test_budget():
     for budget, expected in ((10 * 2**30, 32768), (327_679, 0), (327_680 * 3 - 1, 2)):
         expect(
@@ -89,16 +71,7 @@ def test_budget():
     )
 
 
-@pytest.mark.check(
-    task=7,
-    points=2,
-    title="Tokens computed with and without a cache",
-    hints=(
-        "Which step gives the first new token, and is the last new token ever an input?",
-        "Step i (from 0) runs prompt + i tokens without a cache; with one, only the new ones.",
-        "cached: prompt + generated - 1; else generated * prompt + generated * (generated - 1) / 2",
-    ),
-)
+@pytest.mark.check(task=7, points=2, title="Tokens computed with and without a cache")
 def test_tokens():
     for prompt, generated in ((1, 10), (7, 1), (100, 50)):
         lengths = [prompt + step for step in range(generated)]
@@ -116,16 +89,7 @@ def test_tokens():
         )
 
 
-@pytest.mark.check(
-    task=7,
-    points=2,
-    title="Operations of a step and of a generation",
-    hints=(
-        "Three parts: the weights, the pairs of query and visible key, the rows of logits.",
-        "Query t of a step sees cached + t + 1 keys; each pair costs 4 * H * D in every layer.",
-        "pairs = new * cached + new * (new + 1) // 2",
-    ),
-)
+@pytest.mark.check(task=7, points=2, title="Operations of a step and of a generation")
 def test_flops():
     for name, config in MODELS.items():
         for new, cached, rows in ((100, 0, 1), (1, 1000, 1), (16, 50, 16), (3, 7, 0)):
@@ -150,16 +114,7 @@ def test_flops():
     )
 
 
-@pytest.mark.check(
-    task=7,
-    points=2,
-    title="Bytes moved, and operations for each",
-    hints=(
-        "The weights are read once a step, however many tokens share them.",
-        "Add the output matrix, the cache that is read, and the new K and V that are written.",
-        "weights * dtype_bytes + (cached + new) * kv_bytes_per_token(config, dtype_bytes)",
-    ),
-)
+@pytest.mark.check(task=7, points=2, title="Bytes moved, and operations for each")
 def test_bytes_and_intensity():
     for name, config in MODELS.items():
         kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
@@ -181,16 +136,7 @@ def test_bytes_and_intensity():
             )
 
 
-@pytest.mark.check(
-    task=7,
-    points=1,
-    title="The time that the hardware allows",
-    hints=(
-        "Moving and computing happen at the same time.",
-        "The slower of the two decides.",
-        "max(bytes / bytes_per_second, flops / flops_per_second)",
-    ),
-)
+@pytest.mark.check(task=7, points=1, title="The time that the hardware allows")
 def test_seconds():
     for new, cached in ((1, 500), (2000, 0)):
         kv = 2 * 80 * 8 * 128 * 2

@@ -84,17 +84,7 @@ def _run(model, prompt, params=None, **more) -> list:
     return list(generate(model, prompt, params, sampler=argmax_sampler, **more))
 
 
-@pytest.mark.check(
-    task=1,
-    points=1,
-    title="The beginning of a stop string is recognised",
-    hints=(
-        "Which is the longest end of the text that a stop string begins with?",
-        "For each stop and each n from 1 to len(stop) - 1: does the text end with stop[:n]?",
-        "max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), "
-        "default=0)",
-    ),
-)
+@pytest.mark.check(task=1, points=1, title="The beginning of a stop string is recognised")
 def test_held_back(rng):
     cases = [
         ("the EN", ["END"]),
@@ -139,18 +129,7 @@ def _first_end(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
     return text, None
 
 
-@pytest.mark.check(
-    task=1,
-    points=4,
-    title="A stop string is found however the text is cut",
-    hints=(
-        "A stop string may be spread over many tokens, or one token may hold two of them.",
-        "Add the piece to what is pending and search there; of the matches the one that ends first "
-        "wins. Show the rest but for `held_back` characters.",
-        "ends = [(pending.find(s) + len(s), s) for s in stops if s in pending]; take the smallest "
-        "end, and show pending[:end - len(stop)].",
-    ),
-)
+@pytest.mark.check(task=1, points=4, title="A stop string is found however the text is cut")
 def test_stop_strings():
     def show(pieces, stops, include=False, armed=True):
         stop = StopStrings(stops, include)
@@ -219,16 +198,7 @@ def test_stop_strings():
     any_cut()
 
 
-@pytest.mark.check(
-    task=1,
-    points=3,
-    title="Which token ids end a sample",
-    hints=(
-        "A model may have several end-of-sequence ids, and the request may add stop_token_ids.",
-        "ignore_eos switches off the model's ids only. The first min_tokens tokens never end it.",
-        "armed and ((token in eos and not ignore_eos) or token in params.stop_token_ids)",
-    ),
-)
+@pytest.mark.check(task=1, points=3, title="Which token ids end a sample")
 def test_ends_by_id():
     settings_tried = {
         "plain": {},
@@ -251,14 +221,7 @@ def test_ends_by_id():
 
 
 @pytest.mark.check(
-    task=1,
-    points=2,
-    title="max_tokens counts the output, the context counts everything",
-    hints=(
-        "There are two limits, and they count different things.",
-        "max_tokens may be None: then only the context ends it.",
-        "num_tokens >= max_model_len or (max_tokens is not None and len(output) >= max_tokens)",
-    ),
+    task=1, points=2, title="max_tokens counts the output, the context counts everything"
 )
 def test_out_of_room():
     def lengths(max_tokens, max_model_len):
@@ -276,18 +239,7 @@ def test_out_of_room():
     )
 
 
-@pytest.mark.check(
-    task=1,
-    points=4,
-    title="A token becomes text, and may end the sample",
-    hints=(
-        "Order: record the token, get its text, pass it through the stop strings, then decide.",
-        "A token id that ends the sample adds no text (unless include_stop_str_in_output). Before "
-        "the last event, show what the detokenizer and the stop strings still hold.",
-        "Decide in the order: by_id -> stop; stops.matched -> stop; out_of_room -> length. On an "
-        "end without a match: text += stops.push(detokenizer.flush(), armed=False) + stops.flush()",
-    ),
-)
+@pytest.mark.check(task=1, points=4, title="A token becomes text, and may end the sample")
 def test_append():
     pieces = ["<eos>", "He", "ll", "o E", "ND!", " E", "more", "<stop>"]
 
@@ -365,17 +317,7 @@ def test_append():
     )
 
 
-@pytest.mark.check(
-    task=1,
-    points=3,
-    title="The prompt is read once, then one token a step",
-    hints=(
-        "Count what goes through the model: n prompt tokens, then each new token once.",
-        "The last generated token is never fed back; logits are asked for one row a step.",
-        "prefill: logits(forward_cached(model, cache, prompt)[-1:]); decode: "
-        "logits(forward_cached(model, cache, newest))",
-    ),
-)
+@pytest.mark.check(task=1, points=3, title="The prompt is read once, then one token a step")
 def test_prefill_once():
     model = ScriptedModel([9, 8, 7, 6, 5, 4, 3, 9, 8, 7, 6])
     clock = ManualClock()
@@ -431,16 +373,7 @@ def _tiny_qwen3():
         return theirs, load_model(folder)
 
 
-@pytest.mark.check(
-    task=1,
-    points=2,
-    title="Logits and tokens equal transformers'",
-    hints=(
-        "Compare step by step: is the first wrong row the prompt's, or the first decode's?",
-        "A wrong first row: not the last token's. A wrong second: position or cache.",
-        "The newest token stands at position cache.length; forward_cached sees to it.",
-    ),
-)
+@pytest.mark.check(task=1, points=2, title="Logits and tokens equal transformers'")
 def test_equals_transformers(rng):
     theirs, ours = _tiny_qwen3()
     prompt = rng.integers(4, 40, size=int(rng.integers(1, 9))).tolist()
@@ -474,16 +407,7 @@ def test_equals_transformers(rng):
     expect(tokens, chosen, call="completion.token_ids, greedily", given={"prompt": prompt})
 
 
-@pytest.mark.check(
-    task=1,
-    points=1,
-    title="The context fills to its last place",
-    hints=(
-        "A prompt of length 1 is a prompt; a context of 8 holds 8 tokens, the last one included.",
-        "The last token is drawn but never stored, so the cache needs one place fewer.",
-        "Let out_of_room decide; do not look at cache.capacity.",
-    ),
-)
+@pytest.mark.check(task=1, points=1, title="The context fills to its last place")
 def test_context_limit():
     outcomes = []
     for prompt, max_model_len in (([4], 8), ([4, 5, 6, 7, 8, 9, 10], 8), ([4], 2)):
@@ -511,16 +435,7 @@ def test_context_limit():
         )
 
 
-@pytest.mark.check(
-    task=1,
-    points=1,
-    title="n samples share one prefill",
-    hints=(
-        "What does the second sample need that the first one left behind?",
-        "Its first token comes from the prompt's logits; the cache has to forget the first sample.",
-        "if not sequence.output_token_ids: cache.truncate(len(prompt)); return self.prompt_logits",
-    ),
-)
+@pytest.mark.check(task=1, points=1, title="n samples share one prefill")
 def test_samples_share_the_prompt():
     model = ScriptedModel([9, 8, 7, 6, 5, 4, 3, 9])
     seeds = []
@@ -552,16 +467,7 @@ def test_samples_share_the_prompt():
     )
 
 
-@pytest.mark.check(
-    task=1,
-    points=1,
-    title="The bundled model's text equals transformers'",
-    hints=(
-        "Does the text differ, or only where it ends?",
-        "Joined, the texts of the events are the text of the completion.",
-        "text += what append returns as its last event's text, before the Finished",
-    ),
-)
+@pytest.mark.check(task=1, points=1, title="The bundled model's text equals transformers'")
 def test_bundled_text():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -35,16 +35,7 @@ def _kept(logits) -> list[list[int]]:
     return [torch.isfinite(row).nonzero().flatten().tolist() for row in logits]
 
 
-@pytest.mark.check(
-    task=2,
-    points=2,
-    title="min_tokens masks every way to end",
-    hints=(
-        "Which ids could end the row? Both kinds.",
-        "Only rows that have fewer than min_tokens output tokens; -inf, and on a copy.",
-        "logits[i, [t for t in row.stop_token_ids if t < V]] = -torch.inf",
-    ),
-)
+@pytest.mark.check(task=2, points=2, title="min_tokens masks every way to end")
 def test_min_tokens():
     rows = [
         _row(eos=(2, 9), min_tokens=2, stop_token_ids=[4], output=[5]),
@@ -64,16 +55,7 @@ def test_min_tokens():
     expect(given, torch.zeros(4, 6), call="the logits given", cause="they must not be changed")
 
 
-@pytest.mark.check(
-    task=2,
-    points=2,
-    title="Logit bias is added to logits",
-    hints=(
-        "It acts before any softmax, on a copy of the logits.",
-        "Each row has a bias map of its own, or none.",
-        "for token_id, bias in (row.params.logit_bias or {}).items(): logits[i, token_id] += bias",
-    ),
-)
+@pytest.mark.check(task=2, points=2, title="Logit bias is added to logits")
 def test_logit_bias():
     rows = [_row(logit_bias={1: 2.0, 3: -1.5}), _row(), _row(logit_bias={0: 100.0})]
     given = torch.tensor([[0.5, 1.0, 2.0, 3.0]]).repeat(3, 1)
@@ -87,16 +69,7 @@ def test_logit_bias():
     expect(given[0, 1].item(), 1.0, call="the logits given", cause="they must not be changed")
 
 
-@pytest.mark.check(
-    task=2,
-    points=4,
-    title="Penalties: what each of the three looks at",
-    hints=(
-        "Repetition sees prompt and output; frequency and presence see the output alone.",
-        "Repetition pushes down whatever the sign: divide a positive logit, multiply another.",
-        "logits[i] -= frequency * counts + presence * (counts > 0), counts of the output only",
-    ),
-)
+@pytest.mark.check(task=2, points=4, title="Penalties: what each of the three looks at")
 def test_penalties(rng):
     prompt, output = [0, 1, 1], [1, 2, 2, 2]
     base = [4.0, -3.0, 2.0, -1.0, 0.5]
@@ -141,16 +114,7 @@ def test_penalties(rng):
     )
 
 
-@pytest.mark.check(
-    task=2,
-    points=2,
-    title="Temperature scales rows, and spares greedy ones",
-    hints=(
-        "Each row has its own temperature.",
-        "Dividing by zero gives inf and nan, which then spread.",
-        "logits / torch.where(temperature == 0, 1.0, temperature)[:, None]",
-    ),
-)
+@pytest.mark.check(task=2, points=2, title="Temperature scales rows, and spares greedy ones")
 def test_temperature():
     given = torch.tensor([[2.0, 0.0, -1.0], [2.0, 0.0, -1.0], [2.0, 0.0, -1.0]])
     expect(
@@ -162,16 +126,7 @@ def test_temperature():
     )
 
 
-@pytest.mark.check(
-    task=2,
-    points=3,
-    title="min-p is relative to the likeliest token",
-    hints=(
-        "Work with probabilities; the floor moves with the row.",
-        "floor = min_p * the row's largest probability; a token exactly on it stays.",
-        "logits.masked_fill(probs < min_p[:, None] * probs.amax(-1, keepdim=True), -inf)",
-    ),
-)
+@pytest.mark.check(task=2, points=3, title="min-p is relative to the likeliest token")
 def test_min_p(rng):
     probs = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])
     kept = _kept(apply_min_p(probs.log().repeat(4, 1), torch.tensor([0.0, 0.3, 0.7, 1.0])))
@@ -192,17 +147,7 @@ def test_min_p(rng):
     )
 
 
-@pytest.mark.check(
-    task=2,
-    points=3,
-    title="top-k keeps ties at the k-th value",
-    hints=(
-        "Find the k-th largest value of each row; what is below it goes.",
-        "Tokens equal to the k-th value all stay. 0 keeps everything, and k may exceed V.",
-        "kth = logits.sort(-1, descending=True).values.gather(-1, k[:, None] - 1); "
-        "logits.masked_fill(logits < kth, -inf)",
-    ),
-)
+@pytest.mark.check(task=2, points=3, title="top-k keeps ties at the k-th value")
 def test_top_k():
     row = torch.tensor([1.0, 3.0, 2.0, 2.0, 0.0, 2.0])
     given = row.repeat(6, 1)
@@ -223,16 +168,7 @@ def test_top_k():
     )
 
 
-@pytest.mark.check(
-    task=2,
-    points=4,
-    title="top-p keeps the token that crosses p",
-    hints=(
-        "Sort by probability; how much lies before each token?",
-        "Keep a token while the mass before it is below p: so the one that crosses p stays.",
-        "before = probs.cumsum(-1) - probs; drop where before >= p, and never the first",
-    ),
-)
+@pytest.mark.check(task=2, points=4, title="top-p keeps the token that crosses p")
 def test_top_p(rng):
     # Eighths, so that the sums are exact: reached means reached.
     probs = torch.tensor([0.125, 0.5, 0.25, 0.0625, 0.0625])
@@ -271,16 +207,7 @@ def test_top_p(rng):
     )
 
 
-@pytest.mark.check(
-    task=2,
-    points=3,
-    title="The draw has the right distribution",
-    hints=(
-        "Count 4,000 draws with 4,000 keys; each id must come as often as its probability says.",
-        "argmax of logits + Gumbel noise; Gumbel noise is -log(-log(u)).",
-        "(logits.to(u) - torch.log(-torch.log(u))).argmax(dim=-1)",
-    ),
-)
+@pytest.mark.check(task=2, points=3, title="The draw has the right distribution")
 def test_draw_distribution(rng):
     probs = np.array([0.35, 0.25, 0.15, 0.1, 0.06, 0.05, 0.04])
     count = 4000
@@ -305,16 +232,7 @@ def test_draw_distribution(rng):
         )
 
 
-@pytest.mark.check(
-    task=2,
-    points=2,
-    title="A draw depends on its key alone",
-    hints=(
-        "Nothing may be remembered from call to call: no generator, no global seed.",
-        "seed and position both matter; the place in the batch does not.",
-        "Use uniform(seeds, positions, V) and no other source of randomness.",
-    ),
-)
+@pytest.mark.check(task=2, points=2, title="A draw depends on its key alone")
 def test_draw_key(generator):
     logits = torch.zeros(64, 1000)
     seeds = torch.randint(0, 2**40, (64,), generator=generator)
@@ -350,16 +268,7 @@ def test_draw_key(generator):
     )
 
 
-@pytest.mark.check(
-    task=2,
-    points=3,
-    title="Log-probabilities are the model's own",
-    hints=(
-        "Report what the model said, before bias, penalties and temperature.",
-        "The chosen token always comes first, even when it is not among the likeliest.",
-        "logprobs = logits.float().log_softmax(-1); rank of the chosen: (logprobs >= its).sum()",
-    ),
-)
+@pytest.mark.check(task=2, points=3, title="Log-probabilities are the model's own")
 def test_logprobs(rng):
     probs = np.array([0.1, 0.4, 0.2, 0.25, 0.05])
     logits = torch.from_numpy(np.log(probs) + 2.0).float()
@@ -410,16 +319,7 @@ MIXED = [
 ]
 
 
-@pytest.mark.check(
-    task=2,
-    points=3,
-    title="A row's token does not depend on its batch mates",
-    hints=(
-        "Sample the same row alone and in company: the token must be the same.",
-        "Greedy rows take the argmax of the processed logits; only the others are drawn.",
-        "tokens = torch.where(greedy, processed.argmax(-1), drawn)",
-    ),
-)
+@pytest.mark.check(task=2, points=3, title="A row's token does not depend on its batch mates")
 def test_mixed_batch(generator, rng):
     rows = [
         _row([3, 4], [8, 9, 10], seed=100 + i, eos=(0, 1), **params)
@@ -455,16 +355,7 @@ def test_mixed_batch(generator, rng):
     )
 
 
-@pytest.mark.check(
-    task=2,
-    points=1,
-    title="The key is the row's own seed and position",
-    hints=(
-        "Two rows with the same logits and parameters: what makes them differ?",
-        "row.seed, and row.position = tokens of prompt and output.",
-        "key_tensors([row.seed ...], [row.position ...], device)",
-    ),
-)
+@pytest.mark.check(task=2, points=1, title="The key is the row's own seed and position")
 def test_sample_key():
     logits = torch.zeros(1, 50)
 

@@ -24,16 +24,7 @@ from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import load_model
 
 
-@pytest.mark.check(
-    task=3,
-    points=2,
-    title="The best continuations of all beams together",
-    hints=(
-        "Add each beam's log-probability to its row, then look at all W * V sums as one list.",
-        "topk over the flattened sums; place // V is the beam, place % V the token.",
-        "Candidate(value, *divmod(place, vocab_size))",
-    ),
-)
+@pytest.mark.check(task=3, points=2, title="The best continuations of all beams together")
 def test_best_candidates(generator):
     scores = torch.tensor([-1.0, -3.5, -2.0])
     step = torch.randn(3, 11, generator=generator).log_softmax(-1)
@@ -62,14 +53,7 @@ def test_best_candidates(generator):
 
 
 @pytest.mark.check(
-    task=3,
-    points=1,
-    title="The score divides by length to the power of the penalty",
-    hints=(
-        "Log-probabilities are negative: dividing by a longer length brings the score up.",
-        "penalty 0 leaves the sum as it is; 1 gives the mean.",
-        "logprob / length**length_penalty",
-    ),
+    task=3, points=1, title="The score divides by length to the power of the penalty"
 )
 def test_length_normalized():
     expect(
@@ -80,17 +64,7 @@ def test_length_normalized():
     )
 
 
-@pytest.mark.check(
-    task=3,
-    points=2,
-    title="When the search may stop",
-    hints=(
-        "Never before beam_width hypotheses have ended.",
-        "Can the best open beam still beat the worst finished one? At which length is it scored?",
-        'length is max_tokens for "never" with a positive penalty, else the present length; over '
-        "when that score is not above the worst finished score",
-    ),
-)
+@pytest.mark.check(task=3, points=2, title="When the search may stop")
 def test_search_is_over():
     def answers(best_open, penalty, worst=-0.5, count=2):
         ended = [Hypothesis((1,), -0.4, -0.4, "stop"), Hypothesis((1, 2), -1.0, worst, "stop")]
@@ -145,17 +119,7 @@ def _logprobs(rows):
     return (table / table.sum(-1, keepdim=True)).log()
 
 
-@pytest.mark.check(
-    task=3,
-    points=3,
-    title="One step: who ends, who goes on",
-    hints=(
-        "Look at 2 * width candidates (more with several end-of-sequence ids), best first.",
-        "Ended candidates count only among the first `width`; open ones fill up to `width` beams.",
-        "for rank, candidate in enumerate(best_candidates(...)): not ended and len(opened) < width "
-        "-> a beam; ended and rank < width -> a Hypothesis",
-    ),
-)
+@pytest.mark.check(task=3, points=3, title="One step: who ends, who goes on")
 def test_update():
     def state(search):
         return (
@@ -215,16 +179,7 @@ def test_update():
     )
 
 
-@pytest.mark.check(
-    task=3,
-    points=1,
-    title="Cache rows follow their beams",
-    hints=(
-        "Row i becomes a copy of the old row parents[i]: K and V, every layer.",
-        "A parent may have two children and another none; the number of rows may grow.",
-        "self.k, self.v = self.k.index_select(1, rows), self.v.index_select(1, rows)",
-    ),
-)
+@pytest.mark.check(task=3, points=1, title="Cache rows follow their beams")
 def test_reorder(generator):
     config = ModelConfig("llama", 9, 4, 2, 2, 1, 2, 4, 16)
     cache = BatchCache(config, num_rows=3, capacity=4)
@@ -287,18 +242,7 @@ def _their_beams(model, prompt, params, eos):
     return found
 
 
-@pytest.mark.check(
-    task=3,
-    points=3,
-    title="Tokens and scores equal transformers'",
-    hints=(
-        "Width 1 is greedy search: does that work? Then try width 2 and max_tokens=2.",
-        "After update: reorder the cache by the parents it returned, then feed each beam's newest "
-        "token at position cache.length.",
-        "Loop: forward all rows, advance, update(log_softmax(logits of each row's last column)), "
-        "stop if over, cache.reorder(parents), newest = [beam.token_ids[-1:] for beam in beams]",
-    ),
-)
+@pytest.mark.check(task=3, points=3, title="Tokens and scores equal transformers'")
 def test_equals_transformers(rng):
     models = {eos: _tiny(eos, seed=int(rng.integers(1000))) for eos in ((3,), (3, 5, 7))}
     settings = list(
@@ -326,16 +270,7 @@ def test_equals_transformers(rng):
         )
 
 
-@pytest.mark.check(
-    task=3,
-    points=1,
-    title="Beams stay within the context, and beat greedy",
-    hints=(
-        "A continuation may use the whole context, and no more.",
-        "beam_search is given max_tokens already cut to the room; the cache holds just enough.",
-        "The newest token of a finished search is never fed.",
-    ),
-)
+@pytest.mark.check(task=3, points=1, title="Beams stay within the context, and beat greedy")
 def test_context_and_counts():
     _, ours = _tiny((3,), seed=7)
     params = BeamSearchParams(beam_width=3, max_tokens=50, ignore_eos=True)
@@ -366,16 +301,7 @@ def test_context_and_counts():
     )
 
 
-@pytest.mark.check(
-    task=3,
-    points=1,
-    title="The bundled model's beams equal transformers'",
-    hints=(
-        "If random models pass and this does not: what does a real end of sequence change?",
-        "The bundled model has two end-of-sequence ids, so 3 * beam_width candidates are taken.",
-        "self.num_candidates is given: use it.",
-    ),
-)
+@pytest.mark.check(task=3, points=1, title="The bundled model's beams equal transformers'")
 def test_bundled_beams():
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -34,17 +34,7 @@ def _counting(model) -> dict[str, list[int]]:
     return seen
 
 
-@pytest.mark.check(
-    task=4,
-    points=3,
-    title="Chunks cover what is left, once",
-    hints=(
-        "Start where the computed tokens end; the last chunk may be short.",
-        "A chunk size under 1 would loop for ever: refuse it.",
-        "[Chunk(start, min(chunk_size, num_tokens - start)) "
-        "for start in range(computed, num_tokens, chunk_size)]",
-    ),
-)
+@pytest.mark.check(task=4, points=3, title="Chunks cover what is left, once")
 def test_plan_chunks():
     def plan(*given, **more):
         return [[chunk.start, chunk.length] for chunk in plan_chunks(*given, **more)]
@@ -71,16 +61,7 @@ def test_plan_chunks():
         )
 
 
-@pytest.mark.check(
-    task=4,
-    points=4,
-    title="Any split gives the same logits",
-    hints=(
-        "Compare the first chunk's cache with a whole prefill's: then the second's.",
-        "A chunk's tokens stand at positions start .. end - 1 and see all earlier chunks.",
-        "hidden = forward_cached(model, cache, token_ids[chunk.start : chunk.end])",
-    ),
-)
+@pytest.mark.check(task=4, points=4, title="Any split gives the same logits")
 def test_any_split(rng, seed):
     for window in (None, 5):
         model = _model(seed, window)
@@ -103,14 +84,7 @@ def test_any_split(rng, seed):
 
 
 @pytest.mark.check(
-    task=4,
-    points=2,
-    title="Each token is computed once, and only the last asks for logits",
-    hints=(
-        "What is in the cache already need not be computed again.",
-        "Plan from cache.length; ask for logits after the loop, for one row.",
-        "if no chunk is left, there is nothing to predict from: ValueError",
-    ),
+    task=4, points=2, title="Each token is computed once, and only the last asks for logits"
 )
 def test_counts(rng, seed):
     model = _model(seed)
@@ -139,16 +113,7 @@ def test_counts(rng, seed):
     )
 
 
-@pytest.mark.check(
-    task=4,
-    points=1,
-    title="What chunks cost: the same tokens, a lower peak",
-    hints=(
-        "A chunk of T tokens that ends at S computes T rows of S scores.",
-        "Add up over the chunks of plan_chunks; the peak is the largest one.",
-        "scores = [chunk.length * chunk.end for chunk in plan_chunks(num_tokens, chunk_size)]",
-    ),
-)
+@pytest.mark.check(task=4, points=1, title="What chunks cost: the same tokens, a lower peak")
 def test_prefill_cost():
     costs = [prefill_cost(1000, size) for size in (1000, 300, 1)]
     expect(

@@ -34,16 +34,7 @@ CONFIGS = {
 }  # fmt: skip
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="Prompts are padded on the left",
-    hints=(
-        "The next token is predicted from the last column: the prompts must end there.",
-        "Each row gets width - len(prompt) pads in front.",
-        "rows = [[pad_id] * (width - len(p)) + list(p) for p in prompts]",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="Prompts are padded on the left")
 def test_pad_left():
     token_ids, padding = pad_left([[5, 6, 7], [8], [9, 9]], pad_id=1)
     expect(
@@ -60,16 +51,7 @@ def test_pad_left():
     )
 
 
-@pytest.mark.check(
-    task=5,
-    points=1,
-    title="Positions begin at each row's first real token",
-    hints=(
-        "A prompt's first token stands at position 0, wherever its column is.",
-        "column - padding of the row; pads get 0.",
-        "(columns - padding[:, None]).clamp(min=0)",
-    ),
-)
+@pytest.mark.check(task=5, points=1, title="Positions begin at each row's first real token")
 def test_padded_positions():
     expect(
         padded_positions(torch.tensor([0, 3, 1]), width=4),
@@ -79,16 +61,7 @@ def test_padded_positions():
     )
 
 
-@pytest.mark.check(
-    task=5,
-    points=3,
-    title="Nobody looks at a pad, but a pad at itself",
-    hints=(
-        "Three conditions: not later, not a pad, within the window.",
-        "Without its own column a pad row sees nothing, and its softmax is nan.",
-        "(keys <= queries & window & keys >= padding[:, None, None]) | (keys == queries)",
-    ),
-)
+@pytest.mark.check(task=5, points=3, title="Nobody looks at a pad, but a pad at itself")
 def test_padded_mask():
     def seen(*given):
         return [
@@ -127,17 +100,7 @@ def _requests(rng, rows: int, longest: int = 9):
     return prompts, params
 
 
-@pytest.mark.check(
-    task=5,
-    points=3,
-    title="Every row gets the logits it gets alone",
-    hints=(
-        "Which step differs first: the prompts', or a decode? Which row: one with pads?",
-        "Logits come from the last column; a decode token stands at sequence.num_tokens - 1, not "
-        "at its column.",
-        "hidden = self._forward(newest [N, 1], positions [N, 1]); self.model.logits(hidden[:, -1])",
-    ),
-)
+@pytest.mark.check(task=5, points=3, title="Every row gets the logits it gets alone")
 @pytest.mark.filterwarnings("ignore")
 def test_rows_as_alone(rng, seed):
     for family, config in CONFIGS.items():
@@ -172,16 +135,7 @@ def test_rows_as_alone(rng, seed):
             )
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="The waste is counted",
-    hints=(
-        "Two kinds: pads beside short prompts, and rows that ended before the batch did.",
-        "Prefill: prompt tokens and pads. Decode: running rows, and the ended ones (idle).",
-        "self.waste += BatchWaste(decode=live, idle=rows - live, kv_used=live)",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="The waste is counted")
 def test_waste():
     model = dummy_model(CONFIGS["qwen3"])
     prompts = [[5] * 6, [6], [7] * 3]
@@ -216,16 +170,7 @@ def _greedy(model, prompt, count):
     return ids[len(prompt) :]
 
 
-@pytest.mark.check(
-    task=5,
-    points=1,
-    title="Batches, samples and events keep their owners",
-    hints=(
-        "This passes when prefill and decode do: no code of its own.",
-        "Rows are sampled only while they run; order of rows is order of sequences.",
-        "Return logits for all N rows, in order; step picks the running ones.",
-    ),
-)
+@pytest.mark.check(task=5, points=1, title="Batches, samples and events keep their owners")
 def test_owners(rng, seed):
     model = dummy_model(CONFIGS["qwen3"], seed=seed % 1000)
     prompts, params = _requests(rng, rows=5)
@@ -263,16 +208,7 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.check(
-    task=5,
-    points=1,
-    title="Requests of all kinds share a batch",
-    hints=(
-        "Passes when tasks 1 and 2 are right and the rows do not touch each other.",
-        "Run one request alone with generate, then in the batch: which token differs first?",
-        "Each row's key is its own seed and position: sequence.row knows them.",
-    ),
-)
+@pytest.mark.check(task=5, points=1, title="Requests of all kinds share a batch")
 def test_requests_as_alone():
     folder = ROOT / "models" / "target"
     model, tokenizer = load_model(folder), Tokenizer.from_pretrained(folder)

@@ -94,17 +94,7 @@ def expect_steps(play, expected, call, cause):
     )
 
 
-@pytest.mark.check(
-    task=4,
-    points=2,
-    title="Computed tokens chase the total, chunk by chunk",
-    hints=(
-        "A prompt longer than the budget takes several steps. After which does it get a token?",
-        "A chunk begins at num_computed_tokens; it completes when its end is the total.",
-        "completes: self.end == self.total; update: request.num_computed_tokens = chunk.end, and "
-        "SCHEDULED becomes RUNNING",
-    ),
-)
+@pytest.mark.check(task=4, points=2, title="Computed tokens chase the total, chunk by chunk")
 def test_chunks():
     expect(
         [Chunk(None, 0, n, 8).completes for n in (7, 8)] + [Chunk(None, 5, 3, 8).completes],
@@ -137,16 +127,7 @@ def test_chunks():
         )
 
 
-@pytest.mark.check(
-    task=4,
-    points=2,
-    title="Running requests first, decodes before prompts",
-    hints=(
-        "A long prompt must not make anybody wait who needs one token.",
-        "In one step: decodes, then unfinished prompts, then the queue, until the budget is used.",
-        "for request in decodes + prompts: self._plan_chunk(request, draft)",
-    ),
-)
+@pytest.mark.check(task=4, points=2, title="Running requests first, decodes before prompts")
 def test_mixed_batch():
     play = Play(budget=6, seats=4)
     play.add(prompt=3, output=6)
@@ -184,15 +165,7 @@ def test_mixed_batch():
 
 
 @pytest.mark.check(
-    task=4,
-    points=2,
-    title="Admission: in order, while there are seats, room and tokens",
-    hints=(
-        "What ends the admissions of a step? Three different things.",
-        "The first of the queue that cannot come in ends it: nobody is let past.",
-        "while self.waiting and draft.budget and len(self.running) < self.max_num_seqs: ... if not "
-        "self.store.can_admit(request): return",
-    ),
+    task=4, points=2, title="Admission: in order, while there are seats, room and tokens"
 )
 def test_admission():
     play = Play(budget=100, seats=2)
@@ -237,18 +210,7 @@ def test_admission():
     )
 
 
-@pytest.mark.check(
-    task=4,
-    points=3,
-    title="Preemption: the last one gives way and comes back",
-    hints=(
-        "Three requests outgrow the store. Who leaves, what becomes of it, when does it return?",
-        "Suspend it in the store, count nothing of it as computed, PREEMPTED, back to the queue; "
-        "all its tokens, generated ones too, are computed again later.",
-        "del self.running[request]; self.store.suspend(request); num_computed_tokens = 0; "
-        "num_preemptions += 1; move_to(PREEMPTED); self.waiting.push(request, draft.now)",
-    ),
-)
+@pytest.mark.check(task=4, points=3, title="Preemption: the last one gives way and comes back")
 def test_preemption():
     play = Play(room=24, budget=16, seats=4)
     requests = [play.add(prompt=6, output=8) for _ in range(3)]
@@ -279,17 +241,7 @@ def test_preemption():
     )
 
 
-@pytest.mark.check(
-    task=4,
-    points=2,
-    title="A preempted chunk gives its tokens back to the budget",
-    hints=(
-        "The victim may have got a chunk earlier in this very step.",
-        "That chunk must not be computed, and its tokens are free for others.",
-        "chunk = draft.chunks.pop(request, None); if chunk is not None: draft.budget += "
-        "chunk.length",
-    ),
-)
+@pytest.mark.check(task=4, points=2, title="A preempted chunk gives its tokens back to the budget")
 def test_budget_returned():
     play = Play(room=15, budget=8, seats=4, policy=make_policy("sjf"))
     play.add(prompt=6, output=10)
@@ -313,16 +265,7 @@ def test_budget_returned():
     )  # fmt: skip
 
 
-@pytest.mark.check(
-    task=4,
-    points=2,
-    title="No admission in a step that preempted",
-    hints=(
-        "Who was just thrown out made room. For whom?",
-        "Room was so short that a running request had to go: whoever came in now would be next.",
-        "Admit only if preempting for room added nobody to draft.preempted.",
-    ),
-)
+@pytest.mark.check(task=4, points=2, title="No admission in a step that preempted")
 def test_no_admission_after_preemption():
     play = Play(room=20, budget=50, seats=2, policy=make_policy("sjf"))
     play.add(prompt=8, output=6)
@@ -347,16 +290,7 @@ def test_no_admission_after_preemption():
     )
 
 
-@pytest.mark.check(
-    task=4,
-    points=1,
-    title="What can never fit is refused at once",
-    hints=(
-        "A request that waits for room that cannot be is worse than an error.",
-        "Ask the store whether request.limit tokens fit.",
-        "if not self.store.fits(request.limit): raise RequestTooLargeError(...)",
-    ),
-)
+@pytest.mark.check(task=4, points=1, title="What can never fit is refused at once")
 def test_refusal():
     play = Play(room=20)
     for prompt, output in ((20, 2), (2, 20), (300, 1)):
@@ -378,17 +312,7 @@ def test_refusal():
     expect(len(play.drain()), 22, call="steps for 20 + 1 and 2 + 19 tokens, which just fit")
 
 
-@pytest.mark.check(
-    task=4,
-    points=2,
-    title="A request can be ended anywhere, and leaves nothing",
-    hints=(
-        "Where may it be: in the queue, in the batch, preempted? Who holds something for it?",
-        "Running: leave running, release the room. Queued: leave the queue, let the store forget.",
-        "if request in self.running: del ...; self.store.release(request) else: "
-        "self.waiting.remove(request); self.store.forget(request)",
-    ),
-)
+@pytest.mark.check(task=4, points=2, title="A request can be ended anywhere, and leaves nothing")
 def test_end_anywhere():
     for status in (Status.FINISHED, Status.FAILED):
         play = Play(room=24, budget=16, seats=3)
@@ -420,18 +344,7 @@ def test_end_anywhere():
         expect(play.step().chunks, (), call="the chunks of a plan with nobody to run")
 
 
-@pytest.mark.check(
-    task=4,
-    points=2,
-    title="Turns are handed on, and nobody starves",
-    hints=(
-        "A turn begins when a request is admitted, and again when it is admitted again.",
-        "turn_start is the number of output tokens at admission; handing a turn on does not stop "
-        "admissions, being short of room does.",
-        "request.turn_start = request.num_output_tokens in _admit; compare len(draft.preempted) "
-        "before and after _continue",
-    ),
-)
+@pytest.mark.check(task=4, points=2, title="Turns are handed on, and nobody starves")
 def test_turns():
     play = Play(budget=64, seats=1, policy=RoundRobin(quantum=2))
     for prompt, output in ((3, 5), (4, 3), (2, 1)):
@@ -468,15 +381,7 @@ def test_turns():
 
 
 @pytest.mark.check(
-    task=4,
-    points=1,
-    title="Prompts that have filled the store do not wait for one another",
-    hints=(
-        "Two half-read prompts hold all places. Who computes a token in the next step?",
-        "With no place free and no decode the budget is 0: nobody asks for room, so nobody is "
-        "preempted.",
-        "_budget: decodes=max(decodes, 1 if self.running else 0)",
-    ),
+    task=4, points=1, title="Prompts that have filled the store do not wait for one another"
 )
 def test_no_deadlock():
     play = Play(room=12, budget=8, max_chunk=4)
@@ -492,17 +397,7 @@ def test_no_deadlock():
     )  # fmt: skip
 
 
-@pytest.mark.check(
-    task=4,
-    points=1,
-    title="What the budget of a step counts, and when",
-    hints=(
-        "When are the free places counted, and who is a decode?",
-        "After the hand-over, which frees places. A decode has one token remaining: an unfinished "
-        "prompt has more, and so has a request that computes all its tokens again.",
-        "self._hand_over(draft); draft.budget = self._budget(); decodes: request.remaining == 1",
-    ),
-)
+@pytest.mark.check(task=4, points=1, title="What the budget of a step counts, and when")
 def test_budget_of_a_step():
     turns = Play(room=12, budget=64, policy=RoundRobin(quantum=2))
     turns.add(prompt=8, output=5)
@@ -583,18 +478,7 @@ class Telling(CountingStore):
         self.told.append(f"forget {request.number}")
 
 
-@pytest.mark.check(
-    task=4,
-    points=1,
-    title="The store is asked, believed, and told",
-    hints=(
-        "A store may have a prompt's first tokens already, and may keep those of a victim.",
-        "What admit returns is computed; a preemption suspends, an end releases, an end in the "
-        "queue forgets.",
-        "request.num_computed_tokens = self.store.admit(request); _preempt: self.store.suspend; "
-        "end: self.store.release, or self.store.forget",
-    ),
-)
+@pytest.mark.check(task=4, points=1, title="The store is asked, believed, and told")
 def test_store():
     play = Play(Telling(24), budget=16)
     requests = [play.add(prompt=6, output=8) for _ in range(3)]
@@ -617,16 +501,7 @@ def test_store():
     )
 
 
-@pytest.mark.check(
-    task=4,
-    points=1,
-    title="Every move is booked when it happens",
-    hints=(
-        "Time in a state comes from move_to alone, and a policy may sort by it.",
-        "Move the request first, then file it in the queue: its rank may depend on when it came.",
-        "request.move_to(Status.PREEMPTED, draft.now); then self.waiting.push(request, draft.now)",
-    ),
-)
+@pytest.mark.check(task=4, points=1, title="Every move is booked when it happens")
 def test_moves_are_booked():
     play = Play(budget=64, seats=1, policy=RoundRobin(quantum=2))
     requests = [play.add(prompt=3, output=5), play.add(prompt=4, output=2)]
@@ -750,14 +625,7 @@ class AgainstModel(RuleBasedStateMachine):
 
 
 @pytest.mark.check(
-    task=4,
-    points=2,
-    title="Any sequence of adds, steps and aborts keeps the books right",
-    hints=(
-        "The card's steps are the shortest found that go wrong: play them on paper.",
-        "Which book is wrong: the queue, running, the store's places, or the computed tokens?",
-        "Compare _preempt, _admit and end line by line with their docstrings.",
-    ),
+    task=4, points=2, title="Any sequence of adds, steps and aborts keeps the books right"
 )
 def test_any_sequence():
     play = Play()

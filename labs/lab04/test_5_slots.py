@@ -86,16 +86,7 @@ class Twin:
         return out
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="A slot each, and back again",
-    hints=(
-        "Two requests must never own one slot; a released one may be given to the next.",
-        "admit: pop a free slot, note its owner, length 0. release: the reverse.",
-        "slot = self.slot_of.pop(request); self.lengths[slot] = 0; self.free_slots.append(slot)",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="A slot each, and back again")
 def test_slots():
     store = SlotStore(CONFIG, num_slots=3, capacity=CAPACITY)
     a, b, c, d = (new_request(i) for i in range(4))
@@ -125,17 +116,7 @@ def test_slots():
     store.check([a, c, d])
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="Room to the last place, and committed tokens",
-    hints=(
-        "A slot of 12 places holds 12 tokens, not 11 and not 13.",
-        "reserve compares computed plus new tokens with the capacity; commit sets the length to "
-        "the end of the chunk.",
-        "return request.num_computed_tokens + num_tokens <= self.capacity",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="Room to the last place, and committed tokens")
 def test_room():
     store = SlotStore(CONFIG, num_slots=2, capacity=CAPACITY)
     a, b = admitted(store, new_request(0), new_request(1))
@@ -164,16 +145,7 @@ def test_room():
     )
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="Every token has its place",
-    hints=(
-        "For each token of the plan: which slot, and where in it?",
-        "A chunk of length n is n times its request's slot, at start .. end - 1.",
-        "torch.full((c.length,), self.slot_of[c.request]) and torch.arange(c.start, c.end), joined",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="Every token has its place")
 def test_places():
     store = SlotStore(CONFIG, num_slots=3, capacity=CAPACITY)
     a, b, c = (new_request(i) for i in range(3))
@@ -187,17 +159,7 @@ def test_places():
     )
 
 
-@pytest.mark.check(
-    task=5,
-    points=3,
-    title="A chunk sees its own slot, up to its own end",
-    hints=(
-        "Two prompts in one step, then the rest of each: whom does a token see?",
-        "All tokens are written first; a chunk's queries look at places 0 .. end - 1 of its slot.",
-        "attention(q, self.k[layer, slot, : chunk.end], self.v[layer, slot, : chunk.end], "
-        "window=self.config.window(layer))",
-    ),
-)
+@pytest.mark.check(task=5, points=3, title="A chunk sees its own slot, up to its own end")
 def test_chunks(generator):
     store = SlotStore(CONFIG, num_slots=4, capacity=CAPACITY)
     twin = Twin(store, generator)
@@ -215,17 +177,7 @@ def test_chunks(generator):
             )
 
 
-@pytest.mark.check(
-    task=5,
-    points=3,
-    title="Decodes of ragged lengths, all in one call",
-    hints=(
-        "Rows of 9, 1 and 5 tokens: what must the short ones not see?",
-        "A rectangle of the longest length, a mask by position; heads of a group share K and V.",
-        "visible = keys <= positions[:, None]; q.view(rows, num_kv_heads, -1, dim); "
-        "attn_mask=visible[:, None, None]",
-    ),
-)
+@pytest.mark.check(task=5, points=3, title="Decodes of ragged lengths, all in one call")
 def test_decodes(generator):
     store = SlotStore(CONFIG, num_slots=5, capacity=CAPACITY)
     twin = Twin(store, generator)
@@ -247,17 +199,7 @@ def test_decodes(generator):
             )  # fmt: skip
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="Mixed batches come back in the order of the plan",
-    hints=(
-        "Single tokens and chunks stand among each other; so must the results.",
-        "Note at which row of the step each chunk begins; gather the single rows, put each result "
-        "back where it belongs.",
-        "out[rows] = self._attend_decodes(layer, q[rows], slots[rows], positions[rows])",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="Mixed batches come back in the order of the plan")
 def test_mixed(generator):
     store = SlotStore(CONFIG, num_slots=5, capacity=CAPACITY)
     twin = Twin(store, generator)
@@ -272,16 +214,7 @@ def test_mixed(generator):
     )
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="What the last owner left can do no harm",
-    hints=(
-        "NaN times 0 is NaN: a mask is not enough.",
-        "A slot is handed over clean.",
-        "self.k[:, slot] = 0.0; self.v[:, slot] = 0.0 in admit",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="What the last owner left can do no harm")
 def test_stale_slot(generator):
     store = SlotStore(CONFIG, num_slots=2, capacity=CAPACITY)
     (old,) = admitted(store, new_request(0))

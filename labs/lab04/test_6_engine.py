@@ -77,15 +77,7 @@ def tokens_of(events, request_id):
 
 
 @pytest.mark.check(
-    task=6,
-    points=2,
-    title="A plan becomes token ids, positions, and rows that need logits",
-    hints=(
-        "One flat list of tokens for all chunks; where each stands in its own request.",
-        "request.token_ids(start, end) knows prompt and output; only a chunk that completes needs "
-        "logits, of its last token.",
-        "positions += range(chunk.start, chunk.end); if chunk.completes: last.append(len(ids) - 1)",
-    ),
+    task=6, points=2, title="A plan becomes token ids, positions, and rows that need logits"
 )
 def test_prepare():
     model, store, given = dummy_model(CONFIG), SlotStore(CONFIG, 4, 40), []
@@ -120,18 +112,7 @@ def test_prepare():
     )
 
 
-@pytest.mark.check(
-    task=6,
-    points=3,
-    title="Every row gets the logits it gets alone",
-    hints=(
-        "Which request differs first: one that is read in chunks, or one beside it?",
-        "Bind the plan once, run the model over its tokens, take the last row of each chunk that "
-        "completes.",
-        "hidden = self.model(token_ids, positions, self.store.bind(plan)); "
-        "self.model.logits(hidden[last])",
-    ),
-)
+@pytest.mark.check(task=6, points=3, title="Every row gets the logits it gets alone")
 def test_logits(rng, seed):
     model = dummy_model(CONFIG, seed=seed % 1000)
     prompts = prompts_of(rng, 4)
@@ -192,12 +173,6 @@ SETTINGS = {
     task=6,
     points=3,
     title="The same tokens for any order, budget, chunk size, policy, and preemption",
-    hints=(
-        "The first setting of the card that fails says where to look.",
-        "A token goes to the request of its chunk, not to that of the same row number; only "
-        "chunks that complete draw one.",
-        "walk plan.chunks; take the next sampled token only for a chunk that completes",
-    ),
 )
 def test_metamorphic(rng, seed):
     model = dummy_model(CONFIG, seed=seed % 1000)
@@ -237,14 +212,7 @@ def test_metamorphic(rng, seed):
 
 
 @pytest.mark.check(
-    task=6,
-    points=2,
-    title="The events of a step, in order; an idle step does nothing",
-    hints=(
-        "What happened first: the queue, the batch, the tokens, the end of the step?",
-        "Without chunks a step returns what it has to report and does not call the model.",
-        "collect, arrivals and departures, update, then _stepped",
-    ),
+    task=6, points=2, title="The events of a step, in order; an idle step does nothing"
 )
 def test_events():
     calls = []
@@ -291,17 +259,7 @@ def _short(event):
     return f"{type(event).__name__} {event.request_id}"
 
 
-@pytest.mark.check(
-    task=6,
-    points=2,
-    title="Abort at any moment",
-    hints=(
-        "Where may the request be when its caller gives it up? What if it has just ended?",
-        "Read the notes at the beginning of a step, before anything is planned; a request that has "
-        "ended meanwhile is passed over.",
-        "for request in given_up: if not request.ended: self._end(request, Status.FINISHED)",
-    ),
-)
+@pytest.mark.check(task=6, points=2, title="Abort at any moment")
 def test_abort(rng, seed):
     model = dummy_model(CONFIG, seed=seed % 1000)
     prompts = prompts_of(rng, 6)
@@ -353,17 +311,7 @@ def test_abort(rng, seed):
     )
 
 
-@pytest.mark.check(
-    task=6,
-    points=2,
-    title="One failing request does not stop the loop",
-    hints=(
-        "Whose fault is it when the model or the sampler raises in the middle of a batch?",
-        "Try the plan; when it raises, try every chunk alone: the error then meets its owner.",
-        "except Exception as error: if len(plan.chunks) == 1: return [error]; else the outcomes of "
-        "Plan((chunk,)) for each chunk",
-    ),
-)
+@pytest.mark.check(task=6, points=2, title="One failing request does not stop the loop")
 def test_failures(rng, seed):
     model = dummy_model(CONFIG, seed=seed % 1000)
     plain = model.forward
@@ -409,16 +357,7 @@ def test_failures(rng, seed):
 
 
 @pytest.mark.check(
-    task=6,
-    points=1,
-    title="An abort ends every sample, and keeps what each had said",
-    hints=(
-        "A request with n=3 is three: which of them does its id name?",
-        "abort notes every sample of the id that has not ended; each is ended and reported by "
-        "itself.",
-        "Aborted(sequence.request_id, sequence.index, tuple(sequence.output_token_ids), "
-        "sequence.text, self.clock())",
-    ),
+    task=6, points=1, title="An abort ends every sample, and keeps what each had said"
 )
 def test_abort_samples():
     folder = ROOT / "models" / "target"
@@ -456,18 +395,7 @@ def test_abort_samples():
     )
 
 
-@pytest.mark.check(
-    task=6,
-    points=1,
-    title="What a step says about itself",
-    hints=(
-        "Which clock reading is `started`, and when are those that run counted?",
-        "Read the clock first of all; count `running` before anybody can end; a step without "
-        "chunks reports who came and went, but no Stepped.",
-        "started = self.clock(); events = self._collect(); plan = ...; events += "
-        "self._arrivals_and_departures(plan); if not plan.chunks: return events; running = ...",
-    ),
-)
+@pytest.mark.check(task=6, points=1, title="What a step says about itself")
 def test_step_report():
     clock, model = ManualClock(1.0), dummy_model(CONFIG)
     config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=8, adaptive_budget=True)
@@ -524,13 +452,6 @@ def test_step_report():
     task=6,
     points=1,
     title="A failed chunk is not counted, an unfinished one can fail, Ctrl+C goes through",
-    hints=(
-        "What do the store and the counters know of a chunk whose outcome is an error?",
-        "Commit and count a plan of the other chunks alone. A chunk that draws no token has an "
-        "outcome, too. KeyboardInterrupt is no Exception.",
-        "done = Plan(tuple(c for c, outcome in pairs if not isinstance(outcome, Exception))); "
-        "self.store.commit(done); self.scheduler.update(done)",
-    ),
 )
 def test_failed_chunks():
     model, config = dummy_model(CONFIG), EngineConfig(max_num_seqs=2, max_num_batched_tokens=4)
@@ -581,15 +502,7 @@ def test_failed_chunks():
 
 
 @pytest.mark.check(
-    task=6,
-    points=1,
-    title="A row without a finite largest logit fails its request alone",
-    hints=(
-        "NaN raises nothing: it has to be looked for.",
-        "The largest of a row must be finite. Other rows get an error and are not shown to the "
-        "sampler; -inf beside finite logits is a mask's and does no harm.",
-        "finite = logits.amax(dim=-1).isfinite().tolist()",
-    ),
+    task=6, points=1, title="A row without a finite largest logit fails its request alone"
 )
 def test_nan_row(rng, seed):
     model = dummy_model(CONFIG, seed=seed % 1000)
@@ -637,14 +550,7 @@ def test_nan_row(rng, seed):
 
 
 @pytest.mark.check(
-    task=6,
-    points=1,
-    title="Bad requests are refused when they are added, and leave nothing",
-    hints=(
-        "Refuse before anything is registered.",
-        "_make_requests refuses lab 03's reasons, the scheduler what can never fit.",
-        "for request in requests: self.scheduler.refuse_unfit(request), then register",
-    ),
+    task=6, points=1, title="Bad requests are refused when they are added, and leave nothing"
 )
 def test_refusals():
     store = SlotStore(CONFIG, num_slots=2, capacity=10)
@@ -673,14 +579,7 @@ def test_refusals():
 
 
 @pytest.mark.check(
-    task=6,
-    points=1,
-    title="Requests of all kinds on the bundled model; nothing grows",
-    hints=(
-        "Passes when everything before passes: stop strings, penalties, samples, seeds.",
-        "Run one request alone with lab 03's generate: which token differs first?",
-        "_append hands a token to request.sequence, which knows all the rules; _end forgets.",
-    ),
+    task=6, points=1, title="Requests of all kinds on the bundled model; nothing grows"
 )
 def test_bundled_model():
     folder = ROOT / "models" / "target"

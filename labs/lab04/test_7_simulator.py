@@ -38,16 +38,7 @@ def times(run):
     return [line.token_times for line in run.timelines]
 
 
-@pytest.mark.check(
-    task=7,
-    points=1,
-    title="What a step costs",
-    hints=(
-        "Tokens computed and places read are two counts.",
-        "A chunk reads its request's places up to its own end, once.",
-        "self.seconds(plan.num_tokens, sum(chunk.end for chunk in plan.chunks))",
-    ),
-)
+@pytest.mark.check(task=7, points=1, title="What a step costs")
 def test_cost():
     plan = Plan((Chunk(None, 90, 1, 91), Chunk(None, 16, 8, 40), Chunk(None, 0, 3, 3)))
     expect(
@@ -58,16 +49,7 @@ def test_cost():
     )
 
 
-@pytest.mark.check(
-    task=7,
-    points=1,
-    title="Jain's index",
-    hints=(
-        "The square of the sum, over n times the sum of the squares.",
-        "All zeros are all equal; nobody is an error.",
-        "sum(values) ** 2 / (len(values) * sum(v * v for v in values))",
-    ),
-)
+@pytest.mark.check(task=7, points=1, title="Jain's index")
 def test_jain():
     expect(
         [jain_fairness(v) for v in ([3.0], [1.0, 3.0], [1.0, 2.0, 5.0, 0.0], [0.0, 0.0])],
@@ -78,17 +60,7 @@ def test_jain():
     expect.raises(ValueError, lambda: jain_fairness([]), call="jain_fairness([])")
 
 
-@pytest.mark.check(
-    task=7,
-    points=2,
-    title="A trace through the scheduler, to the second",
-    hints=(
-        "In which order: arrivals, plan, clock, counts, tokens?",
-        "The clock jumps only when there is no work; tokens come at the end of the step.",
-        "while coming and coming[0].arrival <= clock.now: scheduler.add(...), then schedule, "
-        "clock.advance(cost.of_plan(plan)), scheduler.store.commit, update, _events, observe",
-    ),
-)
+@pytest.mark.check(task=7, points=2, title="A trace through the scheduler, to the second")
 def test_simulate():
     run = simulate(TRACE, scheduler_of(), COST)
     # steps: 0.0 [4]; 2.0 [1, 2, 3]; 4.5 [1, 5]; 7.0 [1]; idle until 20.0 [1]; 21.25 [1]
@@ -141,17 +113,7 @@ def test_simulate():
     )
 
 
-@pytest.mark.check(
-    task=7,
-    points=1,
-    title="What a simulation reports, and whom it tells",
-    hints=(
-        "The engine reports who is queued, commits to the store, tells the budget. So must you.",
-        "Sort by arrival: a trace may come in any order. `started` is the clock before the step; "
-        "the scheduler observes after the ended requests have left the store.",
-        "events += _events(plan, scheduler, started); scheduler.observe(clock.now - started)",
-    ),
-)
+@pytest.mark.check(task=7, points=1, title="What a simulation reports, and whom it tells")
 def test_reports():
     class Noting(CountingStore):
         def commit(self, plan):
@@ -188,16 +150,7 @@ def test_reports():
     )
 
 
-@pytest.mark.check(
-    task=7,
-    points=2,
-    title="The same trace in static batches",
-    hints=(
-        "Who comes while a batch runs waits for its end.",
-        "Step 0: N * W tokens and places. Step s: N tokens, N * (W + s) places, for all N rows.",
-        "cost.seconds(rows * width if step == 0 else rows, rows * (width + step))",
-    ),
-)
+@pytest.mark.check(task=7, points=2, title="The same trace in static batches")
 def test_static():
     run = simulate_static(TRACE, 2, StepCost(base=1.0, per_token=0.25, per_place=0.125))
     # batch [0] at 0: W 4; steps 1 + 1 + 0.5, 1 + 0.25 + 0.625, 1 + 0.25 + 0.75
@@ -222,16 +175,7 @@ def test_static():
     )
 
 
-@pytest.mark.check(
-    task=7,
-    points=1,
-    title="Continuous against static, policy against policy",
-    hints=(
-        "Passes when simulate and simulate_static do.",
-        "Compare the tokens computed first: they need no clock.",
-        "Play the first three steps of the trace on paper.",
-    ),
-)
+@pytest.mark.check(task=7, points=1, title="Continuous against static, policy against policy")
 def test_comparison():
     cost = StepCost()
     trace = heavy_tailed(seed=3, count=60, rate=25.0, longest=300)

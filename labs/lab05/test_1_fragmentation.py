@@ -16,18 +16,7 @@ def with_pieces(*lengths, size):
     return memory
 
 
-@pytest.mark.check(
-    task=1,
-    points=3,
-    title="The first hole that is large enough",
-    hints=(
-        "Go through the holes from the low end; which one is taken, and what is left of it?",
-        "A hole of exactly the right length is taken too, and is gone then. When none fits: "
-        "False, and nothing changes, however many places are free together.",
-        "rest = (start + num_tokens, length - num_tokens); self.holes[i : i + 1] = [rest] if "
-        "rest[1] else []",
-    ),
-)
+@pytest.mark.check(task=1, points=3, title="The first hole that is large enough")
 def test_first_fit(rng):
     memory = FirstFit(100)
     memory.holes = [(0, 4), (10, 9), (30, 6), (50, 9)]
@@ -68,18 +57,7 @@ def test_first_fit(rng):
             taken[want : want + n] = [True] * n
 
 
-@pytest.mark.check(
-    task=1,
-    points=3,
-    title="Holes that touch are one hole",
-    hints=(
-        "Free the piece between two holes: how many holes are there?",
-        "Put the new hole among the others, by start, and join each with the one before it if "
-        "that ends where it starts.",
-        "if merged and sum(merged[-1]) == start: merged[-1] = (merged[-1][0], merged[-1][1] + "
-        "length)",
-    ),
-)
+@pytest.mark.check(task=1, points=3, title="Holes that touch are one hole")
 def test_holes_merge(rng):
     memory = with_pieces(3, 4, 5, 6, 7, size=30)
     seen = []
@@ -111,17 +89,7 @@ def test_holes_merge(rng):
     )
 
 
-@pytest.mark.check(
-    task=1,
-    points=3,
-    title="Buddies join, neighbours that are none do not",
-    hints=(
-        "Whose half is it? Two pieces can touch and still not be halves of one piece.",
-        "The buddy of the piece at `start` is at start XOR length; the joined piece starts at the "
-        "lower of the two, and has a buddy of its own.",
-        "while length < self.size and start ^ length in self.holes.get(length, ()): ...",
-    ),
-)
+@pytest.mark.check(task=1, points=3, title="Buddies join, neighbours that are none do not")
 def test_buddies(rng):
     memory = Buddy(32)
     for name in "abcdefgh":
@@ -163,17 +131,7 @@ def _holes(memory):
     return {n: sorted(starts) for n, starts in sorted(memory.holes.items()) if starts}
 
 
-@pytest.mark.check(
-    task=1,
-    points=2,
-    title="Two kinds of waste",
-    hints=(
-        "Inside: reserved, but not used. Outside: free, but not to be had in one piece.",
-        "External: 1 - the largest hole over all free places. Internal: 1 - tokens stored over "
-        "places reserved. Both are 0 where there is nothing to waste.",
-        "return 1 - self.largest_hole / self.num_free if self.num_free else 0.0",
-    ),
-)
+@pytest.mark.check(task=1, points=2, title="Two kinds of waste")
 def test_waste():
     memory = with_pieces(10, 20, 30, 25, size=100)
     memory.holes = [(0, 10), (30, 30), (85, 15)]
@@ -198,16 +156,7 @@ def test_waste():
     )
 
 
-@pytest.mark.check(
-    task=1,
-    points=1,
-    title="Blocks may be anywhere",
-    hints=(
-        "How many whole blocks hold so many tokens? And if some are there already?",
-        "Round up to a multiple of the block size; only what comes on top has to be free.",
-        "wanted = -(-num_tokens // self.block_size) * self.block_size",
-    ),
-)
+@pytest.mark.check(task=1, points=1, title="Blocks may be anywhere")
 def test_blocks():
     memory = Blocks(64, block_size=16)
     seen = [

@@ -9,16 +9,7 @@ from nanovllm.paging.block_table import BlockTable, blocks_for
 from nanovllm.paging.errors import OutOfBlocksError
 
 
-@pytest.mark.check(
-    task=3,
-    points=1,
-    title="How many blocks",
-    hints=(
-        "Round up; no tokens need no block.",
-        "-(-a // b) rounds up.",
-        "return -(-num_tokens // block_size)",
-    ),
-)
+@pytest.mark.check(task=3, points=1, title="How many blocks")
 def test_blocks_for():
     expect(
         [[blocks_for(n, size) for n in (0, 1, 15, 16, 17, 32)] for size in (1, 4, 16)],
@@ -28,16 +19,7 @@ def test_blocks_for():
     )
 
 
-@pytest.mark.check(
-    task=3,
-    points=3,
-    title="Token to slot",
-    hints=(
-        "Which block is token i in, and where in it?",
-        "Block number i // P of the table, offset i % P; slots count through all blocks.",
-        "self.block_ids[i // P] * P + i % P for i in range(start, end)",
-    ),
-)
+@pytest.mark.check(task=3, points=3, title="Token to slot")
 def test_slots(rng):
     table = BlockTable(4, [9, 2, 5])
     expect(
@@ -59,14 +41,7 @@ def test_slots(rng):
 
 
 @pytest.mark.check(
-    task=3,
-    points=2,
-    title="A table grows when a block is full, not before and not later",
-    hints=(
-        "For 8 tokens, blocks of 4: two. When is the third one taken?",
-        "What is missing is what `end` tokens need, less what is there, and never less than 0.",
-        "self.block_ids += pool.allocate(self.num_missing(end), self)",
-    ),
+    task=3, points=2, title="A table grows when a block is full, not before and not later"
 )
 def test_grow():
     table = BlockTable(4, [6])
@@ -104,16 +79,7 @@ def test_grow():
     )
 
 
-@pytest.mark.check(
-    task=3,
-    points=1,
-    title="Blocks go back, the last first",
-    hints=(
-        "A cached block is of use only behind those before it. Which should be evicted first?",
-        "Give reversed(block_ids) to the pool; then the table is as new.",
-        "pool.free(reversed(self.block_ids), self)",
-    ),
-)
+@pytest.mark.check(task=3, points=1, title="Blocks go back, the last first")
 def test_free():
     class Everything:
         def __contains__(self, block_id):
@@ -136,17 +102,7 @@ def test_free():
     )
 
 
-@pytest.mark.check(
-    task=3,
-    points=3,
-    title="A step as attention sees it",
-    hints=(
-        "One list of slots for all new tokens; one row of blocks for each sequence.",
-        "starts gets the number of tokens so far after each span; a row holds the blocks of the "
-        "tokens up to the span's end, and no more.",
-        "rows.append(table.block_ids[: blocks_for(end, table.block_size)])",
-    ),
-)
+@pytest.mark.check(task=3, points=3, title="A step as attention sees it")
 def test_make_batch():
     tables = [BlockTable(4, [7, 2, 5]), BlockTable(4, [1, 8]), BlockTable(4, [3])]
     batch = make_batch([(tables[1], 4, 5), (tables[0], 2, 7), (tables[2], 0, 2)])

@@ -63,16 +63,7 @@ class Paged:
         return torch.cat([oracle(*x, window) for x in zip(parts, self.k, self.v, strict=True)])
 
 
-@pytest.mark.check(
-    task=4,
-    points=3,
-    title="Every token into its slot",
-    hints=(
-        "Slot s is place s % P of block s // P. What does slot -1 mean?",
-        "Seen flat, as [B * P, G, D], a slot is an index; -1 as an index would be the last place.",
-        "kept = slot_mapping >= 0; self.k[layer].flatten(0, 1)[slot_mapping[kept]] = k[kept]",
-    ),
-)
+@pytest.mark.check(task=4, points=3, title="Every token into its slot")
 def test_write(generator):
     cache = PagedCache(CONFIG, num_blocks=4, block_size=4)
     k, v = (torch.randn(5, 2, 8, generator=generator) for _ in range(2))
@@ -90,16 +81,7 @@ def test_write(generator):
     expect(cache.v[1], want_v, call=f"v of {call}")
 
 
-@pytest.mark.check(
-    task=4,
-    points=2,
-    title="Whole blocks are copied",
-    hints=(
-        "What is in a block? Of which layers?",
-        "K and V, all layers: the block is dimension 1 of [L, B, P, G, D].",
-        "self.k[:, new] = self.k[:, old]; self.v[:, new] = self.v[:, old]",
-    ),
-)
+@pytest.mark.check(task=4, points=2, title="Whole blocks are copied")
 def test_copy_blocks(generator):
     cache = PagedCache(CONFIG, num_blocks=6, block_size=2)
     cache.k.copy_(torch.randn(cache.k.shape, generator=generator))
@@ -120,16 +102,7 @@ def test_copy_blocks(generator):
     )
 
 
-@pytest.mark.check(
-    task=4,
-    points=2,
-    title="A sequence is gathered from its blocks, in order",
-    hints=(
-        "The table says which block comes when; the last one may be partly used.",
-        "Index the cache by the table: [M, P, G, D]; make it flat; cut it at context_len.",
-        "return cache[block_table].flatten(0, 1)[:context_len]",
-    ),
-)
+@pytest.mark.check(task=4, points=2, title="A sequence is gathered from its blocks, in order")
 def test_gather(rng, generator):
     for block_size in (1, 4, 16):
         paged = Paged(rng, generator, block_size, contexts=[11, 16, 3], queries=[1, 1, 1])
@@ -143,18 +116,7 @@ def test_gather(rng, generator):
             )
 
 
-@pytest.mark.check(
-    task=4,
-    points=4,
-    title="Decodes together, whatever lies in the slots behind",
-    hints=(
-        "Sequences of different length in one rectangle: what must each query not see?",
-        "Mask the places from context_len on, and set what was gathered there to 0: a NaN times a "
-        "weight of 0 is NaN. Six query heads over two key heads: three to each, in order.",
-        "visible = places < context_lens[:, None]; k = k_cache[tables].flatten(1, 2)"
-        ".masked_fill(~visible[:, :, None, None], 0.0)",
-    ),
-)
+@pytest.mark.check(task=4, points=4, title="Decodes together, whatever lies in the slots behind")
 def test_decodes(rng, generator):
     for window in (None, 5):
         paged = Paged(rng, generator, 4, contexts=[13, 1, 8, 6], queries=[1, 1, 1, 1])
@@ -178,19 +140,7 @@ def test_decodes(rng, generator):
         expect(scaled, paged.answer(window), call="attend_decodes with scale=0.5")
 
 
-@pytest.mark.check(
-    task=4,
-    points=5,
-    title="Prompts, chunks and decodes in one step",
-    hints=(
-        "query_start_loc says which queries are whose; the queries are the newest tokens of their "
-        "context.",
-        "One query: all such sequences together. More: gather that sequence, and lab 02's "
-        "attention does the rest (its mask is aligned to the end).",
-        "out[mine] = attention(q[mine], gather(k_cache, table, n), gather(v_cache, table, n), "
-        "scale, window)",
-    ),
-)
+@pytest.mark.check(task=4, points=5, title="Prompts, chunks and decodes in one step")
 def test_mixed(rng, generator):
     sizes = [(9, 9), (17, 5), (12, 1), (1, 1), (20, 1), (16, 2)]
     for block_size, window in product((1, 4, 16), (None, 3)):

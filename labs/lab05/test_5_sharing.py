@@ -26,18 +26,7 @@ def shared(block_ids, num_tokens, num_blocks=8, size=4, owners=2):
     return BlockPool.holding(num_blocks, dict.fromkeys(tables, block_ids)), tables
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="A fork holds the same blocks",
-    hints=(
-        "Nothing is copied. Which blocks does the new table hold, and what must the pool know?",
-        "The blocks of the first num_tokens tokens, a partly used last one too; each gets one "
-        "more owner. Of the cached ones, those that are full of these tokens.",
-        "shared = table.block_ids[: blocks_for(num_tokens, size)]; for b in shared: "
-        "pool.share(b, child)",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="A fork holds the same blocks")
 def test_fork():
     pool, [table] = shared([5, 1, 6], 11, owners=1)
     table.cached = [CachedBlock(b"", None, (), "", block) for block in (5, 1)]
@@ -67,18 +56,7 @@ def test_fork():
     expect(table.block_ids, [5, 1, 6], call="the first table when a block is added to a fork")
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="Only a shared block that will be written needs a copy",
-    hints=(
-        "Where will the token be written? Who else holds that block?",
-        "Behind full blocks a token goes to a new block: no copy. In a partly used one: a copy, "
-        "if there are other owners. The last owner just writes.",
-        "index = position // size; return index < len(table.block_ids) and "
-        "pool.ref_count(table.block_ids[index]) > 1",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="Only a shared block that will be written needs a copy")
 def test_needs_copy():
     pool, [a, b] = shared([3, 0], 6)
     full_pool, [full, _] = shared([3, 0], 8)
@@ -100,17 +78,7 @@ def test_needs_copy():
     )
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="The writer moves to the copy, the others stay",
-    hints=(
-        "Who gets the new block, and who keeps the old one?",
-        "Take a block, put it in the old one's place in this table, give the old one back; return "
-        "which block is to be copied to which.",
-        "[new] = pool.allocate(1, table); table.block_ids[index] = new; pool.free([old], table)",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="The writer moves to the copy, the others stay")
 def test_copy_on_write():
     pool, [a, b] = shared([3, 0], 6)
     got = copy_on_write(pool, b, 6)
@@ -136,17 +104,7 @@ def test_copy_on_write():
     )
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="Room for copy and new blocks, or no change",
-    hints=(
-        "How many blocks must be free: the missing ones only?",
-        "A copy takes one as well. Ask before anything is taken; note the copy at the end of the "
-        "list.",
-        "if table.num_missing(end) + copy > pool.num_free: return False",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="Room for copy and new blocks, or no change")
 def test_reserve():
     noted = [Transfer(Direction.COPY, 9, 9)]
     found = []
@@ -193,18 +151,7 @@ def running(manager, request, num_tokens):
     return manager.block_ids(request)
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="A further sample begins with its sibling's prompt",
-    hints=(
-        "Another sample of the request has read the same prompt. How much of what it has stored "
-        "is of use?",
-        "The prompt's tokens that it has stored; what it generated is its own. And never all of "
-        "the new one's tokens: the last must be computed.",
-        "shared = min(stored, len(prompt), request.num_tokens - 1)",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="A further sample begins with its sibling's prompt")
 def test_siblings():
     manager = BlockManager(20, 4, enable_prefix_caching=False)
     first = sample_of(0, 0, prompt=10, output=3)
@@ -233,16 +180,7 @@ def test_siblings():
         )
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="Beams part without copying what they have in common",
-    hints=(
-        "Row i continues what row parents[i] was. Who holds what afterwards?",
-        "Fork the parents first, free all old rows then: what is still wanted has other owners.",
-        "rows = [fork(self.pool, self.rows[p], self.length) for p in parents]",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="Beams part without copying what they have in common")
 def test_beams(generator):
     empty = fork(BlockPool(1), BlockTable(4), 0)
     expect(empty.block_ids, [], call="the blocks of a fork of an empty table")

@@ -54,17 +54,7 @@ def table_of(pool, block_ids, num_tokens, size=4):
     return table
 
 
-@pytest.mark.check(
-    task=6,
-    points=2,
-    title="A key for the block and all its past",
-    hints=(
-        "Which blocks have the same K and V? Those with the same tokens, anywhere?",
-        "The key must change with the parent's key, with each token and its place, and with the "
-        "salt; the same three must give the same key in every process (so not by hash()).",
-        "return hashlib.sha256(repr((parent, tuple(token_ids), salt)).encode()).digest()",
-    ),
-)
+@pytest.mark.check(task=6, points=2, title="A key for the block and all its past")
 def test_hash():
     first = block_hash(b"", (5, 6, 7), "")
     names = ("same again", "behind a parent", "with a salt", "other order", "one more token")
@@ -94,17 +84,7 @@ def test_hash():
     expect([type(first), len(first) >= 8], [bytes, True], call="type(key), len(key) >= 8")
 
 
-@pytest.mark.check(
-    task=6,
-    points=3,
-    title="Contents are compared, and the first of a key stays",
-    hints=(
-        "What if two different blocks have the same key? How would you know?",
-        "A found entry counts only if parent, tokens and salt are those that are looked for. "
-        "Insert never replaces: the same contents give the old entry, others None.",
-        "if key in self.by_key: return self.find(key, parent, token_ids, salt)",
-    ),
-)
+@pytest.mark.check(task=6, points=3, title="Contents are compared, and the first of a key stays")
 def test_collisions():
     entry = CachedBlock(b"k", None, (1, 2), "", 5)
     other = CachedBlock(b"p", None, (9, 9), "", 6)
@@ -141,16 +121,7 @@ def test_collisions():
     )
 
 
-@pytest.mark.check(
-    task=6,
-    points=1,
-    title="What is evicted is found no more",
-    hints=(
-        "Two ways lead to an entry: by key and by block.",
-        "Take it out of both, and nothing else.",
-        "entry = self.by_block.pop(block_id); del self.by_key[entry.key]",
-    ),
-)
+@pytest.mark.check(task=6, points=1, title="What is evicted is found no more")
 def test_evict():
     index = PrefixIndex()
     last = chain(index, (4, (1, 2)), (7, (3, 4)))
@@ -164,17 +135,7 @@ def test_evict():
     )
 
 
-@pytest.mark.check(
-    task=6,
-    points=3,
-    title="Full blocks of computed tokens are registered, once",
-    hints=(
-        "When may somebody else read a block? And if its contents are known from another block?",
-        "Only blocks full of stored tokens, each behind its parent. If insert gives another "
-        "block's entry, the table takes that block and frees its own.",
-        "while (len(table.cached) + 1) * self.block_size <= table.num_tokens: ...",
-    ),
-)
+@pytest.mark.check(task=6, points=3, title="Full blocks of computed tokens are registered, once")
 def test_register():
     cache = PrefixCache(4)
     pool = BlockPool(12, cache.index)
@@ -225,15 +186,7 @@ def test_register():
 
 
 @pytest.mark.check(
-    task=6,
-    points=2,
-    title="A hit ends at the first miss, and before the last token",
-    hints=(
-        "All of the prompt is cached: what is left to compute the next token's logits from?",
-        "At most n - 1 tokens, in whole blocks: look at (num_tokens - 1) // P blocks. Stop at the "
-        "first that is not there.",
-        "for index in range((request.num_tokens - 1) // self.block_size): ...",
-    ),
+    task=6, points=2, title="A hit ends at the first miss, and before the last token"
 )
 def test_lookup():
     cache = PrefixCache(4, salt_of=lambda request: "b" if request.number == 9 else "")
@@ -288,15 +241,7 @@ def test_lookup():
 
 
 @pytest.mark.check(
-    task=6,
-    points=2,
-    title="Enough blocks, hits that are free now not counted twice",
-    hints=(
-        "A hit block that nobody holds is among the free ones. Can it also be given out?",
-        "Wanted: blocks for all its tokens but the full shared ones; and those of them that are "
-        "free leave the queue, too. While a sibling reads the common prompt, wait.",
-        "return wanted + revived <= self.pool.num_free",
-    ),
+    task=6, points=2, title="Enough blocks, hits that are free now not counted twice"
 )
 def test_can_admit():
     prompt = list(range(1, 14))  # 13 tokens: 4 blocks, of which 2 are cached
@@ -334,17 +279,7 @@ def test_can_admit():
     )
 
 
-@pytest.mark.check(
-    task=6,
-    points=1,
-    title="The hit rate, in tokens",
-    hints=(
-        "One request hits 90 of 100 tokens, another 0 of 900. What is the hit rate?",
-        "Queries: all tokens of the request; hits: those that were found. A request that comes "
-        "back after a preemption is not asked again.",
-        "self.stats.queries += request.num_tokens; self.stats.hits += num_hits",
-    ),
-)
+@pytest.mark.check(task=6, points=1, title="The hit rate, in tokens")
 def test_hit_rate():
     cache = PrefixCache(4)
     back = request_of(range(20), number=2)
@@ -361,15 +296,7 @@ def test_hit_rate():
 
 
 @pytest.mark.check(
-    task=6,
-    points=2,
-    title="The next turn finds the last one, and nobody's text changes",
-    hints=(
-        "A chat: the second prompt is the first one, its answer, and a question. What is cached?",
-        "After the first turn, all full blocks of what was stored: the prompt, and the answer but "
-        "its last token.",
-        "run `pytest labs/lab05 -k 'task6'` until the checks before this one pass",
-    ),
+    task=6, points=2, title="The next turn finds the last one, and nobody's text changes"
 )
 def test_turns(rng):
     block_hash(b"", (1,), "")

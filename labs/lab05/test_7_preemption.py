@@ -27,17 +27,7 @@ def moves(transfers):
     return [(move.direction.value, move.old, move.new) for move in transfers]
 
 
-@pytest.mark.check(
-    task=7,
-    points=3,
-    title="What is stored goes to host memory",
-    hints=(
-        "Which blocks hold tokens that would be missed?",
-        "Those of the stored tokens, a partly used one too; not those reserved for later. Note "
-        "one transfer OUT a block, remember host blocks and tokens, and leave the table alone.",
-        "block_ids = table.block_ids[: blocks_for(table.num_tokens, table.block_size)]",
-    ),
-)
+@pytest.mark.check(task=7, points=3, title="What is stored goes to host memory")
 def test_swap_out():
     swap = SwapSpace(6)
     swap.pool = BlockPool.holding(6, {"old": [0, 3]})
@@ -63,17 +53,7 @@ def test_swap_out():
     )
 
 
-@pytest.mark.check(
-    task=7,
-    points=2,
-    title="A full host pool is no error",
-    hints=(
-        "There is no room for all the blocks. What then?",
-        "False, and nothing has changed: no host block taken, no transfer noted, nothing kept. "
-        "The request will be computed again.",
-        "if len(block_ids) > self.pool.num_free: self.stats.times_full += 1; return False",
-    ),
-)
+@pytest.mark.check(task=7, points=2, title="A full host pool is no error")
 def test_host_full():
     swap, transfers = SwapSpace(2), []
     table = BlockTable(4, [0, 1, 2, 3], num_tokens=9)
@@ -93,17 +73,7 @@ def test_host_full():
     expect(swap.stats.times_full, 1, call="stats.times_full")
 
 
-@pytest.mark.check(
-    task=7,
-    points=3,
-    title="And back, in order",
-    hints=(
-        "The blocks it gets are others than those it had. Which goes where?",
-        "Host block i of the request to its new block i; its tokens count as stored; the host "
-        "blocks are free, though the copy is still to be made.",
-        "transfers.append(Transfer(Direction.IN, host_id, block_id)) for the pairs in order",
-    ),
-)
+@pytest.mark.check(task=7, points=3, title="And back, in order")
 def test_swap_in():
     swap, transfers = SwapSpace(6), []
     swap.pool = BlockPool.holding(6, {"r": [4, 1, 2], "other": [0]})
@@ -135,17 +105,7 @@ def test_swap_in():
     )
 
 
-@pytest.mark.check(
-    task=7,
-    points=2,
-    title="Only what is not there already",
-    hints=(
-        "Its first blocks were hit in the prefix cache. Copy them all the same?",
-        "Full shared blocks stay; a partly used one is given back; the rest comes from host "
-        "memory. With as many tokens there already, nothing is copied.",
-        "full = table.num_tokens // table.block_size; host_ids = kept.host_ids[full:]",
-    ),
-)
+@pytest.mark.check(task=7, points=2, title="Only what is not there already")
 def test_swap_in_behind_a_hit():
     seen = []
     for shared in (8, 6, 9, 12):
@@ -178,17 +138,7 @@ def test_swap_in_behind_a_hit():
     )
 
 
-@pytest.mark.check(
-    task=7,
-    points=2,
-    title="Suspended, resumed, and nobody's text changes",
-    hints=(
-        "What does a request leave behind when it is preempted, in either mode?",
-        "To swap: note the copies first. Then, in both modes, its blocks go back to the pool.",
-        'if self.preemption == "swap": self.swap.swap_out(request, self.tables[request], '
-        "self.transfers); then self._let_go(request)",
-    ),
-)
+@pytest.mark.check(task=7, points=2, title="Suspended, resumed, and nobody's text changes")
 def test_suspend(rng):
     for mode in ("recompute", "swap"):
         manager = BlockManager(6, 4, preemption=mode, num_host_blocks=4)

@@ -21,16 +21,7 @@ def oracle(x, cos, sin):
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
 
 
-@pytest.mark.check(
-    task=3,
-    points=4,
-    title="Halves turn by the token's angle",
-    hints=(
-        "Which two numbers of a head form a pair?",
-        "Number i of the first half and number i of the second; read both before you write.",
-        "tl.store(first, a * cos - b * sin); tl.store(second, b * cos + a * sin)",
-    ),
-)
+@pytest.mark.check(task=3, points=4, title="Halves turn by the token's angle")
 def test_values(generator):
     q = torch.randn(3, 4, 8, generator=generator)
     k = torch.randn(3, 2, 8, generator=generator)
@@ -49,14 +40,7 @@ def test_values(generator):
 
 
 @pytest.mark.check(
-    task=3,
-    points=3,
-    title="q and k are slices of one fused projection, or laid out anyhow",
-    hints=(
-        "Between token t and t + 1 of q lie the k and v of token t.",
-        "q and k have strides of their own; v must stay as it is.",
-        "q + token * stride_q_token, k + token * stride_k_token; inside, heads * stride_head",
-    ),
+    task=3, points=3, title="q and k are slices of one fused projection, or laid out anyhow"
 )
 def test_fused(generator):
     fused = torch.randn(3, 7, 6, generator=generator)
@@ -85,16 +69,7 @@ def test_fused(generator):
     )
 
 
-@pytest.mark.check(
-    task=3,
-    points=3,
-    title="Head dims and head counts that are no power of 2",
-    hints=(
-        "Blocks of heads and dims are larger than what is there.",
-        "Mask heads by how many there are, dims by D/2; q and k differ in heads.",
-        "inside = (heads < num_heads) & (dims < HALF)",
-    ),
-)
+@pytest.mark.check(task=3, points=3, title="Head dims and head counts that are no power of 2")
 def test_sizes(generator):
     for heads, kv_heads, dim in ((3, 1, 48), (2, 2, 80), (5, 1, 6), (1, 3, 96)):
         guard = Guard(DEVICE)
@@ -115,16 +90,7 @@ def test_sizes(generator):
         guard.check("rope_(q, k, cos, sin)", given)
 
 
-@pytest.mark.check(
-    task=3,
-    points=2,
-    title="Half precision turns in float32",
-    hints=(
-        "A difference of two products loses digits.",
-        "Convert both halves to float32 before you multiply.",
-        "a = tl.load(first, mask=inside, other=0.0).to(tl.float32)",
-    ),
-)
+@pytest.mark.check(task=3, points=2, title="Half precision turns in float32")
 def test_half(generator):
     for dtype in (torch.float16, torch.bfloat16):
         q, k = torch.randn(2, 2, 3, 16, generator=generator).to(dtype)

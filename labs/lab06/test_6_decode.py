@@ -22,17 +22,7 @@ def judge(case, given, cause, window=None):
     case.guard.check("paged_decode", given)
 
 
-@pytest.mark.check(
-    task=6,
-    points=3,
-    title="One tile: softmax of the scores, times the values",
-    hints=(
-        "One query, a few keys in one block: which numbers make the answer?",
-        "softmax(q K^T * scale) V; exp2 wants scores times log2(e).",
-        "scores = tl.dot(queries, tl.trans(keys), input_precision='ieee') * (scale * "
-        "1.4426950408889634), then online_softmax; at the end values_sum / total",
-    ),
-)
+@pytest.mark.check(task=6, points=3, title="One tile: softmax of the scores, times the values")
 def test_one_tile(generator):
     case = paged_case(generator, [4, 3], heads=2, kv_heads=2, device=DEVICE)
     judge(
@@ -42,16 +32,7 @@ def test_one_tile(generator):
     )
 
 
-@pytest.mark.check(
-    task=6,
-    points=3,
-    title="Many tiles: the maximum moves",
-    hints=(
-        "The second tile has a larger score than the first. What of the sums so far?",
-        "Both sums are relative to the old maximum: shrink them by 2 ** (old - new).",
-        "shrink = tl.exp2(maximum - base); total * shrink + ...; values_sum * shrink[:, None] ...",
-    ),
-)
+@pytest.mark.check(task=6, points=3, title="Many tiles: the maximum moves")
 def test_many_tiles(generator):
     for sharp in (1.0, 6.0):
         case = paged_case(generator, [45], heads=2, kv_heads=1, sharp=sharp, device=DEVICE)
@@ -72,33 +53,14 @@ def test_many_tiles(generator):
         )
 
 
-@pytest.mark.check(
-    task=6,
-    points=2,
-    title="Grouped heads",
-    hints=(
-        "Six query heads, two key heads: which queries look at key head 1?",
-        "Heads 3, 4 and 5: neighbours share.",
-        "heads = head * GROUP + rows",
-    ),
-)
+@pytest.mark.check(task=6, points=2, title="Grouped heads")
 def test_groups(generator):
     for heads, kv_heads in ((6, 2), (4, 1), (3, 3)):
         case = paged_case(generator, [6, 5], heads=heads, kv_heads=kv_heads, device=DEVICE)
         judge(case, {"H": heads, "G": kv_heads}, "query head h belongs to key head h // (H/G)")
 
 
-@pytest.mark.check(
-    task=6,
-    points=3,
-    title="Blocks in any order, the last one part full",
-    hints=(
-        "Position 9 of a sequence, blocks of 4: where is it?",
-        "In block block_table[9 // 4], at 9 % 4. Behind the context lies poison, and the table's "
-        "padding names a block of it.",
-        "block = tl.load(block_table + positions // BLOCK_SIZE, mask=visible, other=0)",
-    ),
-)
+@pytest.mark.check(task=6, points=3, title="Blocks in any order, the last one part full")
 def test_blocks(generator):
     for size, contexts in ((4, [3, 4, 5, 19]), (1, [1, 3]), (16, [15, 16, 17])):
         case = paged_case(generator, contexts, heads=2, kv_heads=1, block_size=size, device=DEVICE)
@@ -109,16 +71,7 @@ def test_blocks(generator):
         )
 
 
-@pytest.mark.check(
-    task=6,
-    points=2,
-    title="Head dims that are no power of 2, any strides",
-    hints=(
-        "BLOCK_DIM and ROWS are larger than D and H/G.",
-        "Mask rows by GROUP and dims by HEAD_DIM, when you load and when you store.",
-        "inside = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]",
-    ),
-)
+@pytest.mark.check(task=6, points=2, title="Head dims that are no power of 2, any strides")
 def test_sizes(generator):
     # The first context fills its one tile and block, so that only a wide head can go wrong.
     for dim, heads, context, size in ((48, 3, 16, 16), (80, 2, 5, 4), (96, 1, 5, 4)):
@@ -147,17 +100,7 @@ def test_sizes(generator):
         judge(case, given, "a stride was left out, or one tensor's used for another")
 
 
-@pytest.mark.check(
-    task=6,
-    points=2,
-    title="A sliding window, and no context at all",
-    hints=(
-        "Where does a window of 5 begin in a context of 20? And what is 0 / 0?",
-        "At context - window, or at 0. A padding row has no context and must give zeros.",
-        "begin tl.maximum(context - window, 0), query position context - 1; "
-        "values_sum / tl.where(total > 0, total, 1.0)[:, None]",
-    ),
-)
+@pytest.mark.check(task=6, points=2, title="A sliding window, and no context at all")
 def test_window(generator):
     for window, contexts in ((5, [20, 5, 3]), (18, [37])):
         case = paged_case(generator, contexts, heads=2, kv_heads=1, window=window, device=DEVICE)

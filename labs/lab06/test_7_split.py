@@ -27,17 +27,7 @@ def judge(case, splits, given, cause, window=None):
     case.guard.check("split_decode", given)
 
 
-@pytest.mark.check(
-    task=7,
-    points=2,
-    title="How many splits",
-    hints=(
-        "8 programs on 132 processors: how many splits give each processor two programs?",
-        "2 * 132 / 8, rounded up; but not more than the context has tiles, and at least 1.",
-        "max(1, min(math.ceil(2 * num_processors / num_programs), "
-        "math.ceil(max_context_len / tile)))",
-    ),
-)
+@pytest.mark.check(task=7, points=2, title="How many splits")
 def test_choice():
     cases = (
         (8, 132, 8192, 64),
@@ -71,16 +61,7 @@ def shares(generator, splits, empty=()):
     return partial[..., 0, :], lse, want.nan_to_num(0.0)
 
 
-@pytest.mark.check(
-    task=7,
-    points=3,
-    title="Shares weigh as much as their sums",
-    hints=(
-        "Two shares, one with all the large scores: is the answer their mean?",
-        "Each counts 2 ** lse; take the largest lse off first.",
-        "weight = tl.exp2(lse - largest); tl.sum(weight[:, None] * shares, 0) / tl.sum(weight, 0)",
-    ),
-)
+@pytest.mark.check(task=7, points=3, title="Shares weigh as much as their sums")
 def test_combine(generator):
     for splits, shift in ((2, -20.0), (3, 500.0), (5, 0.0)):
         partial, lse, want = shares(generator, splits)
@@ -99,17 +80,7 @@ def test_combine(generator):
         guard.check("combine(partial, lse, out)", given)
 
 
-@pytest.mark.check(
-    task=7,
-    points=2,
-    title="Empty shares are survived",
-    hints=(
-        "lse -inf: weight 0. But 0 times what nobody wrote?",
-        "Do not load such a share at all; and when all are empty, -inf - -inf is NaN.",
-        "some = lse > -inf; load with mask=some[:, None] & ..., other=0.0; subtract 0 where the "
-        "largest is -inf; divide by 1 where the sum is 0",
-    ),
-)
+@pytest.mark.check(task=7, points=2, title="Empty shares are survived")
 def test_empty(generator):
     cases = ((2,), (0, 1), (0, 1, 2))
     outs, wants = [], []
@@ -128,18 +99,7 @@ def test_empty(generator):
     )
 
 
-@pytest.mark.check(
-    task=7,
-    points=2,
-    title="Shares are whole tiles; an empty one is not written",
-    hints=(
-        "A context of 45, 3 splits, tiles of 16: how many positions has each share?",
-        "Whole tiles each, counted from the first visible position: cdiv(cdiv(visible, TILE), "
-        "SPLITS) * TILE; the last ends with the context, and those behind it are empty.",
-        "share = tl.cdiv(tl.cdiv(context - first, TILE), SPLITS) * TILE; store the result with "
-        "mask=inside & (begin < end), and lse in any case: log2 of a total of 0 is -inf",
-    ),
-)
+@pytest.mark.check(task=7, points=2, title="Shares are whole tiles; an empty one is not written")
 def test_shares(generator):
     contexts = [45, 3, 40, 0, 17, 60]
     for window, counts in (
@@ -182,17 +142,7 @@ def test_shares(generator):
         )
 
 
-@pytest.mark.check(
-    task=7,
-    points=2,
-    title="Any number of splits gives the same answer",
-    hints=(
-        "Which positions does share s of a context of 45 have, with 3 splits and tiles of 16?",
-        "Whole tiles: cdiv(cdiv(45, 16), 3) * 16 positions each; the last share ends with the "
-        "context.",
-        "begin = first + split * share; end = tl.minimum(begin + share, context)",
-    ),
-)
+@pytest.mark.check(task=7, points=2, title="Any number of splits gives the same answer")
 def test_splits(generator):
     for context, splits in ((45, 3), (45, 2), (40, 1)):
         case = paged_case(generator, [context], heads=2, kv_heads=1, device=DEVICE)
@@ -204,17 +154,7 @@ def test_splits(generator):
         )
 
 
-@pytest.mark.check(
-    task=7,
-    points=3,
-    title="Short contexts beside long ones; windows; odd sizes",
-    hints=(
-        "A context of 3 among ones of 40: what do its other splits do?",
-        "Nothing: begin lies behind the context. Their lse is -inf; a window moves the first "
-        "position of the first share.",
-        "first = tl.maximum(context - window, 0); log2 of a total of 0 is -inf",
-    ),
-)
+@pytest.mark.check(task=7, points=3, title="Short contexts beside long ones; windows; odd sizes")
 def test_ragged(generator):
     case = paged_case(generator, [3, 40, 0, 17], heads=3, kv_heads=1, dim=12, device=DEVICE)
     judge(

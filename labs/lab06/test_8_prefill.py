@@ -48,16 +48,7 @@ def visible_keys(case, window, rows):
     return total
 
 
-@pytest.mark.check(
-    task=8,
-    points=4,
-    title="A whole prompt, causal",
-    hints=(
-        "Which keys does query 3 of a prompt see?",
-        "Keys 0 .. 3, its own included: attend_range masks by query_positions.",
-        "positions = context - length + rows; attend_range(queries, positions, ..., begin, end ..)",
-    ),
-)
+@pytest.mark.check(task=8, points=4, title="A whole prompt, causal")
 def test_prompt(generator):
     for length in (5, 1, 20):
         case = paged_case(generator, [length], [length], heads=2, kv_heads=2, device=DEVICE)
@@ -68,16 +59,7 @@ def test_prompt(generator):
         )
 
 
-@pytest.mark.check(
-    task=8,
-    points=3,
-    title="A chunk sees what came before it",
-    hints=(
-        "The chunk's first query, behind 9 cached tokens: what is its position?",
-        "context - length, here 9; the mask is aligned to the end of the context.",
-        "positions = context - length + rows",
-    ),
-)
+@pytest.mark.check(task=8, points=3, title="A chunk sees what came before it")
 def test_chunk(generator):
     for context, length in ((12, 3), (37, 5), (34, 18)):
         case = paged_case(generator, [context], [length], heads=2, kv_heads=1, device=DEVICE)
@@ -88,16 +70,7 @@ def test_chunk(generator):
         )
 
 
-@pytest.mark.check(
-    task=8,
-    points=3,
-    title="Ragged: chunks of all lengths in one call",
-    hints=(
-        "Chunk n begins at query_start_loc[n]; what do programs beyond its end do?",
-        "Rows beyond the length load nothing and store nothing; a chunk may have no token at all.",
-        "inside = (rows < length)[:, None] & (dims < HEAD_DIM)[None, :]",
-    ),
-)
+@pytest.mark.check(task=8, points=3, title="Ragged: chunks of all lengths in one call")
 def test_ragged(generator):
     contexts, lengths = [6, 21, 0, 9, 4], [6, 18, 0, 1, 2]
     case = paged_case(generator, contexts, lengths, heads=2, kv_heads=1, device=DEVICE)
@@ -111,32 +84,14 @@ def test_ragged(generator):
     judge(case, {"contexts": contexts, "chunks": lengths}, "rows beyond the last chunk were stored")
 
 
-@pytest.mark.check(
-    task=8,
-    points=2,
-    title="Grouped heads",
-    hints=(
-        "Program (i, h, n) has one query head. Which key head does it read?",
-        "h // (H/G): neighbours share.",
-        "attend_range(..., head // GROUP, ...)",
-    ),
-)
+@pytest.mark.check(task=8, points=2, title="Grouped heads")
 def test_groups(generator):
     for heads, kv_heads in ((6, 2), (4, 1)):
         case = paged_case(generator, [7], [4], heads=heads, kv_heads=kv_heads, device=DEVICE)
         judge(case, {"H": heads, "G": kv_heads}, "query head h belongs to key head h // (H/G)")
 
 
-@pytest.mark.check(
-    task=8,
-    points=2,
-    title="A sliding window, and nothing read that nobody sees",
-    hints=(
-        "What is the oldest position that any query of the program sees?",
-        "Its first query's position - window + 1, or 0.",
-        "begin = tl.maximum(tl.min(positions, 0) - window + 1, 0)",
-    ),
-)
+@pytest.mark.check(task=8, points=2, title="A sliding window, and nothing read that nobody sees")
 def test_window(generator):
     cases = ((11, 5, 20, 16), (11, 11, 4, 16), (40, 6, 9, 16), (24, 20, 17, 16), (40, 32, 3, 32))
     for context, length, window, rows in cases:
@@ -152,16 +107,7 @@ def test_window(generator):
         )
 
 
-@pytest.mark.check(
-    task=8,
-    points=2,
-    title="Odd head dims, block sizes, types and strides",
-    hints=(
-        "BLOCK_DIM is larger than D, and P may be 1 or 16.",
-        "dims < HEAD_DIM belongs into the mask of queries and results.",
-        "tl.load(q + places, mask=inside, other=0.0); tl.store(out + places, result, mask=inside)",
-    ),
-)
+@pytest.mark.check(task=8, points=2, title="Odd head dims, block sizes, types and strides")
 def test_sizes(generator):
     cases = ((48, 1, torch.float32), (80, 16, torch.float16), (96, 4, torch.bfloat16))
     for dim, size, dtype in cases:

@@ -57,17 +57,7 @@ async def steps_of(*steps):
         yield step
 
 
-@pytest.mark.check(
-    task=3,
-    points=2,
-    title="An event is one line of JSON and an empty line",
-    hints=(
-        "What ends an event? What would a line break in the text do?",
-        "data: , the JSON on one line, two line breaks. orjson.dumps writes no line breaks of its "
-        "own.",
-        'b"data: " + orjson.dumps(data) + b"\\n\\n"',
-    ),
-)
+@pytest.mark.check(task=3, points=2, title="An event is one line of JSON and an empty line")
 def test_frame():
     data = {"text": "two\nlines\r\n\n, é, 漢, 🙂"}
     sent = frame(data)
@@ -80,16 +70,7 @@ def test_frame():
     expect(json.loads(sent[6:]), data, call="what a client reads")
 
 
-@pytest.mark.check(
-    task=3,
-    points=3,
-    title="Events are read out of bytes cut anywhere",
-    hints=(
-        "A read of the socket may end inside a line, inside a character, between \\r and \\n.",
-        "Keep the bytes after the last line break; decode whole lines only.",
-        '*lines, self._rest = (self._rest + received).split(b"\\n"); then field by field',
-    ),
-)
+@pytest.mark.check(task=3, points=3, title="Events are read out of bytes cut anywhere")
 def test_reader(rng):
     sent = (
         'data: {"text": "é漢🙂"}\n\n'
@@ -121,17 +102,7 @@ def test_reader(rng):
         expect(found, wanted, call=f"what EventReader finds in a stream that arrives {name}")
 
 
-@pytest.mark.check(
-    task=3,
-    points=4,
-    title="A step's events become one delta a choice",
-    hints=(
-        "Which choice does a sample of the second prompt belong to?",
-        "stream.choice(event) says it; text and tokens add up, Finished and Aborted set the "
-        "reasons.",
-        "delta = found.setdefault(index, Delta(index)); Aborted: GIVEN_UP.get(reason, ABORTED)",
-    ),
-)
+@pytest.mark.check(task=3, points=4, title="A step's events become one delta a choice")
 def test_merge():
     stream = Stream([5, 8], n=2)
     likely = {3: Logprob(-0.5, 1)}
@@ -189,15 +160,7 @@ def test_merge():
 
 
 @pytest.mark.check(
-    task=3,
-    points=2,
-    title="No half of a stop string and no half of a character is ever sent",
-    hints=(
-        "Where does the text of a delta come from?",
-        "From the events: the engine holds back what is not certain, and what it held back comes "
-        "with the last of them.",
-        "delta.text += event.text",
-    ),
+    task=3, points=2, title="No half of a stop string and no half of a character is ever sent"
 )
 def test_held_back(tokenizer, rng):
     said = "Mia 🙂 said: the END of it"
@@ -225,14 +188,7 @@ def test_held_back(tokenizer, rng):
 
 
 @pytest.mark.check(
-    task=3,
-    points=3,
-    title="A stream: opening, pieces, usage, [DONE], in this order",
-    hints=(
-        "What comes before a choice's first text, and what after everybody's last?",
-        "One piece of bytes a step; nothing at all for a delta that has nothing to show.",
-        "if delta.index not in opened: frame(writer.opening(...)); after the loop usage; then DONE",
-    ),
+    task=3, points=3, title="A stream: opening, pieces, usage, [DONE], in this order"
 )
 def test_event_stream(tokenizer):
     steps = [
@@ -306,16 +262,7 @@ async def reader_leaves(tokenizer):
     return [type(end).__name__, [e if e == "[DONE]" else list(e) for e in got[2:]]]
 
 
-@pytest.mark.check(
-    task=3,
-    points=2,
-    title="An error after the headers is told in the stream",
-    hints=(
-        "The status 200 is long gone. Where can the client still be told?",
-        "An event with the error's body in the place of what is missing, then DONE.",
-        "except Exception as error: yield frame(api_error(error).body)",
-    ),
-)
+@pytest.mark.check(task=3, points=2, title="An error after the headers is told in the stream")
 def test_error_in_stream(tokenizer):
     writer = ChatWriter("id", "tiny", 0, tokenizer, [[65]], n=1, include_usage=True)
     steps = steps_of([Delta(0, "some", [4])], EngineDeadError("The engine has died."))
@@ -365,16 +312,7 @@ def test_error_in_stream(tokenizer):
     )
 
 
-@pytest.mark.check(
-    task=3,
-    points=2,
-    title="A client who leaves ends the work, and no task is left",
-    hints=(
-        "Two things are waited for at once. What becomes of the other?",
-        "asyncio.wait for the first; then cancel and await both.",
-        "finally: cancel both; await asyncio.gather(working, watching, return_exceptions=True)",
-    ),
-)
+@pytest.mark.check(task=3, points=2, title="A client who leaves ends the work, and no task is left")
 def test_while_connected():
     async def scene(messages, seconds, pace=0.001, patience=5.0):
         story = []

@@ -57,16 +57,7 @@ LIFE = [  # arrives at 10, waits 2, first token at 15, preempted from 16 to 20, 
 ]
 
 
-@pytest.mark.check(
-    task=5,
-    points=3,
-    title="The gauges follow every move, and return to zero",
-    hints=(
-        "Which event says that the last request has gone? Is there one?",
-        "Keep `running` of each sample; after every call count them and set both gauges.",
-        "running = sum(sample.running for ...); waiting = len(self.samples) - running",
-    ),
-)
+@pytest.mark.check(task=5, points=3, title="The gauges follow every move, and return to zero")
 def test_gauges():
     metrics = Metrics("tiny")
     story = [
@@ -92,16 +83,7 @@ def test_gauges():
     expect(len(metrics.samples), 0, call="samples remembered after all have ended")
 
 
-@pytest.mark.check(
-    task=5,
-    points=3,
-    title="Tokens, preemptions, and why samples ended",
-    hints=(
-        "Is a request whose client has left a success?",
-        "One counter for each reason: stop, length, abort, error; only a Finished has times.",
-        "self.registry.ended['abort' if isinstance(event, Aborted) else 'error'].inc()",
-    ),
-)
+@pytest.mark.check(task=5, points=3, title="Tokens, preemptions, and why samples ended")
 def test_counters():
     metrics = Metrics("tiny")
     for events in LIFE:
@@ -136,15 +118,7 @@ def test_counters():
 
 
 @pytest.mark.check(
-    task=5,
-    points=4,
-    title="Latencies from arrival, and between n tokens n - 1 gaps",
-    hints=(
-        "From when does the user wait? How many gaps have four tokens?",
-        "TTFT: first token less arrival. A gap for each token after the first. TPOT: last less "
-        "first over tokens - 1.",
-        "self.registry.ttft.observe(now - sample.arrival); decode / (sample.tokens - 1)",
-    ),
+    task=5, points=4, title="Latencies from arrival, and between n tokens n - 1 gaps"
 )
 def test_latencies():
     metrics = Metrics("tiny")
@@ -185,17 +159,7 @@ def test_latencies():
     )
 
 
-@pytest.mark.check(
-    task=5,
-    points=2,
-    title="Queue, prefill and decode make up the whole",
-    hints=(
-        "Is the wait after a preemption time in the queue?",
-        "Queue time ends with the first admission, prefill with the first token, decode with the "
-        "last.",
-        "elif sample.admitted is None: sample.admitted = event.time; queue.observe(...)",
-    ),
-)
+@pytest.mark.check(task=5, points=2, title="Queue, prefill and decode make up the whole")
 def test_phases():
     metrics = Metrics("tiny")
     for events in LIFE:
@@ -214,11 +178,6 @@ def test_phases():
     task=5,
     points=2,
     title="Tokens a step, tokens found in the prefix cache; identities on a real engine",
-    hints=(
-        "Where does the first chunk begin if 16 tokens of the prompt were there already?",
-        "Only the first chunk of sample 0 of a request in `unread` tells of a hit.",
-        "if chunk.index == 0 and chunk.request_id in self.unread: remove it, hits.inc(chunk.start)",
-    ),
 )
 def test_steps(rng, seed):
     metrics = Metrics("tiny")

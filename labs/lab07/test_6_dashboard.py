@@ -29,16 +29,7 @@ def finished(request_id, time, index=0):
     return Finished(request_id, index, Completion(index, (7,), "x", "stop"), time)
 
 
-@pytest.mark.check(
-    task=6,
-    points=2,
-    title="The blocks of a request, in whatever store",
-    hints=(
-        "What does a store tell about a request? And one that only counts tokens?",
-        "block_ids(request) where there is such a method; else nothing.",
-        "list(store.block_ids(request)) if hasattr(store, 'block_ids') else []",
-    ),
-)
+@pytest.mark.check(task=6, points=2, title="The blocks of a request, in whatever store")
 def test_blocks():
     first, second = object(), object()
     tables, slot_of = {first: [5, 9, 2], second: []}, {first: [0], second: [3]}
@@ -62,16 +53,7 @@ def test_blocks():
     )
 
 
-@pytest.mark.check(
-    task=6,
-    points=2,
-    title="The state is plain data: who runs, and who is next",
-    hints=(
-        "In which order will the queue be admitted? Whose order is that?",
-        "The scheduler tells; rows by request_row; nothing of the engine's own objects.",
-        "scheduler.queue()",
-    ),
-)
+@pytest.mark.check(task=6, points=2, title="The state is plain data: who runs, and who is next")
 def test_state():
     clock = ManualClock()
     config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=7, policy="priority")
@@ -110,18 +92,7 @@ def test_state():
     )  # fmt: skip
 
 
-@pytest.mark.check(
-    task=6,
-    points=2,
-    title="Every event is counted where it belongs",
-    hints=(
-        "Which sample does a token belong to, and is it its first?",
-        "A Timeline from Queued to the end; its ttft after the first token, its tpot when it "
-        "finished.",
-        "line.token_times.append(event.time); if len(line.token_times) == 1: "
-        "self.ttfts.append((event.time, line.ttft))",
-    ),
-)
+@pytest.mark.check(task=6, points=2, title="Every event is counted where it belongs")
 def test_events():
     monitor = Monitor(ManualClock(9.0))
     step = Stepped((ChunkRun(1, 0, 0, 4),), 2, 1, 64, 100, 1.0, 1.5)
@@ -152,16 +123,7 @@ def test_events():
     )
 
 
-@pytest.mark.check(
-    task=6,
-    points=2,
-    title="The window moves on",
-    hints=(
-        "What does a dashboard show an hour after the last request?",
-        "From the left, as long as the oldest is more than a window old.",
-        "while points and now - points[0][0] > self.window: points.popleft()",
-    ),
-)
+@pytest.mark.check(task=6, points=2, title="The window moves on")
 def test_window():
     clock = ManualClock(100.0)
     monitor = Monitor(clock, window=10.0)
