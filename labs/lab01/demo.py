@@ -1,6 +1,5 @@
 """What a vocabulary buys: the same text in fewer tokens; and what users cannot do."""
 
-import time
 from pathlib import Path
 from random import Random
 
@@ -13,6 +12,7 @@ from models.corpus import Mixture, document, plain
 from nanovllm.tokenization.bpe import train_bpe
 from nanovllm.tokenization.chat import ChatTemplate
 from nanovllm.tokenization.detokenizer import StreamingDetokenizer
+from nanovllm.tokenization.encode import merge_word
 from nanovllm.tokenization.tensors import vocabulary_cost
 from nanovllm.tokenization.tokenizer import Tokenizer
 
@@ -50,9 +50,9 @@ def lengths(console: Console, own: Tokenizer, given: Tokenizer, text: str) -> No
     for name in ("vocabulary", "ids", "embedding", "tokens", "bytes/token", "KV cache", "fit in"):
         table.add_column(name, justify="left" if name == "vocabulary" else "right")
     for name, tokenizer in (
-        ("the 256 bytes", Tokenizer(train_bpe([], 256))),
-        ("trained just now", own),
-        ("the bundled model's", given),
+        ("256 bytes", Tokenizer(train_bpe([], 256))),
+        ("yours", own),
+        ("the model's", given),
     ):
         cost = vocabulary_cost(tokenizer, [text], HIDDEN, True, cache_bytes_per_token=CACHE_BYTES)
         table.add_row(
@@ -66,6 +66,30 @@ def lengths(console: Console, own: Tokenizer, given: Tokenizer, text: str) -> No
         )
     console.print(table)
     console.print(f"'fit in': how much text the model's {CONTEXT} tokens of context hold.\n")
+
+
+class Counted(dict):
+    """Ranks that count the questions for one."""
+
+    asked = 0
+
+    def get(self, key: object, default: object = None) -> object:
+        self.asked += 1
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked += 1
+        return super().__contains__(key)
+
+
+def long_word(console: Console, tokenizer: Tokenizer) -> None:
+    letters = Random(2).choices(b"etaoinshrdlu", k=20_000)
+    ranks = Counted({pair: rank for rank, pair in enumerate(tokenizer.model.merges)})
+    tokens = len(merge_word([bytes([letter]) for letter in letters], ranks))
+    loop = (len(letters) - tokens) * (len(letters) + tokens) // 2
+    console.print("[bold]A word of 20,000 letters[/], without a space")
+    console.print(f"  all pairs in every round: {loop:11,} questions for a rank")
+    console.print(f"  your merge_word:          {ranks.asked:11,}\n")
 
 
 def streaming(console: Console, tokenizer: Tokenizer) -> None:
@@ -94,17 +118,15 @@ def main() -> None:
     rng = Random(1)
     texts = [unmarked(plain(document(rng, Mixture()))) for _ in range(300)]
     given, chat = Tokenizer.from_pretrained(TARGET), ChatTemplate.from_pretrained(TARGET)
-    start = time.perf_counter()
     own = Tokenizer(train_bpe(texts[50:], 1024, SPECIAL))
-    seconds = time.perf_counter() - start
     console.print(
         Panel(colored(given, given.encode(SENTENCE)), title="Tokens", subtitle="bundled model")
     )
     console.print(
-        f"Trained {len(own.model.merges)} merges on {sum(map(len, texts[50:])) // 1000} kB "
-        f"in {seconds:.1f} s.\n"
+        f"You learned {len(own.model.merges)} merges from {sum(map(len, texts[50:])) // 1000} kB.\n"
     )
     lengths(console, own, given, "\n".join(texts[:50]))
+    long_word(console, own)
     streaming(console, given)
     smuggling(console, given, chat)
 

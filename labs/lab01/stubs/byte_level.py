@@ -42,6 +42,15 @@ def to_bytes(chars: str) -> bytes:
         ) from None
 
 
+def byte_token(byte: int) -> bytes:
+    """The token that stands for one byte in a vocabulary with byte fallback.
+
+    >>> byte_token(0xE4)
+    b'<0xE4>'
+    """
+    return b"<0x%02X>" % byte
+
+
 def well_formed(text: str) -> str:
     """Return text that UTF-8 can hold: surrogate pairs joined, lone surrogates made U+FFFD.
 

@@ -6,7 +6,7 @@ so the special tokens in them stay ordinary text.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from nanovllm.tokenization.encode import AddedToken, split_special
+from nanovllm.tokenization.encode import split_special
 from nanovllm.tokenization.errors import ChatTemplateError
+from nanovllm.tokenization.special import AddedToken
 from nanovllm.tokenization.template_tools import (
     Generation,
+    check_messages,
     raise_exception,
     read_named_tokens,
     read_templates,
@@ -31,12 +33,13 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 def compile_template(source: str) -> jinja2.Template:
-    """Compile a chat template as transformers does.
+    """Compile a chat template so that it renders as in transformers.
 
-    `ImmutableSandboxedEnvironment`, for the template is a stranger's program; `trim_blocks` and
-    `lstrip_blocks`, for templates are written with one statement a line and these lines must leave
-    no white space; the extensions `Generation` and `loopcontrols`; the filter `tojson`; the
-    functions `raise_exception` and `strftime_now`. Raises jinja2.TemplateError.
+    The template is a stranger's program: reaching Python's classes through a value, or changing
+    what it is given, ends in jinja2's SecurityError. A line with nothing but a statement or a
+    comment leaves no white space behind. Templates may use blocks of `{% generation %}`
+    (`Generation`), `break` and `continue`, the filter `tojson` of `template_tools`, and the
+    functions `raise_exception` and `strftime_now`. A faulty template raises jinja2.TemplateError.
 
     >>> compile_template("{% for m in messages %}\\n  {{ m }}\\n{% endfor %}").render(messages=[1])
     '  1\\n'
@@ -44,29 +47,31 @@ def compile_template(source: str) -> jinja2.Template:
     raise NotImplementedError("lab01 task 5: compile_template")
 
 
-def hide_special(value: Any, tokens: Collection[str], stands: Mapping[str, str]) -> Any:
-    """Return strings, lists and dicts in which no special token is left, whole or begun.
-
-    Where a token occurs, or where a string ends (white space aside) in the beginning of one, its
-    first character c is replaced by `stands[c]`; nothing else changes. Lists, tuples and dicts
-    (keys too) are copied with what they hold; other values are returned as they are.
-
-    >>> hide_special(["a<|end|> 1<2", {"x": "b<|e "}], ["<|end|>"], {"<": "~"})
-    ['a~|end|> 1<2', {'x': 'b~|e '}]
-    """
-    raise NotImplementedError("lab01 task 5: hide_special")
-
-
 class ChatTemplate:
-    """Renders conversations with the template of one model."""
+    """Renders conversations with the template, or templates, of one model.
 
-    def __init__(
-        self, templates: Mapping[str, str] | str, named_tokens: Mapping[str, str] | None = None
-    ) -> None:
-        """Take one template or several by name, and the tokens that they may name (bos_token)."""
-        self.templates = {"default": templates} if isinstance(templates, str) else dict(templates)
-        self.named_tokens = dict(named_tokens or {})
-        self._compiled: dict[str, jinja2.Template] = {}
+    ChatTemplate(templates, named_tokens=None): a template or several by name; tokens by name
+    render(messages, add_generation_prompt=True, **variables) -> str
+    encode(tokenizer, messages, add_generation_prompt=True, **variables) -> list[int]
+
+    What must hold:
+    - The template is `tool_use` where there is one and the request has tools, else `default`. It
+      sees `messages`, `add_generation_prompt`, `tools` and `documents` (None if not given), the
+      named tokens (`bos_token`), and the variables, which win.
+    - Messages that `check_messages` refuses, a template that is missing or faulty, breaks its
+      sandbox, meets a value of a wrong kind, or refuses the conversation: ChatTemplateError.
+    - `encode` gives the ids of the rendered text. Special tokens that the template or a named
+      token writes become their ids. The same characters in messages or variables, at any depth and
+      in keys too, are ordinary text, even where the template puts one together from two strings or
+      trims white space away. The template sees a string as it is, unless it holds a special token
+      or ends, white space aside, in the beginning of one; the caller's values do not change.
+    - The text is one text: only what stands before the first special token begins it (`continues`).
+      The template writes the beginning-of-sequence token where there is one; none is added.
+
+    >>> ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"}).render(
+    ...     [{"role": "user", "content": "Hi"}])
+    '<s>Hi'
+    """
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> ChatTemplate:
@@ -76,60 +81,5 @@ class ChatTemplate:
             raise ChatTemplateError(f"there is no folder {folder}; give the folder of a model.")
         return cls(read_templates(folder), read_named_tokens(folder))
 
-    def template(self, tools: object = None) -> jinja2.Template:
-        """Return a request's template, compiled: `tool_use` if it has tools, else `default`."""
-        name = "tool_use" if tools and "tool_use" in self.templates else "default"
-        if name not in self.templates:
-            raise ChatTemplateError(
-                f"the model has templates {', '.join(sorted(self.templates))} and no 'default'; "
-                "make a ChatTemplate of the one you want."
-            )
-        if name not in self._compiled:
-            self._compiled[name] = compile_template(self.templates[name])
-        return self._compiled[name]
-
-    def render(
-        self, messages: Messages, add_generation_prompt: bool = True, **variables: Any
-    ) -> str:
-        """Return the conversation as text, special tokens of the template included.
-
-        The template sees `messages`, `add_generation_prompt` (end with the opening of the
-        assistant's turn, so that the model answers), `tools` and `documents` (None if not given),
-        the named tokens, and `variables`, which win. Messages that are no list of dicts with a
-        role, a faulty template, and one that refuses the conversation raise ChatTemplateError.
-
-        >>> ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"}).render(
-        ...     [{"role": "user", "content": "Hi"}])
-        '<s>Hi'
-        """
-        _check(messages)
-        raise NotImplementedError("lab01 task 5: ChatTemplate.render")
-
-    def encode(
-        self,
-        tokenizer: Tokenizer,
-        messages: Messages,
-        add_generation_prompt: bool = True,
-        **variables: Any,
-    ) -> list[int]:
-        """Return the ids of the rendered conversation.
-
-        Special tokens that the template writes become their ids; the same characters in messages
-        or variables are ordinary text. The template writes the beginning-of-sequence token if the
-        model has one, so none is added here.
-        """
-        specials = [token for token in tokenizer.spec.added_tokens if token.special]
-        names = [token.content for token in specials]
-        stands = stand_ins(names, messages, variables)
-        raise NotImplementedError("lab01 task 5: ChatTemplate.encode")
-
-
-def _check(messages: Messages) -> None:
-    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
-        raise ChatTemplateError(
-            "messages must be a list with at least one {'role': ..., 'content': ...}, "
-            f"not {messages!r:.60}."
-        )
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ChatTemplateError(f"each message is a dict with a 'role', not {message!r:.60}.")
+    def __init__(self, *args, **kwargs):
+        raise NotImplementedError("lab01 task 5: ChatTemplate")

@@ -1,66 +1,127 @@
 """Reading `tokenizer.json`, the file in which Hugging Face stores a tokenizer.
 
-The file names a normalizer, a pre-tokenizer, a model and added tokens. Byte-level BPE (GPT-2, Llama
-3, Qwen, SmolLM and others) is one of several kinds; the others are refused in one sentence.
+The file names a normalizer, a pre-tokenizer, a model, a decoder and added tokens. Byte-level BPE
+(GPT-2, Llama 3, Qwen) and SentencePiece's BPE (Llama 2, Mistral) are two of several kinds; the
+others are refused in one sentence.
 """
 
 import json
 import unicodedata
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import regex
 
-from nanovllm.tokenization.bpe import BPEModel, Pair
-from nanovllm.tokenization.byte_level import to_bytes, to_chars
-from nanovllm.tokenization.encode import AddedToken
+from nanovllm.tokenization.byte_level import byte_token, to_bytes, to_chars
 from nanovllm.tokenization.errors import TokenizerError
-from nanovllm.tokenization.pretokenize import ByteLevel, Split, Step
+from nanovllm.tokenization.pretokenize import SPACE, ByteLevel, Metaspace, Split, Step, cut
+from nanovllm.tokenization.special import AddedToken
+from nanovllm.tokenization.vocabulary import BPEModel, Pair
 
-WANTED = "this engine reads byte-level BPE (GPT-2, Llama 3, Qwen): choose a model of that kind."
+WANTED = (
+    "this engine reads byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece's BPE with byte "
+    "fallback (Llama 2, Mistral): choose a model of that kind."
+)
 _FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+_FALLBACK = [byte_token(byte).decode() for byte in range(256)]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A Unicode normal form as a normalizer: NFC makes one character of e and an accent."""
+
+    name: str
+
+    def __call__(self, text: str) -> str:
+        return unicodedata.normalize(self.name, text)
+
+
+@dataclass(frozen=True)
+class Prepend:
+    """Put something before a text that is not empty."""
+
+    before: str
+
+    def __call__(self, text: str) -> str:
+        return self.before + text if text else text
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Put one string in the place of another."""
+
+    old: str
+    new: str
+
+    def __call__(self, text: str) -> str:
+        return text.replace(self.old, self.new)
 
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """Everything that decides which ids a text becomes."""
+    """Everything that decides which ids a text becomes, and which text ids become.
+
+    ignore_merges: a word that is in the vocabulary is taken whole (Llama 3)
+    unk_id:        the id of what has no token; None: there is none, and it is left out
+    prefix_ids, suffix_ids: what the model expects around a text (beginning of sequence)
+    strip_space:   a decoded text loses one space at its beginning, where `▁` was put before it
+    """
 
     model: BPEModel
     steps: tuple[Step, ...]
     added_tokens: tuple[AddedToken, ...] = ()
-    normal_forms: tuple[str, ...] = ()
+    normalizers: tuple[Form | Prepend | Replace, ...] = ()
     ignore_merges: bool = False
     unk_id: int | None = None
     prefix_ids: tuple[int, ...] = ()
     suffix_ids: tuple[int, ...] = ()
+    strip_space: bool = False
 
     def normalize(self, text: str) -> str:
-        """Bring text into the Unicode normal forms that the tokenizer was trained on."""
-        for form in self.normal_forms:
-            text = unicodedata.normalize(form, text)
+        """Bring text into the form that the tokenizer was trained on.
+
+        >>> spec = TokenizerSpec(BPEModel({}, []), (), normalizers=(Form("NFC"), Prepend("_")))
+        >>> spec.normalize("cafe\u0301")
+        '_café'
+        """
+        for normalizer in self.normalizers:
+            text = normalizer(text)
         return text
 
+    def words(self, text: str, start: bool = True) -> Iterable[bytes]:
+        """Cut normalized text into words; `start`: it is the beginning of the whole text.
 
-def read_vocab(entries: Mapping[str, int]) -> dict[bytes, int]:
-    """Turn the file's vocabulary, written in the byte-level alphabet, into bytes -> id.
+        >>> list(plain_spec(BPEModel({}, [])).words("It's 2024"))
+        [b'It', b"'s", b' 2024']
+        """
+        to_word = str.encode if self.model.byte_fallback else to_bytes
+        return map(to_word, cut(text, self.steps, start))
 
-    >>> read_vocab({"a": 0, "Ġthe": 1})
-    {b'a': 0, b' the': 1}
+
+def plain_spec(model: BPEModel) -> TokenizerSpec:
+    """The spec of a byte-level model that was trained here: its pattern, its special tokens."""
+    added = tuple(AddedToken(token, id) for token, id in model.special_tokens.items())
+    return TokenizerSpec(model, (Split(model.pattern), ByteLevel(use_regex=False)), added)
+
+
+def read_bpe(
+    vocab: Mapping[str, int], merges: Sequence[str | Sequence[str]], byte_fallback: bool = False
+) -> tuple[dict[bytes, int], list[Pair]]:
+    """Turn the vocabulary and the merges of a file into bytes.
+
+    In the file of a byte-level tokenizer each character stands for one byte (`to_bytes`); with
+    `byte_fallback` a token is written as it is, so it becomes its UTF-8. A merge comes as "a b" or,
+    in newer files, as ["a", "b"]. One that is not two tokens, or that makes a token which is not in
+    the vocabulary, raises TokenizerError.
+
+    >>> read_bpe({"Ġ": 0, "t": 1, "Ġt": 2}, ["Ġ t"])
+    ({b' ': 0, b't': 1, b' t': 2}, [(b' ', b't')])
+    >>> read_bpe({"▁": 0, "é": 1, "▁é": 2}, [["▁", "é"]], byte_fallback=True)[1]
+    [(b'\xe2\x96\x81', b'\xc3\xa9')]
     """
-    raise NotImplementedError("lab01 task 3: read_vocab")
-
-
-def read_merges(entries: Sequence[str | Sequence[str]]) -> list[Pair]:
-    """Turn the file's merges into pairs of bytes; they come as "a b" or, newer, as ["a", "b"].
-
-    An entry that is not two tokens raises TokenizerError and names the entry.
-
-    >>> read_merges(["Ġ t", ["h", "e"]])
-    [(b' ', b't'), (b'h', b'e')]
-    """
-    raise NotImplementedError("lab01 task 3: read_merges")
+    raise NotImplementedError("lab01 task 3: read_bpe")
 
 
 def read_spec(data: Mapping[str, Any], where: str = "tokenizer.json") -> TokenizerSpec:
@@ -69,26 +130,16 @@ def read_spec(data: Mapping[str, Any], where: str = "tokenizer.json") -> Tokeniz
         raise TokenizerError(f"{where} is not a tokenizer.json: it has no 'model' entry.")
     model = data["model"]
     _check_model(model, where)
+    fallback = bool(model.get("byte_fallback"))
     steps = tuple(_steps(data.get("pre_tokenizer"), where))
-    if sum(isinstance(step, ByteLevel) for step in steps) != 1:
+    levels = sum(isinstance(step, ByteLevel) for step in steps)
+    spaces = any(isinstance(step, Metaspace) for step in steps)
+    if levels != (0 if fallback else 1) or (spaces and not fallback):
         raise TokenizerError(
-            f"{where} holds BPE over characters, as SentencePiece has it, not over bytes; {WANTED}"
+            f"{where} holds BPE over characters without byte fallback, or mixes two kinds; {WANTED}"
         )
     added = tuple(_added_token(entry) for entry in data.get("added_tokens") or ())
-    merges = read_merges(model["merges"])
-    made = {left + right for left, right in merges}
-    control = {token.content for token in added if token.special}
-    entries = {
-        token: id
-        for token, id in model["vocab"].items()
-        if token not in control or _bytes_or_none(token) in made
-    }
-    foreign = [token for token in entries if _bytes_or_none(token) is None]
-    if any(token not in {known.content for known in added} for token in foreign):
-        raise TokenizerError(f"{where} holds the token {foreign[0]!r}, not bytes; {WANTED}")
-    vocab = read_vocab({token: id for token, id in entries.items() if token not in foreign})
-    if lost := [pair for pair in merges if pair[0] + pair[1] not in vocab]:
-        raise TokenizerError(f"{where} merges {lost[0]} into a token that is not in its vocab.")
+    vocab, merges = read_bpe(_own_tokens(model, added, fallback, where), model["merges"], fallback)
     unk = model.get("unk_token")
     unk_id = None
     if unk:
@@ -96,15 +147,35 @@ def read_spec(data: Mapping[str, Any], where: str = "tokenizer.json") -> Tokeniz
     special = {token.content: token.id for token in added if token.special}
     prefix_ids, suffix_ids = _frame(data.get("post_processor"), special | dict(model["vocab"]))
     return TokenizerSpec(
-        model=BPEModel(vocab, merges, special, _pattern(steps)),
+        model=BPEModel(vocab, merges, special, _pattern(steps), fallback),
         steps=steps,
         added_tokens=added,
-        normal_forms=tuple(_normal_forms(data.get("normalizer"), where)),
+        normalizers=tuple(_normalizers(data.get("normalizer"), where, fallback)),
         ignore_merges=bool(model.get("ignore_merges")),
         unk_id=unk_id,
         prefix_ids=prefix_ids,
         suffix_ids=suffix_ids,
+        strip_space=fallback and _strips(data.get("decoder"), where),
     )
+
+
+def _own_tokens(
+    model: Mapping[str, Any], added: Sequence[AddedToken], fallback: bool, where: str
+) -> dict[str, int]:
+    """The vocabulary without control tokens, which no merge of text can make."""
+    control = {token.content for token in added if token.special}
+    if fallback:
+        if missing := [token for token in _FALLBACK if token not in model["vocab"]]:
+            raise TokenizerError(f"{where} falls back to bytes and has no {missing[0]}; {WANTED}")
+        return {token: id for token, id in model["vocab"].items() if token not in control}
+    made = {"".join(e.split(" ") if isinstance(e, str) else e) for e in model["merges"]}
+    entries = {
+        token: id for token, id in model["vocab"].items() if token not in control or token in made
+    }
+    foreign = [token for token in entries if _bytes_or_none(token) is None]
+    if any(token not in {known.content for known in added} for token in foreign):
+        raise TokenizerError(f"{where} holds the token {foreign[0]!r}, not bytes; {WANTED}")
+    return {token: id for token, id in entries.items() if token not in foreign}
 
 
 def load_json(path: Path) -> dict[str, Any]:
@@ -133,8 +204,8 @@ def load_spec(path: Path) -> TokenizerSpec:
     if not extra:
         return spec
     special = spec.model.special_tokens | {t.content: t.id for t in extra if t.special}
-    model = BPEModel(spec.model.vocab, spec.model.merges, special, spec.model.pattern)
-    return TokenizerSpec(**vars(spec) | {"model": model, "added_tokens": spec.added_tokens + extra})
+    model = replace(spec.model, special_tokens=special)
+    return replace(spec, model=model, added_tokens=spec.added_tokens + extra)
 
 
 def save_model(model: BPEModel, path: Path) -> None:
@@ -182,16 +253,12 @@ def _check_model(model: Mapping[str, Any], where: str) -> None:
     kind = model.get("type", "BPE" if "merges" in model else "unknown")
     if kind != "BPE":
         raise TokenizerError(f"{where} holds a {kind} tokenizer; {WANTED}")
-    if model.get("byte_fallback"):
-        raise TokenizerError(
-            f"{where} holds SentencePiece BPE (it falls back to bytes, not starts from them); "
-            f"{WANTED}"
-        )
     if not model.get("vocab") or "merges" not in model:
         raise TokenizerError(f"{where} has no vocab or no merges; fetch it again.")
-    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk"):
+    options = ["dropout", "continuing_subword_prefix", "end_of_word_suffix"]
+    for option in options if model.get("byte_fallback") else [*options, "fuse_unk"]:
         if model.get(option):
-            raise TokenizerError(f"{where} sets {option}, which byte-level BPE has no use for.")
+            raise TokenizerError(f"{where} sets {option}, which this engine's BPE has no use for.")
 
 
 def _steps(node: Mapping[str, Any] | None, where: str) -> list[Step]:
@@ -202,6 +269,11 @@ def _steps(node: Mapping[str, Any] | None, where: str) -> list[Step]:
         return [step for part in node["pretokenizers"] for step in _steps(part, where)]
     if kind == "ByteLevel":
         return [ByteLevel(bool(node.get("add_prefix_space", True)), node.get("use_regex", True))]
+    if kind == "Metaspace":
+        if node.get("replacement", SPACE) != SPACE:
+            raise TokenizerError(f"{where} writes a space as {node['replacement']!r}; {WANTED}")
+        older = "always" if node.get("add_prefix_space", True) else "never"
+        return [Metaspace(node.get("prepend_scheme", older), node.get("split", True))]
     if kind == "Digits":
         return [Split(r"\p{N}" if node.get("individual_digits") else r"\p{N}+")]
     if kind == "Split":
@@ -216,18 +288,32 @@ def _steps(node: Mapping[str, Any] | None, where: str) -> list[Step]:
     raise TokenizerError(f"{where} cuts words by {kind}; {WANTED}")
 
 
-def _normal_forms(node: Mapping[str, Any] | None, where: str) -> list[str]:
+def _normalizers(
+    node: Mapping[str, Any] | None, where: str, fallback: bool
+) -> list[Form | Prepend | Replace]:
     kind = node["type"] if node else None
     if kind is None:
         return []
     if kind == "Sequence":
-        return [form for part in node["normalizers"] for form in _normal_forms(part, where)]
+        return [n for part in node["normalizers"] for n in _normalizers(part, where, fallback)]
     if kind in _FORMS:
-        return [kind]
-    raise TokenizerError(
-        f"{where} normalizes text by {kind}, and this engine knows only {', '.join(_FORMS)}; "
-        + WANTED
-    )
+        return [Form(kind)]
+    if kind == "Prepend" and fallback:
+        return [Prepend(node["prepend"])]
+    if kind == "Replace" and fallback and "String" in node["pattern"]:
+        return [Replace(node["pattern"]["String"], node["content"])]
+    raise TokenizerError(f"{where} normalizes text by {kind}; {WANTED}")
+
+
+def _strips(node: Mapping[str, Any] | None, where: str) -> bool:
+    """Whether the decoder takes one space away at the beginning of a text."""
+    steps = node.get("decoders", [node]) if node else []
+    kinds = [step["type"] for step in steps]
+    rest = {"Replace", "ByteFallback", "Fuse"}
+    strips = [step for step in steps if step["type"] == "Strip"]
+    if set(kinds) - {"Strip"} != rest or any((s["start"], s["stop"]) != (1, 0) for s in strips):
+        raise TokenizerError(f"{where} decodes by {', '.join(kinds) or 'nothing'}; {WANTED}")
+    return bool(strips)
 
 
 def _pattern(steps: Sequence[Step]) -> str:

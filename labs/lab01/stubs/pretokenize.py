@@ -14,6 +14,7 @@ import regex
 
 from nanovllm.tokenization.byte_level import to_chars
 
+SPACE = "▁"  # U+2581, SentencePiece's sign for a space
 PATTERN_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 PATTERN_QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -123,13 +124,35 @@ class ByteLevel:
                 yield to_chars(part.encode())
 
 
-def cut(text: str, steps: Sequence[Step]) -> Iterable[str]:
-    """Send text through the steps, lazily.
+@dataclass(frozen=True)
+class Metaspace:
+    """SentencePiece's step: `▁` for each space and, as `prepend` says, one before the text.
+
+    prepend: "always" before each part between special tokens, "first" before the beginning of the
+    text only, "never"; not where there is one already. `split` cuts before each `▁`.
+    """
+
+    prepend: str = "always"
+    split: bool = True
+
+    def __call__(self, words: Iterable[str], start: bool = True) -> Iterable[str]:
+        for word in words:
+            word = word.replace(" ", SPACE)
+            wanted = self.prepend == "always" or (self.prepend == "first" and start)
+            if wanted and not word.startswith(SPACE):
+                word = SPACE + word
+            yield from (
+                regex.findall(f"{SPACE}[^{SPACE}]*|[^{SPACE}]+", word) if self.split else [word]
+            )
+
+
+def cut(text: str, steps: Sequence[Step], start: bool = True) -> Iterable[str]:
+    """Send text through the steps, lazily; `start`: it is the beginning of the whole text.
 
     >>> list(cut("a b", [ByteLevel()]))
     ['a', 'Ġb']
     """
     words: Iterable[str] = [text] if text else []
     for step in steps:
-        words = step(words)
+        words = step(words, start) if isinstance(step, Metaspace) else step(words)
     return words

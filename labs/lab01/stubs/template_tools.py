@@ -1,7 +1,7 @@
 """What chat templates expect to find, where a folder keeps them, and stand-ins. Given code."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -112,3 +112,15 @@ def _strings(value: Any) -> Iterable[str]:
     elif isinstance(value, list | tuple):
         for entry in value:
             yield from _strings(entry)
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse messages that are no list of dicts, each with a role."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise ChatTemplateError(
+            "messages must be a list with at least one {'role': ..., 'content': ...}, "
+            f"not {messages!r:.60}."
+        )
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ChatTemplateError(f"each message is a dict with a 'role', not {message!r:.60}.")

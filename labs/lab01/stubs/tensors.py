@@ -93,8 +93,9 @@ def vocabulary_cost(
     V is `tokenizer.vocab_size`, special tokens included. Texts without a token have
     0.0 bytes per token.
 
-    >>> from nanovllm.tokenization.bpe import train_bpe
-    >>> vocabulary_cost(Tokenizer(train_bpe([], 256)), ["café"], hidden_size=64, tied=True)
+    >>> from nanovllm.tokenization.vocabulary import BPEModel
+    >>> model = BPEModel({bytes([byte]): byte for byte in range(256)}, [])
+    >>> vocabulary_cost(Tokenizer(model), ["café"], hidden_size=64, tied=True)
     VocabularyCost(parameters=16384, nbytes=32768, tokens=5, bytes_per_token=1.0, cache_nbytes=0)
     """
     raise NotImplementedError("lab01 task 6: vocabulary_cost")
