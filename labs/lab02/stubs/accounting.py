@@ -1,21 +1,51 @@
-"""What a model costs: bytes of cache, floating-point operations, bytes moved, seconds."""
+"""What a model costs: bytes of weights and cache, floating-point operations, bytes moved, seconds.
+
+Norms and biases, under 0.1 % of the weights and of the work, are left out everywhere.
+"""
+
+from dataclasses import dataclass
 
 from nanovllm.model.config import ModelConfig
 
 
-def matmul_parameters(config: ModelConfig) -> int:
-    """Weights that every token is multiplied by: projections and MLP of all layers (given).
+@dataclass(frozen=True)
+class TrainingBytes:
+    """The memory of one training step, part by part (given)."""
 
-    Norms and biases are left out (under 0.1 %), and so is the output matrix, which only the
-    rows that need logits are multiplied by.
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+def matmul_parameters(config: ModelConfig) -> int:
+    """Weights that every token is multiplied by: the linears of all layers.
+
+    Those of attention and of the MLP, which has two matrices in GPT-2 and three elsewhere. The
+    output matrix is not among them: only the rows that need logits are multiplied by it.
 
     >>> matmul_parameters(ModelConfig("llama", 9, 4, 1, 2, 1, 2, 6, 16))
     120
     """
-    hidden, dim = config.hidden_size, config.head_dim
-    attention = hidden * dim * (2 * config.num_heads + 2 * config.num_kv_heads)
-    matrices = 2 if config.family == "gpt2" else 3
-    return config.num_layers * (attention + matrices * hidden * config.intermediate_size)
+    raise NotImplementedError("lab02 task 7: matmul_parameters")
+
+
+def weight_count(config: ModelConfig) -> int:
+    """All weights of the model: `matmul_parameters`, the embedding, and what else has E columns.
+
+    That is the output matrix, unless it is tied to the embedding, and GPT-2's learned positions.
+
+    >>> weight_count(ModelConfig("llama", 9, 4, 1, 2, 1, 2, 6, 16))
+    192
+    >>> gpt2 = ModelConfig("gpt2", 50257, 768, 12, 12, 12, 64, 3072, 1024, tie_embeddings=True)
+    >>> weight_count(gpt2)
+    124318464
+    """
+    raise NotImplementedError("lab02 task 7: weight_count")
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype_bytes: int = 2) -> int:
@@ -55,9 +85,9 @@ def tokens_computed(prompt: int, generated: int, cached: bool) -> int:
 def step_flops(config: ModelConfig, new_tokens: int, cached_tokens: int = 0, rows: int = 1) -> int:
     """Floating-point operations of one step over `new_tokens`, logits for `rows` of them.
 
-    A multiply and an add are two. Each new token: 2 * `matmul_parameters`. Each pair of a query
-    and a key it may see (causal; no sliding window): 4 * H * D a layer, half for q k^T and half
-    for the weighted sum of v. Each row of logits: 2 * E * V. Norms, RoPE, softmax are left out.
+    A multiply and an add are two. Each new token: 2 for each of `matmul_parameters`. Each pair of a
+    query and a key it may see (causal, itself included; windows are not counted): 4 * H * D a
+    layer. Each row of logits: 2 * E * V. RoPE and softmax are left out.
 
     >>> config = ModelConfig("llama", 9, 4, 1, 2, 1, 2, 6, 16)
     >>> step_flops(config, new_tokens=3), step_flops(config, new_tokens=1, cached_tokens=2)
@@ -81,8 +111,8 @@ def step_bytes(
 ) -> int:
     """Bytes that one step must move: all weights once, the cache read, the new K and V written.
 
-    The weights are `matmul_parameters` and the output matrix (E * V), however many tokens share
-    them. Activations stay on the chip and are left out.
+    The weights are `matmul_parameters` and the output matrix, however many tokens share them.
+    Activations stay on the chip and are left out.
 
     >>> config = ModelConfig("llama", 9, 4, 1, 2, 1, 2, 6, 16)
     >>> step_bytes(config, new_tokens=1, cached_tokens=2)
@@ -111,10 +141,53 @@ def step_seconds(
     flops_per_second: float,
     dtype_bytes: int = 2,
 ) -> float:
-    """The least time a step can take: moving its bytes or doing its sums, whichever is longer.
+    """The least time a step can take where bytes move while sums are done (one row of logits).
 
     >>> config = ModelConfig("llama", 9, 4, 1, 2, 1, 2, 6, 16)
     >>> step_seconds(config, 1, 2, bytes_per_second=336.0, flops_per_second=3600.0)
     1.0
+    >>> step_seconds(config, 1, 2, bytes_per_second=3360.0, flops_per_second=720.0)
+    0.5
     """
     raise NotImplementedError("lab02 task 7: step_seconds")
+
+
+def activation_count(config: ModelConfig, checkpointed: bool = False) -> int:
+    """Numbers that the forward pass of training keeps for each token until its backward pass.
+
+    A layer keeps its input, the stream between its sublayers, and both after their norm (E each);
+    q, k and v; what attention gives [H, D]; and in the MLP gate, up and their product (I each), or
+    in GPT-2 up and its gelu. Attention's scores are not kept. With checkpointing every layer keeps
+    its input alone, and one layer at a time has all of the above.
+
+    >>> config = ModelConfig("llama", 9, 4, 3, 2, 1, 2, 6, 16)
+    >>> activation_count(config), activation_count(config, checkpointed=True)
+    (138, 58)
+    """
+    raise NotImplementedError("lab02 task 7: activation_count")
+
+
+def training_bytes(config: ModelConfig, tokens: int, checkpointed: bool = False) -> TrainingBytes:
+    """What a training step over so many tokens holds, with Adam in mixed precision.
+
+    For each of `weight_count`: 2 bytes for the weight, 2 for its gradient, and 12 for the optimizer
+    (a float32 copy of the weight and two float32 moments). Each activation takes 2 bytes.
+    Source: Rajbhandari et al. 2020 (ZeRO), section 3.1.
+
+    >>> training_bytes(ModelConfig("llama", 9, 4, 3, 2, 1, 2, 6, 16), tokens=10)
+    TrainingBytes(weights=864, gradients=864, optimizer=5184, activations=2760)
+    """
+    raise NotImplementedError("lab02 task 7: training_bytes")
+
+
+def training_flops(config: ModelConfig, tokens: int, checkpointed: bool = False) -> int:
+    """Floating-point operations of a training step over one sequence of so many tokens.
+
+    The forward pass needs logits for every row. The backward pass costs twice the forward pass.
+    With checkpointing the layers, but not the logits, are computed forward a second time.
+
+    >>> config = ModelConfig("llama", 9, 4, 1, 2, 1, 2, 6, 16)
+    >>> training_flops(config, tokens=3), training_flops(config, 3, checkpointed=True)
+    (3096, 3912)
+    """
+    raise NotImplementedError("lab02 task 7: training_flops")

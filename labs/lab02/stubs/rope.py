@@ -11,9 +11,9 @@ from nanovllm.model.config import RopeScaling
 
 
 def inverse_frequencies(head_dim: int, theta: float) -> Float[Tensor, "D/2"]:
-    """The angle, in radians per position, by which each of the D/2 pairs turns.
+    """The angle, in radians per position and float32, by which each of the D/2 pairs turns.
 
-    Pair i turns by theta^(-2i/D): the first by one radian a token, the last very slowly.
+    Pair i, counted from 0, turns by theta^(-2i/D).
     Source: Su et al. 2021 (RoFormer), section 3.2.2.
 
     >>> inverse_frequencies(head_dim=4, theta=10_000.0)
@@ -25,12 +25,11 @@ def inverse_frequencies(head_dim: int, theta: float) -> Float[Tensor, "D/2"]:
 def llama3_frequencies(
     frequencies: Float[Tensor, "D/2"], scaling: RopeScaling
 ) -> Float[Tensor, "D/2"]:
-    """Slow down the pairs that never completed a turn in training, and leave the fast ones.
+    """The frequencies of Llama 3.1: fast pairs keep theirs, slow pairs turn `factor` times slower.
 
-    A pair makes turns = original_max_position * frequency / 2 pi in the trained context. With
-    low = low_freq_factor and high = high_freq_factor: at `high` turns or more it keeps its
-    frequency, at `low` turns or fewer it gets frequency / factor, and in between it gets
-    (1 - s) * frequency / factor + s * frequency with s = (turns - low) / (high - low).
+    What counts is how many turns a pair makes in the original_max_position tokens of training.
+    `high_freq_factor` turns or more: frequency unchanged. `low_freq_factor` turns or fewer:
+    divided by `factor`. Between them: the mean of both, weighted linearly by the turns.
     Source: Llama 3.1, rope_type "llama3".
 
     >>> scaling = RopeScaling("llama3", factor=8.0, original_max_position=64)
@@ -45,7 +44,8 @@ def rotation_angles(
 ) -> tuple[Float[Tensor, "T D/2"], Float[Tensor, "T D/2"]]:
     """Cosine and sine, in float32, of the angle of each pair at each given position.
 
-    The positions are those given, not 0..T-1: in decoding there is one token, at position 57.
+    The angle is position times frequency, in radians. Positions may be any, in any order: in
+    decoding there is one token, at position 57 for example.
 
     >>> cos, sin = rotation_angles(torch.tensor([0, 3]), torch.tensor([1.0, 0.01]))
     >>> cos
@@ -58,10 +58,11 @@ def rotation_angles(
 def apply_rope(
     x: Float[Tensor, "T H D"], cos: Float[Tensor, "T D/2"], sin: Float[Tensor, "T D/2"]
 ) -> Float[Tensor, "T H D"]:
-    """Turn each head's pairs (i, i + D/2): half-split, as all models of this course do it.
+    """Each head of x with its pairs (i, i + D/2) turned: half-split, as all models here do it.
 
-    (a, b) becomes (a cos - b sin, b cos + a sin), the same for every head; cos and sin are cast to
-    x's dtype first.
+    A pair (a, b) becomes (a cos - b sin, b cos + a sin), by the angles of its token, the same for
+    every head. The result is a new tensor in x's dtype, to which cos and sin are rounded first;
+    x itself does not change.
 
     >>> x = torch.tensor([[[1.0, 10.0, 0.0, 0.0]]])
     >>> apply_rope(x, torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]]))

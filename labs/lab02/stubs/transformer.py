@@ -3,54 +3,33 @@
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from nanovllm.model.attention import Attend
+from nanovllm.model.attend import Attend
 from nanovllm.model.block import DecoderBlock
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.registry import FAMILIES
 
 
 class Transformer(nn.Module):
-    """A decoder that does not know how K and V are stored: it calls `attend` for that."""
+    """`Transformer(config)`: a decoder that does not know how K and V are stored.
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        family = FAMILIES[config.family]
-        self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.positions = family.positions(config)
-        self.layers = nn.ModuleList(
-            DecoderBlock(config, layer) for layer in range(config.num_layers)
-        )
-        self.norm = family.norm(config.hidden_size, config.norm_eps)
-        # A tied model has no output matrix of its own: the embedding serves twice.
-        if not config.tie_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+    `model(token_ids [T], positions [T], attend)` gives the hidden states [T, E] after the last
+    norm. The tokens may be a prompt, a chunk of one, a single new token, or (from lab 04 on) those
+    of several requests: row t stands at positions[t], and rows meet in `attend` alone.
+    `model.logits(hidden [N, E])` gives [N, V], the score of each token of the vocabulary, for N
+    rows of such hidden states: their product with `lm_head`, or with the embedding in a tied model.
 
-    def forward(
-        self, token_ids: Int[Tensor, "T"], positions: Int[Tensor, "T"], attend: Attend
-    ) -> Float[Tensor, "T E"]:
-        """The last hidden states, after the last norm, of T tokens at the given positions.
+    Attribute: `config`. Modules: `embed_tokens`, an `nn.Embedding`; `positions`, the family's
+    `positions(config)`; `layers`, an `nn.ModuleList` of L `DecoderBlock`s; `norm`, the family's;
+    and, unless `config.tie_embeddings`, `lm_head`, an `nn.Linear` from E to V without bias.
 
-        The tokens may be a prompt, a chunk of one, a single new token, or (from lab 04 on) those
-        of several requests: every row is worked on alone, but in `attend`.
+    >>> import torch
+    >>> from nanovllm.model.attend import RecomputeAttend
+    >>> model = Transformer(ModelConfig("qwen3", 9, 4, 1, 2, 1, 6, 8, 16, qk_norm=True))
+    >>> ids, positions = torch.tensor([1, 2, 3]), torch.arange(3)
+    >>> hidden = model(ids, positions, RecomputeAttend(model.config))
+    >>> hidden.shape, model.logits(hidden[-1:]).shape
+    (torch.Size([3, 4]), torch.Size([1, 9]))
+    """
 
-        >>> import torch
-        >>> from nanovllm.model.attention import RecomputeAttend
-        >>> model = Transformer(ModelConfig("qwen3", 9, 4, 1, 2, 1, 6, 8, 16, qk_norm=True))
-        >>> ids, positions = torch.tensor([1, 2, 3]), torch.arange(3)
-        >>> model(ids, positions, RecomputeAttend(model.config)).shape
-        torch.Size([3, 4])
-        """
-        raise NotImplementedError("lab02 task 5: Transformer.forward")
-
-    def logits(self, hidden: Float[Tensor, "N E"]) -> Float[Tensor, "N V"]:
-        """The score of each token of the vocabulary, for N rows of `forward`'s result.
-
-        With `config.tie_embeddings` the output matrix is that of the embedding [V, E].
-
-        >>> import torch
-        >>> model = Transformer(ModelConfig("llama", 9, 4, 1, 2, 2, 2, 8, 16, tie_embeddings=True))
-        >>> model.logits(torch.ones(2, 4)).shape
-        torch.Size([2, 9])
-        """
-        raise NotImplementedError("lab02 task 5: Transformer.logits")
+    def __init__(self, *args, **kwargs):
+        raise NotImplementedError("lab02 task 5: Transformer")
