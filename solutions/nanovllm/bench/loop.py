@@ -50,9 +50,10 @@ def _answer(contestant: Contestant, question: dict[str, Any]) -> dict[str, Any]:
             ready = time.perf_counter() - _STARTED
             return {"facts": facts, "first_token_seconds": first, "ready_seconds": ready}
         case "run":
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             token_ids = contestant.run(question["jobs"])
-            return {"seconds": time.perf_counter() - start, "token_ids": token_ids}
+            seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+            return {"seconds": seconds, "cpu_seconds": cpu, "token_ids": token_ids}
         case "memory":
             return {"peak_bytes": peak_bytes()}
         case other:

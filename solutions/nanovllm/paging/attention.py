@@ -1,19 +1,20 @@
-"""Attention over K and V that are spread over blocks: gather a sequence's blocks, then as ever."""
+"""Attention over K and V that are spread over blocks: every token is read by its slot."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from nanovllm.model.attention import attention
+from nanovllm.model.attention import causal_mask
 from nanovllm.paging.batch import PagedBatch
-from nanovllm.paging.block_table import blocks_for
 
 # (q [T,H,D], k_cache [B,P,G,D], v_cache, batch, scale=None, window=None) -> [T,H,D]: what may be
 # replaced by a faster kernel. The step's own k and v are in the cache already.
 PagedAttention = Callable[..., Tensor]
+GROUP = 8  # decodes read together: more save calls, fewer save padding
 
 
 def gather(
@@ -30,6 +31,69 @@ def gather(
     ### END SOLUTION
 
 
+@dataclass(frozen=True)
+class Rectangle:
+    """The tokens of a few decodes of about the same length, as one rectangle of slots.
+
+    Behind the end of a shorter context its last token stands again: every slot that is read
+    holds a token, so that what lies in unused ones (NaN, even) is never touched.
+    """
+
+    slots: Int[Tensor, "N S"]
+    context_lens: Int[Tensor, "N"]
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """Who reads what in a step: the same for every layer, and worked out once.
+
+    rows: where the decodes' queries stand among the step's tokens, shortest context first.
+    rectangles: those decodes, group by group. prompts: of each other sequence its number, its
+    tokens in the step and the length of its context.
+    """
+
+    rows: Int[Tensor, "N"]
+    rectangles: tuple[Rectangle, ...]
+    prompts: tuple[tuple[int, slice, int], ...]
+
+
+def read_rectangle(
+    block_tables: Int[Tensor, "N M"], context_lens: Int[Tensor, "N"], block_size: int
+) -> Rectangle:
+    """The slots of all tokens of N contexts, as wide as the longest.
+
+    >>> read_rectangle(torch.tensor([[2, 0], [1, 0]]), torch.tensor([3, 1]), block_size=2).slots
+    tensor([[4, 5, 0],
+            [2, 2, 2]])
+    """
+    ### BEGIN SOLUTION
+    last = context_lens.long()[:, None] - 1
+    places = torch.arange(int(last.max()) + 1, device=last.device).minimum(last)  # [N, S]
+    blocks = block_tables.long().gather(1, places // block_size)
+    return Rectangle(blocks * block_size + places % block_size, context_lens)
+    ### END SOLUTION
+
+
+def plan_reads(batch: PagedBatch, block_size: int) -> ReadPlan:
+    """Sort a step's sequences into decodes (one query), in groups of equal length, and others."""
+    ### BEGIN SOLUTION
+    starts, contexts = batch.query_start_loc.tolist(), batch.context_lens.tolist()
+    spans = [slice(a, b) for a, b in zip(starts, starts[1:], strict=False)]
+    lengths = [span.stop - span.start for span in spans]
+    decodes = sorted((i for i, n in enumerate(lengths) if n == 1), key=contexts.__getitem__)
+    sequences = torch.tensor(decodes, dtype=torch.long, device=batch.context_lens.device)
+    tables, ends = batch.block_tables[sequences], batch.context_lens[sequences]
+    return ReadPlan(
+        batch.query_start_loc[sequences].long(),
+        tuple(
+            read_rectangle(tables[at : at + GROUP], ends[at : at + GROUP], block_size)
+            for at in range(0, len(decodes), GROUP)
+        ),
+        tuple((i, spans[i], contexts[i]) for i, n in enumerate(lengths) if n > 1),
+    )
+    ### END SOLUTION
+
+
 def paged_attention(
     q: Float[Tensor, "T H D"],
     k_cache: Float[Tensor, "B P G D"],
@@ -40,24 +104,83 @@ def paged_attention(
 ) -> Float[Tensor, "T H D"]:
     """Each sequence's queries over its own blocks, causal; its queries are its newest tokens.
 
-    Sequences with one query (decodes) are done together by `attend_decodes`; those with more,
-    one at a time, each a product large enough to be worth a call.
+    Sequences with one query (decodes) are done in groups of about the same context; those with
+    more, one at a time, each a product large enough to be worth a call. The result has q's
+    dtype; sums are taken in float32.
     """
     ### BEGIN SOLUTION
+    block_size = k_cache.shape[1]
+    if block_size not in batch.reads:  # the first layer of the step
+        batch.reads[block_size] = plan_reads(batch, block_size)
+    plan: ReadPlan = batch.reads[block_size]
     out = torch.empty_like(q)
-    starts, contexts = batch.query_start_loc.tolist(), batch.context_lens.tolist()
-    lengths = batch.query_start_loc.diff()
-    decodes = (lengths == 1).nonzero()[:, 0]
-    if len(decodes):
-        rows = batch.query_start_loc[decodes]
-        tables, ends = batch.block_tables[decodes], batch.context_lens[decodes]
-        out[rows] = attend_decodes(q[rows], k_cache, v_cache, tables, ends, scale, window)
-    for i in (lengths > 1).nonzero()[:, 0].tolist():
-        mine = slice(starts[i], starts[i + 1])
-        k = gather(k_cache, batch.block_tables[i], contexts[i])
-        v = gather(v_cache, batch.block_tables[i], contexts[i])
-        out[mine] = attention(q[mine], k, v, scale, window)
+    if plan.rectangles:
+        groups = q.index_select(0, plan.rows).split(GROUP)
+        done = [
+            attend_rectangle(queries, k_cache, v_cache, rectangle, scale, window)
+            for queries, rectangle in zip(groups, plan.rectangles, strict=True)
+        ]
+        out[plan.rows] = torch.cat(done)
+    for i, mine, context in plan.prompts:
+        k = gather(k_cache, batch.block_tables[i], context)
+        v = gather(v_cache, batch.block_tables[i], context)
+        out[mine] = attend_prompt(q[mine], k, v, scale, window)
     return out
+    ### END SOLUTION
+
+
+def attend_prompt(
+    q: Float[Tensor, "T H D"],
+    k: Float[Tensor, "S G D"],
+    v: Float[Tensor, "S G D"],
+    scale: float | None = None,
+    window: int | None = None,
+) -> Float[Tensor, "T H D"]:
+    """Lab 02's `attention`, causal, by torch's own: it never holds all T * S scores at once."""
+    ### BEGIN SOLUTION
+    out = scaled_dot_product_attention(
+        *(x.transpose(0, 1)[None] for x in (q, k, v)),  # [1, H or G, T or S, D]
+        attn_mask=causal_mask(len(q), len(k), window, q.device),
+        scale=scale,
+        enable_gqa=True,
+    )
+    return out[0].transpose(0, 1)
+    ### END SOLUTION
+
+
+def attend_rectangle(
+    q: Float[Tensor, "N H D"],
+    k_cache: Float[Tensor, "B P G D"],
+    v_cache: Float[Tensor, "B P G D"],
+    rectangle: Rectangle,
+    scale: float | None = None,
+    window: int | None = None,
+) -> Float[Tensor, "N H D"]:
+    """One query of each of N sequences, the newest token of its context, in one call for all.
+
+    A mask hides what stands behind a context's end and, with a window, what is further back.
+    The H/G heads that share a key head become queries of one row: they see the same places.
+    """
+    ### BEGIN SOLUTION
+    rows, heads, dim = q.shape
+    groups, width = k_cache.shape[2], rectangle.slots.shape[1]
+    slots, ends = rectangle.slots.flatten(), rectangle.context_lens[:, None]
+    places = torch.arange(width, device=q.device)
+    visible = places < ends  # [N, S]
+    if window is not None:
+        visible &= places >= ends - window
+    k, v = (
+        cache.flatten(0, 1).index_select(0, slots).view(rows, width, groups, dim).transpose(1, 2)
+        for cache in (k_cache, v_cache)
+    )  # [N, G, S, D]
+    out = scaled_dot_product_attention(
+        q.reshape(rows, groups, heads // groups, dim),
+        k,
+        v,
+        attn_mask=visible[:, None, None],
+        scale=scale,
+    )
+    return out.reshape(rows, heads, dim)
     ### END SOLUTION
 
 
@@ -70,30 +193,6 @@ def attend_decodes(
     scale: float | None = None,
     window: int | None = None,
 ) -> Float[Tensor, "N H D"]:
-    """One query of each of N sequences, the newest token of its context, in one call for all.
-
-    The blocks are read as a rectangle [N, M * P]; a mask hides what is behind each context's
-    end and, with a window, what is further back than that. Hidden places may hold anything,
-    even NaN, and a NaN times a weight of 0 is still NaN: so they are set to 0 once gathered.
-    """
-    ### BEGIN SOLUTION
-    rows, heads, dim = q.shape
-    groups = k_cache.shape[2]
-    most = blocks_for(int(context_lens.max()), k_cache.shape[1])
-    block_tables = block_tables[:, :most]
-    places = torch.arange(most * k_cache.shape[1], device=q.device)
-    visible = places < context_lens[:, None]  # [N, S]
-    if window is not None:
-        visible &= places >= context_lens[:, None] - window
-    hidden = ~visible[:, :, None, None]
-    k = k_cache[block_tables].flatten(1, 2).masked_fill(hidden, 0.0)  # [N, S, G, D]
-    v = v_cache[block_tables].flatten(1, 2).masked_fill(hidden, 0.0)
-    out = scaled_dot_product_attention(
-        q.view(rows, groups, heads // groups, dim),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=visible[:, None, None],
-        scale=scale,
-    )
-    return out.view(rows, heads, dim)
-    ### END SOLUTION
+    """One query of each of N sequences, the newest token of its context: one rectangle for all."""
+    rectangle = read_rectangle(block_tables, context_lens, k_cache.shape[1])
+    return attend_rectangle(q, k_cache, v_cache, rectangle, scale, window)
