@@ -222,8 +222,7 @@ def test_chunks(generator):
     hints=(
         "Rows of 9, 1 and 5 tokens: what must the short ones not see?",
         "A rectangle of the longest length, a mask by position; heads of a group share K and V.",
-        "visible = keys <= positions[:, None]; q.view(rows, num_kv_heads, -1, dim); "
-        "attn_mask=visible[:, None, None]",
+        "Of row i the places before its end are visible; the heads of a group are queries of a row.",
     ),
 )
 def test_decodes(generator):
@@ -255,7 +254,7 @@ def test_decodes(generator):
         "Single tokens and chunks stand among each other; so must the results.",
         "Note at which row of the step each chunk begins; gather the single rows, put each result "
         "back where it belongs.",
-        "out[rows] = self._attend_decodes(layer, q[rows], slots[rows], positions[rows])",
+        "Keep the rows of the single tokens beside their chunks; write the results by those rows.",
     ),
 )
 def test_mixed(generator):

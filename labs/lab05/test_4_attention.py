@@ -149,10 +149,9 @@ def test_gather(rng, generator):
     title="Decodes together, whatever lies in the slots behind",
     hints=(
         "Sequences of different length in one rectangle: what must each query not see?",
-        "Mask the places from context_len on, and set what was gathered there to 0: a NaN times a "
-        "weight of 0 is NaN. Six query heads over two key heads: three to each, in order.",
-        "visible = places < context_lens[:, None]; k = k_cache[tables].flatten(1, 2)"
-        ".masked_fill(~visible[:, :, None, None], 0.0)",
+        "A mask hides the places from context_len on, but a NaN times a weight of 0 is NaN: read a "
+        "token of the context there. Six query heads over two key heads: three to each, in order.",
+        "Place i of the rectangle is token min(i, context - 1); its slot comes from the table.",
     ),
 )
 def test_decodes(rng, generator):
@@ -185,10 +184,8 @@ def test_decodes(rng, generator):
     hints=(
         "query_start_loc says which queries are whose; the queries are the newest tokens of their "
         "context.",
-        "One query: all such sequences together. More: gather that sequence, and lab 02's "
-        "attention does the rest (its mask is aligned to the end).",
-        "out[mine] = attention(q[mine], gather(k_cache, table, n), gather(v_cache, table, n), "
-        "scale, window)",
+        "One query: sequences of about the same length together. More: gather that sequence alone.",
+        "Sort the decodes by context and attend group by group; each result goes back to its row.",
     ),
 )
 def test_mixed(rng, generator):
