@@ -222,7 +222,7 @@ def test_chunks(generator):
     hints=(
         "Rows of 9, 1 and 5 tokens: what must the short ones not see?",
         "A rectangle of the longest length, a mask by position; heads of a group share K and V.",
-        "Of row i the places before its end are visible; the heads of a group are queries of a row.",
+        "Of row i the places before its end are visible; a group's heads are queries of a row.",
     ),
 )
 def test_decodes(generator):

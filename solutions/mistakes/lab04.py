@@ -653,14 +653,6 @@ MISTAKES = [
         says="Your query heads are dealt out to the key heads in turn; neighbours share one.",
     ),
     Mistake(
-        name="singles-in-the-order-of-the-plan",
-        task=5,
-        symbol="slot_store:SlotStore.bind",
-        old="        single.sort(key=lambda pair: self.slot_of[pair[1].request])\n",
-        new="        single.sort(key=lambda pair: -pair[1].end)\n",
-        says="You read neighbouring slots for requests in another order than that of the slots.",
-    ),
-    Mistake(
         name="singles-first",
         task=5,
         symbol="slot_store:SlotStore.bind",

@@ -401,7 +401,7 @@ MISTAKES = [
         "whatever the mask hides.",
     ),
     Mistake(
-        name="nan-in-hidden-keys",
+        name="one-place-of-every-block",
         task=4,
         symbol="attention:read_rectangle",
         old="blocks * block_size + places % block_size",
