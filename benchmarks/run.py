@@ -38,7 +38,7 @@ def parts(quick: bool, threads: int, vllm_python: str | None) -> dict[str, Part]
 
     return {
         "progression": lambda: runs.run_progression(
-            "bundled", rounds, 24, 4, "float32", threads, report
+            "bundled", rounds, 24, 4, "float32", threads, report, TRANSFORMERS
         ),
         "memory": lambda: runs.run_memory(32768, 2048, 16, 250, report),
         "policies": lambda: runs.run_policies(200, 20.0, 0),

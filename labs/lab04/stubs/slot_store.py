@@ -4,18 +4,20 @@ A row is as long as the longest request may get, so a request that came in never
 that wastes, lab 05 saves.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nanovllm.batching.errors import require
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request
-from nanovllm.model.attention import Attend, attention
+from nanovllm.model.attention import Attend
 from nanovllm.model.config import ModelConfig
+
+GROUP = 8  # decodes looked at together: larger groups save calls, smaller ones padding
 
 
 class SlotStore:
@@ -121,8 +123,8 @@ class SlotStore:
         """The attend of a step over the plan's tokens [T], its chunks one after another.
 
         All tokens are written first, then each chunk looks at its own slot alone, up to its own
-        end. Chunks of one token are looked at together (`_attend_decodes`); longer ones one at
-        a time, each with a product that is large enough to be worth a call.
+        end. Chunks of one token are looked at together, a few neighbouring slots at a time
+        (`_attend_decodes`); longer ones one at a time, each large enough to be worth a call.
         """
         raise NotImplementedError("lab04 task 5: SlotStore.bind")
 
@@ -133,17 +135,14 @@ class SlotStore:
         raise NotImplementedError("lab04 task 5: SlotStore._attend_chunk")
 
     def _attend_decodes(
-        self,
-        layer: int,
-        q: Float[Tensor, "N H D"],
-        slots: Int[Tensor, "N"],
-        positions: Int[Tensor, "N"],
+        self, layer: int, q: Float[Tensor, "N H D"], chunks: Sequence[Chunk]
     ) -> Float[Tensor, "N H D"]:
-        """N single queries, each over its own slot up to its own position: one call for all.
+        """N single queries, in order of their slots, each over its own slot: one call for all.
 
-        The slots are read as a rectangle [N, S], S the longest row; a mask hides in each row
-        what is behind its position, and, with a window, what is further back than that. The
-        H/G heads that share a key head become queries of one row: they see the same places.
+        If the slots are neighbours, they are read where they are, as a rectangle [N, S], S the
+        longest row; else copied together first. A mask hides in each row what is behind its
+        position, and, with a window, what is further back than that. The H/G heads that share
+        a key head become queries of one row: they see the same places.
         """
         raise NotImplementedError("lab04 task 5: SlotStore._attend_decodes")
 
@@ -165,6 +164,11 @@ class SlotStore:
                 f"slot {slot} holds {self.lengths[slot]} tokens of {request}",
             )
         require(all(self.lengths[slot] == 0 for slot in self.free_slots), "a free slot has tokens")
+
+
+def _visible(ends: Int[Tensor, "N 1"], width: int, window: int | None) -> Bool[Tensor, "N S"]:
+    """Of the places 0 .. width - 1, those before each end; with a window, the last of those."""
+    raise NotImplementedError("lab04 task 5: _visible")
 
 
 def _offsets(plan: Plan) -> list[int]:

@@ -1,19 +1,20 @@
-"""Attention over K and V that are spread over blocks: gather a sequence's blocks, then as ever."""
+"""Attention over K and V that are spread over blocks: every token is read by its slot."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from nanovllm.model.attention import attention
 from nanovllm.paging.batch import PagedBatch
-from nanovllm.paging.block_table import blocks_for
 
 # (q [T,H,D], k_cache [B,P,G,D], v_cache, batch, scale=None, window=None) -> [T,H,D]: what may be
 # replaced by a faster kernel. The step's own k and v are in the cache already.
 PagedAttention = Callable[..., Tensor]
+GROUP = 8  # decodes read together: larger groups save calls, smaller ones save padding
 
 
 def gather(
@@ -28,6 +29,61 @@ def gather(
     raise NotImplementedError("lab05 task 4: gather")
 
 
+@dataclass(frozen=True)
+class Rectangle:
+    """The tokens of a few decodes of about the same length, as one rectangle of slots.
+
+    Behind the end of a shorter context its last token stands again: every slot that is read
+    holds a token, so that what lies in unused ones (NaN, even) is never touched.
+    """
+
+    slots: Int[Tensor, "N S"]
+    context_lens: Int[Tensor, "N"]
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """Who reads what in a step: the same for every layer, and worked out once.
+
+    rows: where the decodes' queries stand among the step's tokens, shortest context first.
+    rectangles: those decodes, group by group. prompts: of each other sequence its number, its
+    tokens in the step and the length of its context.
+    """
+
+    rows: Int[Tensor, "N"]
+    rectangles: tuple[Rectangle, ...]
+    prompts: tuple[tuple[int, slice, int], ...]
+
+
+def read_rectangle(
+    block_tables: Int[Tensor, "N M"], context_lens: Int[Tensor, "N"], block_size: int
+) -> Rectangle:
+    """The slots of all tokens of N contexts, as wide as the longest.
+
+    >>> read_rectangle(torch.tensor([[2, 0], [1, 0]]), torch.tensor([3, 1]), block_size=2).slots
+    tensor([[4, 5, 0],
+            [2, 2, 2]])
+    """
+    raise NotImplementedError("lab05 task 4: read_rectangle")
+
+
+def plan_reads(batch: PagedBatch, block_size: int) -> ReadPlan:
+    """Sort a step's sequences into decodes (one query), in groups of equal length, and others."""
+    raise NotImplementedError("lab05 task 4: plan_reads")
+
+
+def visible_places(
+    ends: Int[Tensor, "N 1"], width: int, window: int | None = None
+) -> Bool[Tensor, "N S"]:
+    """Of the places 0 .. width - 1, those before each end; with a window, the last of those.
+
+    >>> visible_places(torch.tensor([[1], [3]]), 4, window=2).int()
+    tensor([[1, 0, 0, 0],
+            [0, 1, 1, 0]], dtype=torch.int32)
+    """
+    raise NotImplementedError("lab05 task 4: visible_places")
+
+
 def paged_attention(
     q: Float[Tensor, "T H D"],
     k_cache: Float[Tensor, "B P G D"],
@@ -38,10 +94,38 @@ def paged_attention(
 ) -> Float[Tensor, "T H D"]:
     """Each sequence's queries over its own blocks, causal; its queries are its newest tokens.
 
-    Sequences with one query (decodes) are done together by `attend_decodes`; those with more,
-    one at a time, each a product large enough to be worth a call.
+    Sequences with one query (decodes) are done in groups of about the same context; those with
+    more, one at a time, each a product large enough to be worth a call. The result has q's
+    dtype; sums are taken in float32.
     """
     raise NotImplementedError("lab05 task 4: paged_attention")
+
+
+def attend_prompt(
+    q: Float[Tensor, "T H D"],
+    k: Float[Tensor, "S G D"],
+    v: Float[Tensor, "S G D"],
+    scale: float | None = None,
+    window: int | None = None,
+) -> Float[Tensor, "T H D"]:
+    """Lab 02's `attention`, causal, by torch's own: it never holds all T * S scores at once."""
+    raise NotImplementedError("lab05 task 4: attend_prompt")
+
+
+def attend_rectangle(
+    q: Float[Tensor, "N H D"],
+    k_cache: Float[Tensor, "B P G D"],
+    v_cache: Float[Tensor, "B P G D"],
+    rectangle: Rectangle,
+    scale: float | None = None,
+    window: int | None = None,
+) -> Float[Tensor, "N H D"]:
+    """One query of each of N sequences, the newest token of its context, in one call for all.
+
+    A mask hides what stands behind a context's end and, with a window, what is further back.
+    The H/G heads that share a key head become queries of one row: they see the same places.
+    """
+    raise NotImplementedError("lab05 task 4: attend_rectangle")
 
 
 def attend_decodes(
@@ -53,10 +137,6 @@ def attend_decodes(
     scale: float | None = None,
     window: int | None = None,
 ) -> Float[Tensor, "N H D"]:
-    """One query of each of N sequences, the newest token of its context, in one call for all.
-
-    The blocks are read as a rectangle [N, M * P]; a mask hides what is behind each context's
-    end and, with a window, what is further back than that. Hidden places may hold anything,
-    even NaN, and a NaN times a weight of 0 is still NaN: so they are set to 0 once gathered.
-    """
-    raise NotImplementedError("lab05 task 4: attend_decodes")
+    """One query of each of N sequences, the newest token of its context: one rectangle for all."""
+    rectangle = read_rectangle(block_tables, context_lens, k_cache.shape[1])
+    return attend_rectangle(q, k_cache, v_cache, rectangle, scale, window)

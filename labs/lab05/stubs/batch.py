@@ -1,7 +1,8 @@
 """What attention is told about a step: where the new tokens go, and where the old ones are."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -26,6 +27,8 @@ class PagedBatch:
     query_start_loc: Int[Tensor, "N+1"]  # int32; new tokens of sequence i: from [i] to [i+1] - 1
     max_query_len: int
     max_context_len: int
+    # What attention works out at a step's first layer for the others, by block size.
+    reads: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 def make_batch(spans: Sequence[Span], device: torch.device | str = "cpu") -> PagedBatch:

@@ -4,10 +4,10 @@ A row is as long as the longest request may get, so a request that came in never
 that wastes, lab 05 saves.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -15,8 +15,9 @@ from nanovllm.batching.errors import require
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request
 from nanovllm.model.attend import Attend
-from nanovllm.model.attention import attention
 from nanovllm.model.config import ModelConfig
+
+GROUP = 8  # decodes looked at together: larger groups save calls, smaller ones padding
 
 
 class SlotStore:
@@ -139,22 +140,26 @@ class SlotStore:
         """The attend of a step over the plan's tokens [T], its chunks one after another.
 
         All tokens are written first, then each chunk looks at its own slot alone, up to its own
-        end. Chunks of one token are looked at together (`_attend_decodes`); longer ones one at
-        a time, each with a product that is large enough to be worth a call.
+        end. Chunks of one token are looked at together, a few neighbouring slots at a time
+        (`_attend_decodes`); longer ones one at a time, each large enough to be worth a call.
         """
         ### BEGIN SOLUTION
         slots, positions = self.places(plan)
         starts = _offsets(plan)
         single = [(t, c) for t, c in zip(starts, plan.chunks, strict=True) if c.length == 1]
         longer = [(t, c) for t, c in zip(starts, plan.chunks, strict=True) if c.length > 1]
-        rows = torch.tensor([t for t, _ in single], device=self.k.device)
+        single.sort(key=lambda pair: self.slot_of[pair[1].request])
+        rows = torch.tensor([t for t, _ in single], dtype=torch.long, device=self.k.device)
+        neighbours = [single[i : i + GROUP] for i in range(0, len(single), GROUP)]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self.k[layer, slots, positions] = k
             self.v[layer, slots, positions] = v
             out = torch.empty_like(q)
             if single:
-                out[rows] = self._attend_decodes(layer, q[rows], slots[rows], positions[rows])
+                groups = zip(q[rows].split(GROUP), neighbours, strict=True)
+                done = [self._attend_decodes(layer, x, [c for _, c in some]) for x, some in groups]
+                out[rows] = torch.cat(done)
             for t, chunk in longer:
                 mine = slice(t, t + chunk.length)
                 out[mine] = self._attend_chunk(layer, q[mine], chunk)
@@ -170,37 +175,40 @@ class SlotStore:
         ### BEGIN SOLUTION
         slot = self.slot_of[chunk.request]
         k, v = self.k[layer, slot, : chunk.end], self.v[layer, slot, : chunk.end]
-        return attention(q, k, v, window=self.config.window(layer))
+        ends = torch.arange(chunk.start, chunk.end, device=q.device)[:, None] + 1  # [T, 1]
+        out = scaled_dot_product_attention(
+            *(x.transpose(0, 1)[None] for x in (q, k, v)),  # [1, H or G, T or S, D]
+            attn_mask=_visible(ends, chunk.end, self.config.window(layer)),
+            enable_gqa=True,
+        )
+        return out[0].transpose(0, 1)
         ### END SOLUTION
 
     def _attend_decodes(
-        self,
-        layer: int,
-        q: Float[Tensor, "N H D"],
-        slots: Int[Tensor, "N"],
-        positions: Int[Tensor, "N"],
+        self, layer: int, q: Float[Tensor, "N H D"], chunks: Sequence[Chunk]
     ) -> Float[Tensor, "N H D"]:
-        """N single queries, each over its own slot up to its own position: one call for all.
+        """N single queries, in order of their slots, each over its own slot: one call for all.
 
-        The slots are read as a rectangle [N, S], S the longest row; a mask hides in each row
-        what is behind its position, and, with a window, what is further back than that. The
-        H/G heads that share a key head become queries of one row: they see the same places.
+        If the slots are neighbours, they are read where they are, as a rectangle [N, S], S the
+        longest row; else copied together first. A mask hides in each row what is behind its
+        position, and, with a window, what is further back than that. The H/G heads that share
+        a key head become queries of one row: they see the same places.
         """
         ### BEGIN SOLUTION
-        longest = int(positions.max()) + 1
-        keys = torch.arange(longest, device=q.device)
-        visible = keys <= positions[:, None]  # [N, S]
-        window = self.config.window(layer)
-        if window is not None:
-            visible &= keys > positions[:, None] - window
+        slots = [self.slot_of[chunk.request] for chunk in chunks]
+        longest = max(chunk.end for chunk in chunks)
+        side_by_side = slots[-1] - slots[0] == len(slots) - 1
+        which = slice(slots[0], slots[-1] + 1) if side_by_side else slots
+        ends = torch.tensor([[chunk.end] for chunk in chunks], device=q.device)
+        visible = _visible(ends, longest, self.config.window(layer))  # [N, S]
         rows, heads, dim = q.shape
         out = scaled_dot_product_attention(
-            q.view(rows, self.config.num_kv_heads, -1, dim),  # [N, G, H/G, D]
-            self.k[layer, slots, :longest].transpose(1, 2),  # [N, G, S, D]
-            self.v[layer, slots, :longest].transpose(1, 2),
+            q.reshape(rows, self.config.num_kv_heads, -1, dim),  # [N, G, H/G, D]
+            self.k[layer, :, :longest][which].transpose(1, 2),  # [N, G, S, D]
+            self.v[layer, :, :longest][which].transpose(1, 2),
             attn_mask=visible[:, None, None],
         )
-        return out.view(rows, heads, dim)
+        return out.reshape(rows, heads, dim)
         ### END SOLUTION
 
     def commit(self, plan: Plan) -> None:
@@ -224,6 +232,17 @@ class SlotStore:
                 f"slot {slot} holds {self.lengths[slot]} tokens of {request}",
             )
         require(all(self.lengths[slot] == 0 for slot in self.free_slots), "a free slot has tokens")
+
+
+def _visible(ends: Int[Tensor, "N 1"], width: int, window: int | None) -> Bool[Tensor, "N S"]:
+    """Of the places 0 .. width - 1, those before each end; with a window, the last of those."""
+    ### BEGIN SOLUTION
+    places = torch.arange(width, device=ends.device)
+    visible = places < ends
+    if window is not None:
+        visible &= places >= ends - window
+    return visible
+    ### END SOLUTION
 
 
 def _offsets(plan: Plan) -> list[int]:

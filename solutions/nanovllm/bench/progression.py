@@ -1,24 +1,21 @@
 """How the engine got faster lab by lab: every stage on one workload, in rounds."""
 
-import random
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
 import torch
 
+from nanovllm.bench.contestants import Ready
 from nanovllm.bench.rounds import Report
 from nanovllm.bench.stages import STAGES, Answers, Room
-from nanovllm.bench.workload import TEXTS, Workload, text_workload
+from nanovllm.bench.workload import Workload
 from nanovllm.llm.options import OptionError
 from nanovllm.llm.packages import is_mine
 from nanovllm.model.transformer import Transformer
 
-SYSTEM = (
-    "Mia went to the park. She saw a dog and a cat. Tom has a red ball. "
-    "Ben's code is 1805. Mia's code is 7342. "
-)
+LABS = ("model", "generation", "batching", "paging", "kernels")  # of labs 02 to 06, in order
 
 
 @dataclass
@@ -28,6 +25,7 @@ class StageResult:
     name: str
     lab: str
     mine: bool = False
+    yours: list[str] = field(default_factory=list)  # the student's packages among those it runs
     rates: list[float] = field(default_factory=list)  # output tokens/s of each round
     why_not: str = ""
     same_answers: bool | None = None
@@ -38,18 +36,21 @@ class StageResult:
         return median(self.rates) if self.rates else None
 
 
-def shared_workload(encode: Callable[[str], list[int]], count: int, seed: int = 0) -> Workload:
-    """Requests that all begin with the same system prompt, as in a service; uneven answers."""
-    draw = random.Random(seed)
-    texts = [SYSTEM + draw.choice(TEXTS) for _ in range(count)]
-    return text_workload([encode(text) for text in texts], (4, 40), seed)
-
-
 def progression(
-    model: Transformer, workload: Workload, room: Room, rounds: int, report: Report
+    model: Transformer,
+    workload: Workload,
+    room: Room,
+    rounds: int,
+    report: Report,
+    peers: Mapping[str, Ready] | None = None,
 ) -> list[StageResult]:
-    """Run all stages in rounds, each in its turn; one whose code is not there is left out."""
+    """Run all stages in rounds, each in its turn; one whose code is not there is left out.
+
+    peers: engines of others, measured behind the stages of each round. They get all requests at
+    the start, which helps them a little.
+    """
     results = {name: StageResult(name, lab) for name, (lab, _, _) in STAGES.items()}
+    beside = {name: StageResult(name, "peer") for name in peers or {}}
     reference: Answers | None = None
     torch.manual_seed(0)
     for number in range(rounds + 1):  # the first warms up, with few requests, and counts nothing
@@ -58,7 +59,7 @@ def progression(
             if result.why_not:
                 continue
             try:
-                result.mine = is_mine(STAGES[name][1])
+                result.mine, result.yours = is_mine(STAGES[name][1]), yours(name)
                 answer = STAGES[name][2](model, room)
                 start = time.perf_counter()
                 answers = answer(asked)
@@ -72,7 +73,19 @@ def progression(
                 result.same_answers = answers == reference
                 result.rates.append(sum(map(len, answers)) / seconds)
                 report(f"round {number}, {name}: {result.rates[-1]:.0f} tokens/s")
-    return list(results.values())
+        for name, result in beside.items():
+            told = peers[name].run(asked)
+            if number:
+                result.same_answers = told["token_ids"] == reference
+                result.rates.append(sum(map(len, told["token_ids"])) / told["seconds"])
+                report(f"round {number}, {name}: {result.rates[-1]:.0f} tokens/s")
+    return [*results.values(), *beside.values()]
+
+
+def yours(stage: str) -> list[str]:
+    """The student's own packages among those that a stage runs: its lab's, and all before it."""
+    last = "paging" if stage == "compiled" else STAGES[stage][1]
+    return [name for name in LABS[: LABS.index(last) + 1] if is_mine(name)]
 
 
 def _why_not(error: Exception) -> str:

@@ -11,11 +11,11 @@ from nanovllm.bench import tables
 from nanovllm.bench.contestants import OURS, Settings, started
 from nanovllm.bench.forced import judge
 from nanovllm.bench.models import CONTEXT, model_folder
-from nanovllm.bench.progression import progression, shared_workload
+from nanovllm.bench.progression import progression
 from nanovllm.bench.record import bar_plot, record
 from nanovllm.bench.rounds import Report, agreement, latency, throughput
 from nanovllm.bench.stages import Room
-from nanovllm.bench.workload import random_workload
+from nanovllm.bench.workload import random_workload, service_workload
 from nanovllm.llm.options import BUNDLED
 from nanovllm.model.loader import load_config, load_model
 from nanovllm.tokenization.tokenizer import Tokenizer
@@ -102,18 +102,21 @@ def run_latency(
 
 
 def run_progression(
-    model: str, rounds: int, requests: int, seats: int, dtype: str, threads: int, report: Report
-) -> Outcome:
-    """Every lab's engine on one workload."""
+    model: str, rounds: int, requests: int, seats: int, dtype: str, threads: int, report: Report,
+    peers: Sequence[str] = (),
+) -> Outcome:  # fmt: skip
+    """Every lab's engine on one workload, and those of others beside them."""
     import torch
 
     torch.set_num_threads(threads)
     folder = model_folder(model)
     weights = load_model(folder, getattr(torch, dtype))
     tokenizer = Tokenizer.from_pretrained(folder if model == "bundled" else BUNDLED)
-    workload = shared_workload(tokenizer.encode, requests)
+    workload = service_workload(tokenizer.encode, requests)
     room = Room(seats, min(CONTEXT, weights.config.max_position))
-    results = progression(weights, workload, room, rounds, report)
+    theirs = Settings(str(folder), dtype, threads, seats, room.max_model_len)
+    with started(peers, theirs) as ready:
+        results = progression(weights, workload, room, rounds, report, ready)
     title = f"{model}, {requests} requests, {dtype}, {threads} threads, "
     title += f"KV memory for {seats} x {room.max_model_len} tokens"
     rates = {
@@ -121,7 +124,8 @@ def run_progression(
     }
     settings = {"model": model, "dtype": dtype, "threads": threads, **asdict(room)}
     done = {"workload": workload.describe(), "stages": [asdict(r) for r in results]}
-    ours = list(rates)[-1] if rates else ""
+    own = [name for name in rates if not name.endswith("(peer)")]
+    ours = own[-1] if own else ""
     return Outcome(
         record("progression", settings, done),
         [tables.stages(title, results)],

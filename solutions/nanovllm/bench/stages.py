@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nanovllm.bench.workload import Job, Workload
+from nanovllm.bench.workload import Arrivals, Job, Workload
 from nanovllm.llm.engine_options import EngineOptions
 from nanovllm.llm.options import OptionError
 from nanovllm.model.transformer import Transformer
@@ -49,8 +49,9 @@ def recompute(model: Transformer, room: Room) -> Answer:
 
     @torch.inference_mode()
     def answer(workload: Workload) -> Answers:
-        answers = []
-        for job in workload.jobs:
+        answers, arrivals = [], Arrivals(workload)
+        while arrivals:
+            [(_, job)] = arrivals.wait(most=1)
             ids = list(job.prompt)
             for _ in range(job.max_tokens):
                 hidden = model(torch.tensor(ids), torch.arange(len(ids)), attend)
@@ -66,21 +67,29 @@ def cached(model: Transformer, room: Room) -> Answer:
     from nanovllm.generation.events import Finished
     from nanovllm.generation.loop import generate
 
-    return lambda workload: [
-        list(event.completion.token_ids)
-        for job in workload.jobs
-        for event in generate(model, list(job.prompt), greedy(job))
-        if isinstance(event, Finished)
-    ]
+    def answer(workload: Workload) -> Answers:
+        answers, arrivals = [], Arrivals(workload)
+        while arrivals:
+            [(_, job)] = arrivals.wait(most=1)
+            for event in generate(model, list(job.prompt), greedy(job)):
+                if isinstance(event, Finished):
+                    answers.append(list(event.completion.token_ids))
+        return answers
+
+    return answer
 
 
 def static(model: Transformer, room: Room) -> Answer:
-    """Batches that wait for their slowest request."""
+    """Batches of those that have come, which wait for their slowest request."""
     from nanovllm.generation.static_batch import generate_static
 
     def answer(workload: Workload) -> Answers:
-        found = generate_static(model, *_asked(workload.jobs), max_num_seqs=room.seats)
-        return [list(answers[0].token_ids) for answers in found.completions]
+        answers, arrivals = [], Arrivals(workload)
+        while arrivals:
+            jobs = [job for _, job in arrivals.wait(most=room.seats)]
+            found = generate_static(model, *_asked(jobs), max_num_seqs=room.seats)
+            answers += [list(samples[0].token_ids) for samples in found.completions]
+        return answers
 
     return answer
 
@@ -99,6 +108,20 @@ def paged(model: Transformer, room: Room) -> Answer:
     from nanovllm.batching.engine import Engine
     from nanovllm.llm.engines import make_store
 
+    store = make_store(model, room.max_model_len, room.options)
+    return _drain(Engine(model, room.options.config(room.max_model_len), store=store))
+
+
+def kernels(model: Transformer, room: Room) -> Answer:
+    """The paged engine on a GPU, its attention by lab 06's kernels."""
+    from copy import deepcopy
+
+    from nanovllm.batching.engine import Engine
+    from nanovllm.llm.engines import make_store
+
+    if not torch.cuda.is_available():
+        raise OptionError("not here: there is no GPU")
+    model = deepcopy(model).to("cuda")
     store = make_store(model, room.max_model_len, room.options)
     return _drain(Engine(model, room.options.config(room.max_model_len), store=store))
 
@@ -128,18 +151,22 @@ STAGES: dict[str, tuple[str, str, Stage]] = {  # name: lab, its package, the sta
     "static batches": ("lab03", "generation", static),
     "continuous": ("lab04", "batching", continuous),
     "paged": ("lab05", "paging", paged),
+    "kernels": ("lab06", "kernels", kernels),
     "compiled": ("given", "model", fast),
 }
 
 
 def _drain(engine: "Engine") -> Answer:
-    """Ask an engine for a workload, all at once, and step it until all is answered."""
+    """Give an engine the requests of a workload as they come; step it until all is answered."""
     from nanovllm.generation.events import Finished
 
     def answer(workload: Workload) -> Answers:
-        for place, job in enumerate(workload.jobs):
-            engine.add_request(list(job.prompt), greedy(job), request_id=place)
-        ends = [event for event in engine.run() if isinstance(event, Finished)]
+        ends: list[Finished] = []
+        arrivals = Arrivals(workload)
+        while arrivals or engine.has_unfinished:
+            for place, job in arrivals.due() if engine.has_unfinished else arrivals.wait():
+                engine.add_request(list(job.prompt), greedy(job), request_id=place)
+            ends += [event for event in engine.step() if isinstance(event, Finished)]
         found = {event.request_id: list(event.completion.token_ids) for event in ends}
         return [found[place] for place in range(len(workload.jobs))]
 

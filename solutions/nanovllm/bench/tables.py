@@ -77,6 +77,10 @@ def stages(title: str, results: list[StageResult]) -> Table:
     first = next((r.rate for r in results if r.rate), None)
     for result in results:
         whose = "[bold green]yours[/]" if result.mine else "reference"
+        if result.lab == "peer":
+            whose = "theirs"
+        elif result.yours:
+            whose += f" (yours: {', '.join(result.yours)})"
         if result.rate is None:
             table.add_row(result.name, result.lab, whose, f"[yellow]{result.why_not}[/]", "", "")
             continue

@@ -74,13 +74,15 @@ def latency(
 def progression(
     model: Model = "bundled", requests: Requests = 24, rounds: Rounds = 3,
     seats: Annotated[int, typer.Option(min=1, help="KV memory, in longest requests.")] = 4,
-    dtype: Dtype = "float32", threads: Threads = None,
+    dtype: Dtype = "float32", threads: Threads = None, peers: Peers = None,
     out: Out = None, plot: Plot = None, code: Code = None,
 ) -> None:  # fmt: skip
     """The same requests on each lab's engine, yours where you have started the lab."""
     runs = _ready(code, dtype)
     show(
-        runs.run_progression(model, rounds, requests, seats, dtype, threads or _cpus(), report),
+        runs.run_progression(
+            model, rounds, requests, seats, dtype, threads or _cpus(), report, peers or []
+        ),
         out, plot,
     )  # fmt: skip
 

@@ -72,19 +72,21 @@ class BatchCache:
                 f"{num_columns} more columns do not fit: {start} of {self.capacity} are filled."
             )
 
+        masks: dict[int | None, Tensor] = {}  # by window: made once, for all layers that have it
+
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self.k[layer, :, start:end] = k.unflatten(0, (self.num_rows, num_columns))
             self.v[layer, :, start:end] = v.unflatten(0, (self.num_rows, num_columns))
             window = self.config.window(layer)
-            if mask_for is None:
-                mask = _causal(start, num_columns, window, q.device)
-            else:
-                mask = mask_for(window)[:, None]  # [N, 1, S, K]
+            if window not in masks and mask_for is None:
+                masks[window] = _causal(start, num_columns, window, q.device)
+            elif window not in masks:
+                masks[window] = mask_for(window)[:, None]  # [N, 1, S, K]
             out = scaled_dot_product_attention(
                 q.unflatten(0, (self.num_rows, num_columns)).transpose(1, 2),  # [N, H, S, D]
                 self.k[layer, :, :end].transpose(1, 2),  # [N, G, K, D]
                 self.v[layer, :, :end].transpose(1, 2),
-                attn_mask=mask,
+                attn_mask=masks[window],
                 enable_gqa=True,
             )
             return out.transpose(1, 2).flatten(0, 1)  # [N*S, H, D]

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from nanovllm.model.attention import causal_mask
 from nanovllm.paging.batch import PagedBatch
 
 # (q [T,H,D], k_cache [B,P,G,D], v_cache, batch, scale=None, window=None) -> [T,H,D]: what may be
 # replaced by a faster kernel. The step's own k and v are in the cache already.
 PagedAttention = Callable[..., Tensor]
-GROUP = 8  # decodes read together: more save calls, fewer save padding
+GROUP = 8  # decodes read together: larger groups save calls, smaller ones save padding
 
 
 def gather(
@@ -78,7 +78,7 @@ def plan_reads(batch: PagedBatch, block_size: int) -> ReadPlan:
     """Sort a step's sequences into decodes (one query), in groups of equal length, and others."""
     ### BEGIN SOLUTION
     starts, contexts = batch.query_start_loc.tolist(), batch.context_lens.tolist()
-    spans = [slice(a, b) for a, b in zip(starts, starts[1:], strict=False)]
+    spans = [slice(a, b) for a, b in pairwise(starts)]
     lengths = [span.stop - span.start for span in spans]
     decodes = sorted((i for i, n in enumerate(lengths) if n == 1), key=contexts.__getitem__)
     sequences = torch.tensor(decodes, dtype=torch.long, device=batch.context_lens.device)
@@ -91,6 +91,24 @@ def plan_reads(batch: PagedBatch, block_size: int) -> ReadPlan:
         ),
         tuple((i, spans[i], contexts[i]) for i, n in enumerate(lengths) if n > 1),
     )
+    ### END SOLUTION
+
+
+def visible_places(
+    ends: Int[Tensor, "N 1"], width: int, window: int | None = None
+) -> Bool[Tensor, "N S"]:
+    """Of the places 0 .. width - 1, those before each end; with a window, the last of those.
+
+    >>> visible_places(torch.tensor([[1], [3]]), 4, window=2).int()
+    tensor([[1, 0, 0, 0],
+            [0, 1, 1, 0]], dtype=torch.int32)
+    """
+    ### BEGIN SOLUTION
+    places = torch.arange(width, device=ends.device)
+    visible = places < ends
+    if window is not None:
+        visible &= places >= ends - window
+    return visible
     ### END SOLUTION
 
 
@@ -138,9 +156,10 @@ def attend_prompt(
 ) -> Float[Tensor, "T H D"]:
     """Lab 02's `attention`, causal, by torch's own: it never holds all T * S scores at once."""
     ### BEGIN SOLUTION
+    ends = torch.arange(len(k) - len(q), len(k), device=q.device)[:, None] + 1  # [T, 1]
     out = scaled_dot_product_attention(
         *(x.transpose(0, 1)[None] for x in (q, k, v)),  # [1, H or G, T or S, D]
-        attn_mask=causal_mask(len(q), len(k), window, q.device),
+        attn_mask=visible_places(ends, len(k), window),
         scale=scale,
         enable_gqa=True,
     )
@@ -165,10 +184,6 @@ def attend_rectangle(
     rows, heads, dim = q.shape
     groups, width = k_cache.shape[2], rectangle.slots.shape[1]
     slots, ends = rectangle.slots.flatten(), rectangle.context_lens[:, None]
-    places = torch.arange(width, device=q.device)
-    visible = places < ends  # [N, S]
-    if window is not None:
-        visible &= places >= ends - window
     k, v = (
         cache.flatten(0, 1).index_select(0, slots).view(rows, width, groups, dim).transpose(1, 2)
         for cache in (k_cache, v_cache)
@@ -177,7 +192,7 @@ def attend_rectangle(
         q.reshape(rows, groups, heads // groups, dim),
         k,
         v,
-        attn_mask=visible[:, None, None],
+        attn_mask=visible_places(ends, width, window)[:, None, None],
         scale=scale,
     )
     return out.reshape(rows, heads, dim)
