@@ -134,6 +134,7 @@ def premiums(premium: Callable[..., float], tokenizers: Mapping[str, Any]) -> No
         bars = axes.bar(place + 0.4 * side - 0.2, rates, 0.38, label=name, color=f"C{1 - side}")
         axes.bar_label(bars, fmt="%.1f", fontsize=7)
     axes.axhline(1, color="#555", lw=0.8)
+    axes.margins(y=0.12)
     axes.set_xticks(place, list(DECLARATION))
     axes.set(ylabel="times the English tokens", title="The price of one and the same sentence")
     axes.grid(axis="x", visible=False)
@@ -162,15 +163,19 @@ def streamed(tokens: Sequence[bytes], alone: Sequence[str], pieces: Sequence[str
 
 def turns(tokenizer: Any, encoded: Mapping[str, Sequence[int]]) -> None:
     """The tokens of conversations; special tokens, which the model obeys, are dark."""
-    _, axes = plt.subplots(figsize=(11, 0.55 * len(encoded) + 0.5))
+    _, axes = plt.subplots(figsize=(10.5, 0.55 * len(encoded) + 0.5))
     for row, (name, ids) in enumerate(encoded.items()):
+        special = tokenizer.special_ids
         labels = [_label(tokenizer.token_bytes(id)) for id in ids]
-        colours = ["#e69f00" if id in tokenizer.special_ids else "#eeeeee" for id in ids]
+        labels = [
+            t.strip("<|im_>") if id in special else t for id, t in zip(ids, labels, strict=True)
+        ]
+        colours = ["#e69f00" if id in special else "#eeeeee" for id in ids]
         end = _row(axes, row, labels, colours)
         begun = ids.count(tokenizer.model.special_tokens["<|im_start|>"])
         axes.text(end + 0.5, -row, f"{name}: {begun} turns", fontsize=8, va="center")
-    axes.set(xlim=(0, 105), ylim=(-len(encoded) + 0.4, 0.6))
-    axes.set_title("Orange: control tokens", fontsize=9)
+    axes.set(xlim=(0, 72), ylim=(-len(encoded) + 0.4, 0.6))
+    axes.set_title("Orange: control tokens, <|im_start|> and <|im_end|>", fontsize=9)
     axes.axis("off")
     plt.show()
 
@@ -187,25 +192,20 @@ def lengths(sizes: Sequence[int], rates: Mapping[str, Sequence[float]]) -> None:
 
 
 def explore(sizes: Sequence[int], rate: Sequence[float]) -> None:
-    """Memory of embedding and KV cache against the vocabulary: move the text and the model."""
+    """Memory of embedding (orange) and KV cache (blue): move the text and the model."""
     vocabulary, rates = np.array(sizes), np.array(rate)
 
     def draw(axes: Any, kB: float, E: int) -> None:
         rows = vocabulary * E * 2 / 2**20
         cache = kB * 1000 / rates * 8 * E / 2**20
-        shades = {"colors": ["#f0b48c", "#9cc1e8"], "labels": ["embedding", "KV cache"]}
-        axes.stackplot(vocabulary, rows, cache, **shades)
         best = int(np.argmin(rows + cache))
-        axes.plot(vocabulary[best], (rows + cache)[best], "ko", ms=4)
-        axes.annotate(
-            f"least: {vocabulary[best]:,}",
-            (vocabulary[best], (rows + cache)[best]),
-            xytext=(4, 10),
-            textcoords="offset points",
-            fontsize=8,
-        )
-        axes.set(xlabel="vocabulary", ylabel="MiB")
-        axes.legend(frameon=False, fontsize=7, loc="upper right")
+        least = (rows + cache)[best]
+        axes.stackplot(vocabulary, rows / least, cache / least, colors=["#f0b48c", "#9cc1e8"])
+        axes.plot(vocabulary[best], 1, "ko", ms=4)
+        place = {"xytext": (0, 14), "textcoords": "offset points", "fontsize": 7, "ha": "center"}
+        axes.annotate(f"{vocabulary[best]:,}: {least:.1f} MiB", (vocabulary[best], 1), **place)
+        axes.set(xlabel="vocabulary", ylabel="memory, least = 1", ylim=(0, 3.2))
+        axes.set_xticks([256, 1000, 1800])
 
     movable(draw, kB=[0.5, 1, 2, 4, 8, 16], E=[128, 256, 512, 1024])
 

@@ -197,7 +197,7 @@ with needs("01", 2, 3, 4):
     from nanovllm.tokenization.detokenizer import StreamingDetokenizer
 
     stream = StreamingDetokenizer(bundled())
-    ids = bundled().encode("A né 世🙂.")
+    ids = bundled().encode("A né ☃ 𝕏.")
     alone = [bundled().decode([id]) for id in ids]
     tokens = [bundled().token_bytes(id) for id in ids]
     plots.streamed(tokens, alone, [stream.push(id) for id in ids])
@@ -274,7 +274,7 @@ with needs("01", 1, 2):
 # %% [markdown]
 # Memory: the embedding grows with the vocabulary, the KV cache of a text shrinks. Here a token of
 # cache takes 8 E bytes, as in the bundled model (E = 256: 2,048 bytes). Move the length of the text
-# that is held at once (kB), and the hidden size E.
+# that is held at once (kB), and the hidden size E. Orange is the embedding, blue the cache.
 #
 # **Predict** which vocabulary needs the least memory for 4 kB of text at E = 256. Does the answer
 # change with E?
@@ -285,7 +285,7 @@ with needs("01", 1, 2):
     plots.explore(sizes, rates["held-out stories"])
 
 # %% [markdown]
-# Why does E change the height of the picture and not the best vocabulary? In which model would it?
+# Why does E change the MiB and not the best vocabulary? In which model would it?
 #
 # And last, padding: eight prompts of unequal length as one rectangle. **Predict** the share of it
 # that is waste, and question (d).
