@@ -139,8 +139,8 @@ def test_words(rng):
 @pytest.mark.check(task=1, points=2, title="Special tokens have ids and take no part in merges")
 def test_special_tokens(rng):
     part = "".join(rng.permutation([*"opqrstuvwxyz"]))
-    texts = [f"{part}<|end|><|end|><|e><|end|><|end|>{part}" * 6]
-    special = ["<|e>", "<|end|>", "<|end|><|e>"]
+    texts = [f"{part}<|end|><|end|><|e><|end|>{part}" * 6, "<|end|>zyzy" * 40, "ended|ends" * 20]
+    special = ["<|e>", "<|end|>", "<|end|>zyzy"]
     expect(
         list(train_bpe(texts, 256 + 3 + 8, special).merges),
         _recounted(texts, 8, special),
