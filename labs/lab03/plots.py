@@ -34,19 +34,20 @@ def timeline(prompt_tokens: int, prefill_ms: float, token_ms: Sequence[float]) -
 
 
 def explore(shaped: Callable[[float, float], Any], words: Sequence[str]) -> None:
-    """A distribution that moves with temperature and top_p."""
+    """A distribution that moves with temperature and top_p; grey: the model's own."""
+
+    own = np.asarray(shaped(1.0, 1.0))
+    places = np.arange(len(words))
 
     def draw(axes: Axes, temperature: float, top_p: float) -> None:
         probabilities = np.asarray(shaped(temperature, top_p))
-        places = range(len(words))
-        axes.barh(places, probabilities, color=[BLUE if p > 0 else GREY for p in probabilities])
+        axes.barh(places, own, color=GREY, height=0.85)
+        axes.barh(places, probabilities, color=BLUE, height=0.45)
         axes.set_yticks(places, words)
-        axes.set(xlim=(0, 1), xlabel="probability")
-        axes.invert_yaxis() if not axes.yaxis_inverted() else None
-        axes.text(
-            0.96, 0.06, f"{int((probabilities > 0).sum())} left",
-            transform=axes.transAxes, ha="right",
-        )  # fmt: skip
+        axes.set_ylim(len(words) - 0.5, -0.5)
+        axes.set(xlim=(0, 0.65), xticks=[0, 0.2, 0.4, 0.6], xlabel="probability")
+        left = f"{int((probabilities > 0).sum())} left"
+        axes.text(0.96, 0.06, left, transform=axes.transAxes, ha="right")
 
     movable(
         draw,
@@ -67,18 +68,19 @@ def draws(shares: Sequence[float], probabilities: Sequence[float], count: int) -
     plt.show()
 
 
-def variety(distinct: Callable[[float, float], float], guess: float | None = None) -> None:
-    """Share of distinct tokens over temperature, without and with top_p."""
+def surprise(surprise_of: Callable[[float, float], float], guess: float | None = None) -> None:
+    """Mean surprise of a text's tokens over temperature, without and with top_p."""
     temperatures = [0.0, 0.5, 1.0, 1.5, 2.0]
     _, axes = plt.subplots(figsize=(6, 2.8))
     for top_p, colour, mark in ((1.0, ORANGE, "s"), (0.8, BLUE, "o")):
-        shares = [distinct(t, top_p) for t in temperatures]
-        axes.plot(temperatures, shares, f"{mark}-", color=colour, label=f"top_p {top_p:g}")
+        values = [surprise_of(t, top_p) for t in temperatures]
+        axes.plot(temperatures, values, f"{mark}-", color=colour, label=f"top_p {top_p:g}")
     if guess is not None:
         axes.plot(2.0, guess, "k*", ms=12, label="your guess (temperature 2, top_p 1)")
-    axes.set(xlabel="temperature", ylabel="share of distinct tokens", ylim=(0, 1.05))
-    axes.set_title("How much a text repeats itself")
-    axes.legend(frameon=False, loc="lower right")
+    axes.set(xlabel="temperature", ylabel="surprise a token, nats", ylim=(0, None))
+    axes.set_xticks(temperatures)
+    axes.set_title("What the model itself thinks of the text")
+    axes.legend(frameon=False, loc="upper left")
     plt.show()
 
 
@@ -93,6 +95,7 @@ def beams(sums: dict[int, float], greedy: Sequence[float], best: Sequence[float]
     right.plot(steps, greedy, "s-", ms=4, color=ORANGE, label="width 1: greedy")
     right.plot(range(1, len(best) + 1), best, "o-", ms=4, color=BLUE, label="width 4")
     right.set(xlabel="tokens written", ylabel="log-probability so far")
+    right.set_xticks(range(0, len(greedy) + 1, 5))
     right.set_title("Greedy leads first, and pays later")
     right.legend(frameon=False)
     figure.tight_layout()
@@ -202,6 +205,7 @@ def burst(alone: dict[int, Any], together: dict[int, Any]) -> None:
             moments = 1e3 * (np.array(line.token_times) - line.arrival)
             each.barh(request, moments[0], color=GREY, height=0.7)
             each.plot(moments, [request] * len(moments), "|", color=GREEN, ms=9)
+        each.grid(visible=False)
         each.set(title=title, xlabel="milliseconds since the burst", xlim=(0, None))
     axes[0].set_ylabel("request")
     axes[0].invert_yaxis()

@@ -119,38 +119,37 @@ with needs("03", 2):
     plots.draws(shares.tolist(), probs, 3000)
 
 # %% [markdown]
-# ## 3. Experiment: how much does a text repeat itself?
+# ## 3. Experiment: what does the model think of its own text?
 #
-# Let the model write 40 tokens after "One day", with `ignore_eos`, and count how many different ones
-# there are. Write `distinct`: the share of different tokens among the 40, as a mean over the seeds 0
-# and 1. **Predict** this share for temperature 2 and top_p 1, and write it down.
+# The surprise of a token is minus its log-probability. Let the model write 40 tokens after "One day",
+# with `ignore_eos` and `logprobs=0`, and write `surprise`: the mean over the 40 tokens and over the
+# seeds 0 and 1. A finished completion has a `cumulative_logprob`. **Predict** the surprise of a token
+# for temperature 2 and top_p 1. (A token of probability 1/2 has 0.69, one of 1/100 has 4.6.)
 
 # %%
-guess = ...  # between 0 and 1
+guess = ...  # nats a token
 
 
 # %% nbgrader={"grade": false, "grade_id": "lab03-experiment-2", "locked": false, "schema_version": 3, "solution": true, "task": false, "cell_type": "code"}
-def distinct(temperature: float, top_p: float) -> float:
-    """Share of different tokens among 40, a mean over the seeds 0 and 1."""
+def surprise(temperature: float, top_p: float) -> float:
+    """Mean of minus log-probability over 40 tokens after "One day", and over the seeds 0 and 1."""
     ### BEGIN SOLUTION
-    shares = []
+    total, given = 0.0, {"max_tokens": 40, "ignore_eos": True, "logprobs": 0}
     for seed in (0, 1):
-        params = SamplingParams(
-            temperature=temperature, top_p=top_p, seed=seed, max_tokens=40, ignore_eos=True
-        )
+        params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, **given)
         *_, done = loop.generate(model, tokenizer.encode("One day"), params)
-        shares.append(len(set(done.completion.token_ids)) / 40)
-    return sum(shares) / len(shares)
+        total -= done.completion.cumulative_logprob
+    return total / 80
     ### END SOLUTION
 
 
 # %% [markdown]
-# The five-pointed star is your guess. **Predict** before you run it: does top_p bring the text back
-# to the repetition of temperature 1?
+# The star is your guess. **Predict** before you run it: at temperature 2, how much of the surprise
+# does top_p 0.8 take away? Both curves use the model's own log-probabilities, before temperature.
 
 # %%
 with needs("03", 1, 2):
-    plots.variety(distinct, guess=None if guess is ... else guess)
+    plots.surprise(surprise, guess=None if guess is ... else guess)
 
 # %% nbgrader={"grade": true, "grade_id": "lab03-task-2", "locked": true, "points": 32, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="03" nanovllm_task=2
 check_task("03", 2)
@@ -304,7 +303,7 @@ with needs("03", 6):
 # %%
 with needs("03", 6):
     shapes = {"prefill 32": (1, 32), "prefill 128": (1, 128), "prefill 2048": (1, 2048)}
-    shapes |= {f"decode, {n} rows": (n, 1, 1024) for n in (1, 8, 64, 512)}
+    shapes |= {f"decode, rows: {n}": (n, 1, 1024) for n in (1, 8, 64, 512)}
     works = {name: roofline.step_work(llama, *shape) for name, shape in shapes.items()}
     plots.roof(roofline.H100, works)
     for name, work in works.items():
