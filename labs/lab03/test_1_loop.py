@@ -245,7 +245,7 @@ def test_stop_strings_random(rng):
             )
 
 
-@pytest.mark.check(task=1, points=3, title="Which token ids end a sample")
+@pytest.mark.check(task=1, points=2, title="Which token ids end a sample")
 def test_ends_by_id():
     def ends(token_id, **more):
         sample = _sample(SamplingParams(stop_token_ids=[5], **more), eos_token_ids=(2, 3))

@@ -3,9 +3,11 @@
 from grader.mistakes import Mistake
 
 STOP, SEQ, LOOP = "stop:StopStrings.push", "sequence:Sequence.append", "loop:Generation"
-MIN_TOKENS, PENALTIES = "sampling:apply_min_tokens", "sampling:apply_penalties"
-TOP_P, TOP_K, SAMPLE = "sampling:apply_top_p", "sampling:apply_top_k", "sampling:sample"
-UPDATE, OVER = "beam:BeamSearch.update", "beam:search_is_over"
+MIN_TOKENS, PENALTIES = "chain:apply_min_tokens", "chain:apply_penalties"
+TOP_P, TOP_K, SAMPLE = "chain:apply_top_p", "chain:apply_top_k", "sampling:sample"
+UPDATE, OVER = "beam_state:BeamSearch.update", "beam_state:BeamSearch._is_decided"
+RANKING, SCORE = "beam_state:BeamSearch._best_first", "beam_state:BeamSearch._score"
+HELD, FIRST_END = "stop:StopStrings._held_back", "stop:StopStrings._first_end"
 PREFILL, DECODE = "static_batch:StaticBatch.prefill", "static_batch:StaticBatch.decode"
 MASK = "static_batch:padded_mask"
 
@@ -14,7 +16,7 @@ MISTAKES = [
     Mistake(
         name="held-back-whole-stop",
         task=1,
-        symbol="stop:held_back",
+        symbol=HELD,
         old="range(1, len(stop))",
         new="range(1, len(stop) + 1)",
         says="A complete stop string counts as its own beginning; only proper prefixes are held.",
@@ -22,7 +24,7 @@ MISTAKES = [
     Mistake(
         name="held-back-shortest",
         task=1,
-        symbol="stop:held_back",
+        symbol=HELD,
         old="max(lengths, default=0)",
         new="min(lengths, default=0)",
         says="The shortest suffix that begins a stop string is held back; the longest one must be.",
@@ -30,9 +32,9 @@ MISTAKES = [
     Mistake(
         name="held-back-anywhere",
         task=1,
-        symbol="stop:held_back",
-        old="text.endswith(stop[:n])",
-        new="stop[:n] in text",
+        symbol=HELD,
+        old="self.pending.endswith(stop[:n])",
+        new="stop[:n] in self.pending",
         says="The beginning of a stop string holds text back wherever it stands; only the end of "
         "the text can still become one.",
     ),
@@ -40,7 +42,7 @@ MISTAKES = [
         name="stop-leaks-its-beginning",
         task=1,
         symbol=STOP,
-        old="cut = len(self.pending) - held_back(self.pending, self.stops)",
+        old="cut = len(self.pending) - self._held_back()",
         new="cut = len(self.pending)",
         says="Text is shown at once, so the first part of a stop string that spans tokens leaks.",
     ),
@@ -48,7 +50,7 @@ MISTAKES = [
         name="stop-holds-everything",
         task=1,
         symbol=STOP,
-        old="cut = len(self.pending) - held_back(self.pending, self.stops)",
+        old="cut = len(self.pending) - self._held_back()",
         new="cut = len(self.pending) - max((len(s) - 1 for s in self.stops), default=0)",
         says="A fixed number of characters is held back, also where no stop string can begin.",
     ),
@@ -56,30 +58,30 @@ MISTAKES = [
         name="stop-keeps-tail",
         task=1,
         symbol=STOP,
-        old='shown, self.pending = self.pending[: end if self.include_stop_str else start], ""',
-        new='shown, self.pending = self.pending[:start] + self.pending[end:], ""',
+        old="shown = self.pending[: end if self.include_stop_str else end - len(stop)]",
+        new="shown = self.pending[: end - len(stop)] + self.pending[end:]",
         says="Text after the stop string is shown; everything behind it has to be dropped.",
     ),
     Mistake(
         name="stop-in-list-order",
         task=1,
-        symbol=STOP,
-        old="min(ends, key=lambda match: (match[0], -len(match[1])))",
-        new="ends[0]",
+        symbol=FIRST_END,
+        old="min(ends, key=lambda found: (found[0], -len(found[1])), default=(0, None))",
+        new="ends[0] if ends else (0, None)",
         says="The first stop string of the list wins; the match that ends first in the text must.",
     ),
     Mistake(
         name="stop-always-armed",
         task=1,
         symbol=STOP,
-        old="if armed and ends:",
-        new="if ends:",
+        old="self._first_end(seen) if armed else (0, None)",
+        new="self._first_end(seen)",
         says="A stop string ends the sample although it is not armed: min_tokens is ignored.",
     ),
     Mistake(
         name="only-first-eos",
         task=1,
-        symbol="sequence:Sequence.ends_by_id",
+        symbol=SEQ,
         old="token_id in self.eos_token_ids and",
         new="token_id in self.eos_token_ids[:1] and",
         says="Only the first end-of-sequence id is honoured; a model may list several.",
@@ -87,41 +89,41 @@ MISTAKES = [
     Mistake(
         name="ignore-eos-ignores-stop-ids",
         task=1,
-        symbol="sequence:Sequence.ends_by_id",
-        old="is_eos or token_id in self.params.stop_token_ids",
-        new="is_eos or (token_id in self.params.stop_token_ids and not self.params.ignore_eos)",
+        symbol=SEQ,
+        old="is_eos or token_id in params.stop_token_ids",
+        new="is_eos or (token_id in params.stop_token_ids and not params.ignore_eos)",
         says="ignore_eos switches off stop_token_ids too; it is about the model's own ids only.",
     ),
     Mistake(
         name="min-tokens-not-armed",
         task=1,
-        symbol="sequence:Sequence.ends_by_id",
-        old="self.armed and (is_eos or token_id in self.params.stop_token_ids)",
-        new="is_eos or token_id in self.params.stop_token_ids",
+        symbol=SEQ,
+        old="self.armed and (is_eos or token_id in params.stop_token_ids)",
+        new="is_eos or token_id in params.stop_token_ids",
         says="A token id ends the sample within its first min_tokens tokens.",
     ),
     Mistake(
         name="max-tokens-counts-prompt",
         task=1,
-        symbol="sequence:Sequence.out_of_room",
-        old="len(self.output_token_ids) >= limit",
-        new="self.num_tokens >= limit",
+        symbol=SEQ,
+        old="len(self.prompt_token_ids) + params.max_tokens",
+        new="params.max_tokens",
         says="Your max_tokens counts the prompt; it limits the output alone.",
     ),
     Mistake(
         name="context-off-by-one",
         task=1,
-        symbol="sequence:Sequence.out_of_room",
-        old="self.num_tokens >= self.max_model_len",
-        new="self.num_tokens > self.max_model_len",
+        symbol=SEQ,
+        old="longest = self.max_model_len",
+        new="longest = self.max_model_len + 1",
         says="The sequence may grow one token beyond max_model_len.",
     ),
     Mistake(
         name="context-stops-early",
         task=1,
-        symbol="sequence:Sequence.out_of_room",
-        old="self.num_tokens >= self.max_model_len",
-        new="self.num_tokens >= self.max_model_len - 1",
+        symbol=SEQ,
+        old="longest = self.max_model_len",
+        new="longest = self.max_model_len - 1",
         says="The last place of the context stays empty: the limit is one token too low.",
     ),
     Mistake(
@@ -130,9 +132,9 @@ MISTAKES = [
         symbol=SEQ,
         old="        elif self.stops.matched is not None:\n"
         '            self.finish_reason, self.stop_reason = "stop", self.stops.matched\n'
-        "        elif self.out_of_room():\n"
+        "        elif self.num_tokens >= longest:\n"
         '            self.finish_reason = "length"\n',
-        new="        elif self.out_of_room():\n"
+        new="        elif self.num_tokens >= longest:\n"
         '            self.finish_reason = "length"\n'
         "        elif self.stops.matched is not None:\n"
         '            self.finish_reason, self.stop_reason = "stop", self.stops.matched\n',
@@ -142,7 +144,7 @@ MISTAKES = [
         name="eos-text-shown",
         task=1,
         symbol=SEQ,
-        old="if not by_id or self.params.include_stop_str_in_output:",
+        old="if not by_id or params.include_stop_str_in_output:",
         new="if True:",
         says="The text of the token that ended the sample is shown.",
     ),
@@ -165,9 +167,8 @@ MISTAKES = [
     Mistake(
         name="recompute-every-step",
         task=1,
-        symbol=LOOP + ".decode",
-        old="        newest = torch.tensor(sequence.output_token_ids[-1:], "
-        "device=self.cache.k.device)\n",
+        symbol=LOOP + "._decode",
+        old="        newest = torch.tensor(sequence.output_token_ids[-1:], device=self.device)\n",
         new="        self.cache.reset()\n        newest = torch.tensor((*sequence.prompt_token_ids, "
         "*sequence.output_token_ids))\n",
         says="Every step reads the whole sequence again; only the newest token is new.",
@@ -175,7 +176,7 @@ MISTAKES = [
     Mistake(
         name="decode-position-off-by-one",
         task=1,
-        symbol=LOOP + ".decode",
+        symbol=LOOP + "._decode",
         old="return self.model.logits(forward_cached(self.model, self.cache, newest))",
         new="hidden = self.model(newest, torch.tensor([sequence.num_tokens]), self.cache.attend)\n"
         "        self.cache.advance(1)\n        return self.model.logits(hidden)",
@@ -184,7 +185,7 @@ MISTAKES = [
     Mistake(
         name="cache-not-advanced",
         task=1,
-        symbol=LOOP + ".decode",
+        symbol=LOOP + "._decode",
         old="return self.model.logits(forward_cached(self.model, self.cache, newest))",
         new="position = torch.tensor([sequence.num_tokens - 1])\n"
         "        return self.model.logits(self.model(newest, position, self.cache.attend))",
@@ -193,7 +194,7 @@ MISTAKES = [
     Mistake(
         name="logits-of-first-row",
         task=1,
-        symbol=LOOP + ".prefill",
+        symbol=LOOP + "._prefill",
         old="hidden[-1:]",
         new="hidden[:1]",
         says="The first token comes from the logits of the prompt's first token, not of its last.",
@@ -201,7 +202,7 @@ MISTAKES = [
     Mistake(
         name="logits-of-all-rows",
         task=1,
-        symbol=LOOP + ".prefill",
+        symbol=LOOP + "._prefill",
         old="return self.model.logits(hidden[-1:])",
         new="return self.model.logits(hidden)[-1:]",
         says="Logits are computed for every token of the prompt; only the last row is needed.",
@@ -209,7 +210,7 @@ MISTAKES = [
     Mistake(
         name="samples-continue-each-other",
         task=1,
-        symbol=LOOP + ".decode",
+        symbol=LOOP + "._decode",
         old="self.cache.truncate(len(sequence.prompt_token_ids))",
         new="pass",
         says="The cache still holds the previous sample when the next one starts.",
@@ -217,10 +218,59 @@ MISTAKES = [
     Mistake(
         name="prompt-read-per-sample",
         task=1,
-        symbol=LOOP + ".decode",
+        symbol=LOOP + "._decode",
         old="            return self.prompt_logits",
-        new="            self.cache.reset()\n            return self.read_prompt(sequence)",
+        new="            self.cache.reset()\n            return self._prefill(sequence)",
         says="The prompt is read again for every sample; its K, V and logits are there already.",
+    ),
+    Mistake(
+        name="passed-stop-matches-later",
+        task=1,
+        symbol=FIRST_END,
+        old="max(0, seen - len(stop) + 1)",
+        new="0",
+        says="A stop string that was complete while not armed is matched by a later push; its last "
+        "character has to come in an armed one.",
+    ),
+    Mistake(
+        name="stop-must-begin-in-piece",
+        task=1,
+        symbol=FIRST_END,
+        old="max(0, seen - len(stop) + 1)",
+        new="seen",
+        says="Only stop strings that begin in the new piece are found; one may have begun before.",
+    ),
+    Mistake(
+        name="stop-shorter-of-two",
+        task=1,
+        symbol=FIRST_END,
+        old="(found[0], -len(found[1]))",
+        new="(found[0], len(found[1]))",
+        says="Of two stop strings that end together the shorter wins; the longer one must.",
+    ),
+    Mistake(
+        name="push-after-match",
+        task=1,
+        symbol=STOP,
+        old='        if self.matched is not None:\n            return ""\n',
+        new="",
+        says="Text that comes after the match is shown.",
+    ),
+    Mistake(
+        name="logprobs-not-kept",
+        task=1,
+        symbol=SEQ,
+        old="self.logprobs.append(sampled.logprobs)",
+        new="pass",
+        says="The log-probabilities that come with a token are not kept for the completion.",
+    ),
+    Mistake(
+        name="stop-id-of-ignored-eos",
+        task=1,
+        symbol=SEQ,
+        old="self.stop_reason = None if is_eos else token_id",
+        new="self.stop_reason = None if token_id in self.eos_token_ids else token_id",
+        says="An ignored end-of-sequence id that is a stop id too has its number as the reason.",
     ),
     # Task 2: sampling
     Mistake(
@@ -250,7 +300,7 @@ MISTAKES = [
     Mistake(
         name="bias-after-softmax",
         task=2,
-        symbol="sampling:apply_logit_bias",
+        symbol="chain:apply_logit_bias",
         old="logits = logits.clone()",
         new="logits = logits.softmax(dim=-1)",
         says="The bias is added to probabilities; it belongs to the logits, before any softmax.",
@@ -258,7 +308,7 @@ MISTAKES = [
     Mistake(
         name="bias-on-all-rows",
         task=2,
-        symbol="sampling:apply_logit_bias",
+        symbol="chain:apply_logit_bias",
         old="logits[i, token_id] += bias",
         new="logits[:, token_id] += bias",
         says="One row's bias is added to every row of the batch.",
@@ -266,7 +316,7 @@ MISTAKES = [
     Mistake(
         name="bias-replaces",
         task=2,
-        symbol="sampling:apply_logit_bias",
+        symbol="chain:apply_logit_bias",
         old="+= bias",
         new="= bias",
         says="The bias replaces the logit in place of being added to it.",
@@ -307,7 +357,7 @@ MISTAKES = [
     Mistake(
         name="temperature-multiplies",
         task=2,
-        symbol="sampling:apply_temperature",
+        symbol="chain:apply_temperature",
         old="logits / torch.where",
         new="logits * torch.where",
         says="The logits are multiplied by the temperature; divide.",
@@ -315,7 +365,7 @@ MISTAKES = [
     Mistake(
         name="temperature-zero-divides",
         task=2,
-        symbol="sampling:apply_temperature",
+        symbol="chain:apply_temperature",
         old="torch.where(temperature == 0, 1.0, temperature)[:, None]",
         new="temperature[:, None]",
         says="Temperature 0 divides by zero: inf and nan in greedy rows.",
@@ -323,7 +373,7 @@ MISTAKES = [
     Mistake(
         name="min-p-absolute",
         task=2,
-        symbol="sampling:apply_min_p",
+        symbol="chain:apply_min_p",
         old="min_p[:, None] * probs.amax(dim=-1, keepdim=True)",
         new="min_p[:, None]",
         says="min_p is used as a probability; it is a share of the likeliest token's.",
@@ -399,7 +449,7 @@ MISTAKES = [
     Mistake(
         name="draw-adds-uniform",
         task=2,
-        symbol="sampling:draw",
+        symbol="chain:draw",
         old="logits.to(u) - torch.log(-torch.log(u))",
         new="logits.to(u) + u",
         says="Uniform noise is added to the logits; the trick needs Gumbel noise, -log(-log(u)).",
@@ -407,7 +457,7 @@ MISTAKES = [
     Mistake(
         name="draw-global-random",
         task=2,
-        symbol="sampling:draw",
+        symbol="chain:draw",
         old="u = uniform(seeds, positions, logits.shape[-1])",
         new="u = torch.rand(logits.shape, dtype=torch.float64)",
         says="The draw uses the global generator: a resumed request gets other tokens.",
@@ -415,7 +465,7 @@ MISTAKES = [
     Mistake(
         name="draw-ignores-position",
         task=2,
-        symbol="sampling:draw",
+        symbol="chain:draw",
         old="uniform(seeds, positions, ",
         new="uniform(seeds, torch.zeros_like(positions), ",
         says="The position is not part of the key: every token of a request uses the same noise.",
@@ -423,7 +473,7 @@ MISTAKES = [
     Mistake(
         name="draw-by-row",
         task=2,
-        symbol="sampling:draw",
+        symbol="chain:draw",
         old="uniform(seeds, positions, ",
         new="uniform(seeds + torch.arange(len(seeds)), positions, ",
         says="The noise depends on the row of the batch, so batch mates change a request's tokens.",
@@ -432,14 +482,14 @@ MISTAKES = [
         name="logprobs-processed",
         task=2,
         symbol=SAMPLE,
-        old="zip(tokens.tolist(), logits, rows, strict=True)",
-        new="zip(tokens.tolist(), processed, rows, strict=True)",
+        old="zip(tokens.tolist(), logits, params, strict=True)",
+        new="zip(tokens.tolist(), processed, params, strict=True)",
         says="Log-probabilities are of the modified distribution; report the model's raw one.",
     ),
     Mistake(
         name="logprobs-without-chosen",
         task=2,
-        symbol="sampling:gather_logprobs",
+        symbol="chain:gather_logprobs",
         old="found = {token_id: Logprob(float(logprobs[token_id]), rank)}",
         new="found = {}",
         says="The chosen token is missing when it is not among the likeliest; it always comes first.",
@@ -447,7 +497,7 @@ MISTAKES = [
     Mistake(
         name="logprobs-rank-from-zero",
         task=2,
-        symbol="sampling:gather_logprobs",
+        symbol="chain:gather_logprobs",
         old="(logprobs >= logprobs[token_id])",
         new="(logprobs > logprobs[token_id])",
         says="Ranks count from 1: the likeliest token has rank 1.",
@@ -456,8 +506,8 @@ MISTAKES = [
         name="greedy-row-sampled",
         task=2,
         symbol=SAMPLE,
-        old="torch.where(greedy, tokens, drawn.to(tokens.device))",
-        new="drawn.to(tokens.device)",
+        old="torch.where(column([p.greedy for p in params]), tokens, drawn)",
+        new="drawn",
         says="One random row in the batch makes the greedy rows random too.",
     ),
     Mistake(
@@ -472,50 +522,107 @@ MISTAKES = [
         name="key-position-in-output",
         task=2,
         symbol=SAMPLE,
-        old="*_keys(rows, logits.device)",
-        new="*key_tensors([row.seed for row in rows], "
-        "[len(row.output_token_ids) for row in rows], logits.device)",
+        old="[r.position for r in rows]",
+        new="[len(r.output_token_ids) for r in rows]",
         says="The key's position counts the output alone; it is the place in the whole sequence.",
     ),
     Mistake(
         name="key-from-row",
         task=2,
         symbol=SAMPLE,
-        old="*_keys(rows, logits.device)",
-        new="*key_tensors(range(len(rows)), [row.position for row in rows], logits.device)",
+        old="[r.seed for r in rows]",
+        new="list(range(len(rows)))",
         says="The key is the row's number in the batch, not the request's seed.",
+    ),
+    Mistake(
+        name="top-p-beyond-reached",
+        task=2,
+        symbol=TOP_P,
+        old="before >= top_p",
+        new="before > top_p",
+        says="A sum that equals p has reached it; one token too many is kept.",
+    ),
+    Mistake(
+        name="min-p-strict",
+        task=2,
+        symbol="chain:apply_min_p",
+        old="probs < floor",
+        new="(probs <= floor) & (probs < probs.amax(dim=-1, keepdim=True) * (min_p[:, None] < 1))",
+        says="With min_p = 1 every token must stay that is as likely as the likeliest.",
+    ),
+    Mistake(
+        name="rank-by-sorting",
+        task=2,
+        symbol="chain:gather_logprobs",
+        old="rank = int((logprobs >= logprobs[token_id]).sum())",
+        new="rank = logprobs.argsort(descending=True, stable=True).tolist().index(token_id) + 1",
+        says="The chosen token's rank is its place in a sorted list; among equals it counts them "
+        "all.",
+    ),
+    Mistake(
+        name="chain-in-half-precision",
+        task=2,
+        symbol=SAMPLE,
+        old="processed = logits.float()",
+        new="processed = logits",
+        says="The chain works in the model's half precision; small biases and penalties vanish.",
+    ),
+    Mistake(
+        name="top-p-before-top-k",
+        task=2,
+        symbol=SAMPLE,
+        old="""        if any(p.top_k for p in params):
+            shaped = chain.apply_top_k(shaped, column([p.top_k for p in params]))
+        if any(p.top_p < 1 for p in params):
+            shaped = chain.apply_top_p(shaped, column([p.top_p for p in params]))
+""",
+        new="""        if any(p.top_p < 1 for p in params):
+            shaped = chain.apply_top_p(shaped, column([p.top_p for p in params]))
+        if any(p.top_k for p in params):
+            shaped = chain.apply_top_k(shaped, column([p.top_k for p in params]))
+""",
+        says="top-p comes before top-k; it must see what top-k has left.",
+    ),
+    Mistake(
+        name="temperature-after-filters",
+        task=2,
+        symbol=SAMPLE,
+        old="drawn = chain.draw(shaped, *keys)",
+        new="drawn = chain.draw(chain.apply_temperature(shaped, "
+        "column([p.temperature for p in params])), *keys)",
+        says="The temperature is applied twice.",
     ),
     # Task 3: beam search
     Mistake(
         name="beams-without-history",
         task=3,
-        symbol="beam:best_candidates",
-        old="beam_logprobs[:, None] + logprobs",
+        symbol=RANKING,
+        old="sums[:, None] + logprobs",
         new="logprobs",
         says="Candidates are ranked by their last token alone; add the beam's log-probability.",
     ),
     Mistake(
         name="beam-token-swapped",
         task=3,
-        symbol="beam:best_candidates",
-        old="*divmod(place, vocab_size)",
-        new="*divmod(place, vocab_size)[::-1]",
-        says="Beam and token are swapped: place // V is the beam, place % V the token.",
+        symbol=RANKING,
+        old="divmod(place, logprobs.shape[1])",
+        new="divmod(place, logprobs.shape[0])",
+        says="A place in the list of W * V sums is divided by W; place // V is the beam.",
     ),
     Mistake(
         name="length-not-power",
         task=3,
-        symbol="beam:length_normalized",
-        old="length**length_penalty",
-        new="(length * length_penalty)",
+        symbol=SCORE,
+        old="length**self.params.length_penalty",
+        new="(length * (self.params.length_penalty or 1))",
         says="The length penalty is an exponent of the length, not a factor.",
     ),
     Mistake(
         name="length-penalty-multiplies",
         task=3,
-        symbol="beam:length_normalized",
-        old="logprob / length**length_penalty",
-        new="logprob * length**length_penalty",
+        symbol=SCORE,
+        old="logprob / length",
+        new="logprob * length",
         says="The sum is multiplied by the length's power; divide, so that length is no penalty.",
     ),
     Mistake(
@@ -530,8 +637,8 @@ MISTAKES = [
         name="never-at-present-length",
         task=3,
         symbol=OVER,
-        old="length = params.max_tokens if hopeful else length",
-        new="pass",
+        old="params.max_tokens if hopeful else length",
+        new="length",
         says='"never" must suppose the length that favours the open beam most: max_tokens.',
     ),
     Mistake(
@@ -546,49 +653,48 @@ MISTAKES = [
         name="compares-with-best",
         task=3,
         symbol=OVER,
-        old="min(hypothesis.score",
-        new="max(hypothesis.score",
+        old="self.finished[-1].score",
+        new="self.finished[0].score",
         says="The open beam is compared with the best finished one; it only has to beat the worst.",
     ),
     Mistake(
         name="open-score-not-normalized",
         task=3,
         symbol=OVER,
-        old="possible = length_normalized(best_open, length, params.length_penalty)",
-        new="possible = best_open",
+        old="possible = self._score(self.beams[0].logprob, params.max_tokens if hopeful else length)",
+        new="possible = self.beams[0].logprob",
         says="The open beam's sum is compared with normalised scores; normalise it first.",
     ),
     Mistake(
         name="only-width-candidates",
         task=3,
-        symbol=UPDATE,
-        old="best_candidates(scores, logprobs, self.num_candidates)",
-        new="best_candidates(scores, logprobs, width)",
+        symbol=RANKING,
+        old="count = self.params.beam_width * (1 + max(1, len(self.eos_token_ids)))",
+        new="count = self.params.beam_width",
         says="Only `width` candidates are looked at; each that ends then leaves a beam missing.",
     ),
     Mistake(
         name="any-rank-finishes",
         task=3,
         symbol=UPDATE,
-        old="elif rank < width:",
-        new="else:",
+        old="if rank < width:",
+        new="if True:",
         says="Ended candidates beyond the best `width` become hypotheses; they must be dropped.",
     ),
     Mistake(
         name="length-penalty-each-step",
         task=3,
         symbol=UPDATE,
-        old="opened.append(Beam(token_ids, candidate.logprob))",
-        new="opened.append(Beam(token_ids, length_normalized(candidate.logprob, length, "
-        "self.params.length_penalty)))",
+        old="opened.append(Beam(token_ids, logprob))",
+        new="opened.append(Beam(token_ids, self._score(logprob, length)))",
         says="The length penalty is applied to open beams at every step; once, at the end.",
     ),
     Mistake(
         name="eos-not-in-length",
         task=3,
-        symbol=UPDATE,
-        old="length = len(self.beams[0].token_ids) + 1",
-        new="length = max(len(self.beams[0].token_ids), 1)",
+        symbol="beam_state:BeamSearch._hypothesis",
+        old="self._score(logprob, len(token_ids))",
+        new="self._score(logprob, max(1, len(token_ids) - 1))",
         says="The length leaves out the newest token; the end of sequence counts.",
     ),
     Mistake(
@@ -611,7 +717,7 @@ MISTAKES = [
         name="parents-always-first",
         task=3,
         symbol=UPDATE,
-        old="parents.append(candidate.beam)",
+        old="parents.append(parent)",
         new="parents.append(0)",
         says="Every new beam takes the first beam as its parent; it is the beam it continues.",
     ),
@@ -647,7 +753,7 @@ MISTAKES = [
         old="    while True:\n",
         new="    cache.reorder([0] * params.beam_width)\n"
         "    newest = newest.repeat(params.beam_width, 1)\n"
-        "    search.beams = [Beam((), 0.0 if i == 0 else -1e9) for i in range(params.beam_width)]\n"
+        "    search.beams = [Beam((), -1e9 * (i > 0)) for i in range(params.beam_width)]\n"
         "    while True:\n",
         says="Every beam reads the prompt; one row is enough until the first token is chosen.",
     ),
@@ -848,6 +954,16 @@ MISTAKES = [
         new="tokens = rows * width",
         says="The pads are counted as prompt tokens too.",
     ),
+    Mistake(
+        name="ended-rows-count-on",
+        task=5,
+        symbol=DECODE,
+        old="[sequence.num_tokens - 1]",
+        new="[self.cache.length - len(self.sequences[0].prompt_token_ids) "
+        "+ len(sequence.prompt_token_ids) - (max(len(s.prompt_token_ids) for s in self.sequences) "
+        "- len(self.sequences[0].prompt_token_ids))]",
+        says="The positions of rows that have ended count on, and leave the context.",
+    ),
     # Task 6: latency and roofline
     Mistake(
         name="ttft-from-zero",
@@ -861,24 +977,24 @@ MISTAKES = [
         name="tpot-divides-by-n",
         task=6,
         symbol="latency:Timeline.tpot",
-        old="steps = len(self.token_times) - 1",
-        new="steps = len(self.token_times)",
+        old="/ len(gaps) if gaps",
+        new="/ (len(gaps) + 1) if gaps",
         says="TPOT divides by n; n tokens have n - 1 gaps.",
     ),
     Mistake(
         name="tpot-includes-ttft",
         task=6,
         symbol="latency:Timeline.tpot",
-        old="(self.token_times[-1] - self.token_times[0])",
-        new="(self.token_times[-1] - self.arrival)",
+        old="sum(gaps)",
+        new="self.e2e",
         says="TPOT includes the wait for the first token; that is TTFT.",
     ),
     Mistake(
         name="itl-includes-ttft",
         task=6,
         symbol="latency:Timeline.inter_token_latencies",
-        old="zip(self.token_times, self.token_times[1:], strict=False)",
-        new="zip([self.arrival, *self.token_times], self.token_times, strict=False)",
+        old="pairwise(self.token_times)",
+        new="pairwise([self.arrival, *self.token_times])",
         says="The wait for the first token is listed as a gap between tokens.",
     ),
     Mistake(

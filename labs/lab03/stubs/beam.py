@@ -1,23 +1,21 @@
-"""Beam search: keep the `beam_width` likeliest continuations, and the best ones that ended.
-
-Source: transformers' GenerationMixin._beam_search (version 5), whose results it equals.
-"""
+"""Beam search: keep the `beam_width` likeliest continuations, and the best ones that ended."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from dataclasses import replace
+from typing import Protocol
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
+from nanovllm.generation import beam_state
 from nanovllm.generation.batch_cache import BatchCache
+from nanovllm.generation.beam_params import Beam, BeamSearchParams, Hypothesis
 from nanovllm.generation.errors import check_request
-from nanovllm.generation.events import FinishReason
-from nanovllm.generation.params import ParamsError, SamplingParams
+from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.request import weight_of
 from nanovllm.model.attention import Attend
 from nanovllm.model.transformer import Transformer
+
+__all__ = ["Beam", "BeamCache", "BeamSearchParams", "Hypothesis", "beam_search"]
 
 
 class BeamCache(Protocol):
@@ -28,127 +26,6 @@ class BeamCache(Protocol):
     def bind(self, num_columns: int) -> Attend: ...
     def advance(self, num_columns: int) -> None: ...
     def reorder(self, parents: Sequence[int]) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class BeamSearchParams:
-    """How to search: vLLM's names, with transformers' early_stopping besides.
-
-    early_stopping: True stops when beam_width hypotheses have ended; False also goes on while
-    the best open beam, at its present length, would beat the worst of them; "never" supposes
-    the length that favours it most.
-
-    >>> BeamSearchParams(beam_width=0)
-    Traceback (most recent call last):
-    nanovllm.generation.params.ParamsError: beam_width must be at least 1, got 0.
-    """
-
-    beam_width: int
-    max_tokens: int = 16
-    length_penalty: float = 1.0
-    early_stopping: bool | Literal["never"] = False
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("beam_width", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise ParamsError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if self.early_stopping not in (True, False, "never"):
-            raise ParamsError(
-                f'early_stopping must be True, False or "never", got {self.early_stopping!r}.'
-            )
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to go on: which beam, with which token, and the sum of log-probabilities then."""
-
-    logprob: float
-    beam: int
-    token_id: int
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """A continuation that has ended. `token_ids` do not hold the prompt; `score` ranks it."""
-
-    token_ids: tuple[int, ...]
-    logprob: float  # the sum over its tokens
-    score: float  # logprob / length ** length_penalty
-    finish_reason: FinishReason
-
-
-def best_candidates(
-    beam_logprobs: Float[Tensor, "W"], logprobs: Float[Tensor, "W V"], count: int
-) -> list[Candidate]:
-    """The `count` likeliest of all W * V continuations, best first (all, if there are fewer).
-
-    >>> step = torch.tensor([[0.6, 0.4], [0.9, 0.1]]).log()
-    >>> best = best_candidates(torch.tensor([0.5, 0.2]).log(), step, 3)
-    >>> [(candidate.beam, candidate.token_id) for candidate in best]
-    [(0, 0), (0, 1), (1, 0)]
-    """
-    raise NotImplementedError("lab03 task 3: best_candidates")
-
-
-def length_normalized(logprob: float, length: int, length_penalty: float) -> float:
-    """logprob / length ** length_penalty, with the number of generated tokens as the length.
-
-    Log-probabilities are negative, so a penalty above 0 favours longer hypotheses.
-
-    >>> length_normalized(-6.0, 3, 1.0), length_normalized(-6.0, 3, 0.0)
-    (-2.0, -6.0)
-    """
-    raise NotImplementedError("lab03 task 3: length_normalized")
-
-
-def search_is_over(
-    params: BeamSearchParams, finished: Sequence[Hypothesis], best_open: float, length: int
-) -> bool:
-    """Whether no open beam is worth going on with; never while fewer than beam_width have ended.
-
-    best_open: the log-probability of the likeliest open beam; length: tokens it has generated.
-    With early_stopping True, enough is enough. Otherwise the best open beam's score, at `length`
-    or (for "never" with a length_penalty above 0) at max_tokens, must beat the worst finished.
-
-    >>> ended = [Hypothesis((3,), -2.0, -2.0, "stop")]
-    >>> search_is_over(BeamSearchParams(beam_width=1), ended, best_open=-3.0, length=2)
-    False
-    """
-    raise NotImplementedError("lab03 task 3: search_is_over")
-
-
-@dataclass(frozen=True)
-class Beam:
-    """An open continuation and the sum of its log-probabilities."""
-
-    token_ids: tuple[int, ...]
-    logprob: float
-
-
-class BeamSearch:
-    """The open beams and the best hypotheses that have ended; `update` takes one step's scores."""
-
-    def __init__(self, params: BeamSearchParams, eos_token_ids: Sequence[int]) -> None:
-        self.params = params
-        self.eos_token_ids = () if params.ignore_eos else tuple(eos_token_ids)
-        self.beams = [Beam((), 0.0)]  # all are equal at first, so one stands for all
-        self.finished: list[Hypothesis] = []  # best first, at most beam_width
-        self.over = False
-
-    @property
-    def num_candidates(self) -> int:
-        """Enough that beam_width open ones remain, though each beam may end in every way."""
-        return self.params.beam_width * max(2, 1 + len(self.eos_token_ids))
-
-    def update(self, logprobs: Float[Tensor, "W V"]) -> list[int]:
-        """Take every open beam's next-token log-probabilities; return the new beams' parents.
-
-        Of the `num_candidates` best continuations, those that end (in an end-of-sequence token,
-        or at max_tokens) become hypotheses if they are among the first beam_width; of the others
-        the first beam_width are the new beams. `finished` keeps the best beam_width by score.
-        """
-        raise NotImplementedError("lab03 task 3: BeamSearch.update")
 
 
 @torch.inference_mode()
@@ -162,9 +39,13 @@ def beam_search(
 ) -> list[Hypothesis]:
     """The beam_width best continuations of a prompt, best first.
 
-    The prompt is read once; then every step feeds each open beam's newest token, in one batch
-    whose cache rows follow the beams. max_model_len bounds prompt and continuation together.
-    make_cache: from tokens a row to the cache, which begins with one row; a BatchCache if None.
+    The prompt is read once, by one row. Then every step feeds each open beam's newest token, in
+    one batch: W tokens, one row of the cache for each beam, at the position where that token
+    stands. The last token of a beam is never fed. max_model_len bounds prompt and continuation
+    together (given code has cut params.max_tokens to the room there is).
+
+    make_cache: from tokens a row to a cache with one row; a BatchCache with the model's dtype and
+    device if None. Of the cache nothing but what BeamCache names may be used.
     Raises RequestError.
     """
     limit = max_model_len or model.config.max_position
@@ -177,13 +58,4 @@ def beam_search(
     )
     room = limit - len(prompt_token_ids)
     params = replace(params, max_tokens=min(params.max_tokens, room))
-    search = BeamSearch(params, model.config.eos_token_ids)
-    weight = weight_of(model)
-    capacity = len(prompt_token_ids) + params.max_tokens - 1
-    cache: BeamCache
-    if make_cache is None:
-        cache = BatchCache(model.config, 1, capacity, weight.dtype, weight.device)
-    else:
-        cache = make_cache(capacity)
-    newest = torch.tensor([list(prompt_token_ids)], device=weight.device)  # [W, S], W is 1 at first
     raise NotImplementedError("lab03 task 3: beam_search")

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from enum import Enum, auto
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from nanovllm.generation.chunked import chunked_prefill
@@ -33,78 +33,24 @@ class Phase(Enum):
 class Generation:
     """One request on its way through prefill and decode; `step` moves it by one token.
 
-    With n samples the prompt is read once: each later sample starts from the prompt's K, V and
-    logits, which the cache keeps.
+    `Generation(model, prompt_token_ids, params=None, ...)` takes what `generate` takes, with the
+    same names and defaults, and raises what `make_sequences` raises. `sequences` holds one
+    Sequence for each of the params.n samples, `phase` says where the request stands.
+
+    `step()` generates one token and returns its events. The first step also reads the prompt, and
+    reports `Prefilled` before the token. PREFILL becomes DECODE when the prompt has been read,
+    DECODE becomes FINISHED when the last sample has ended (a first token may already end it). A
+    step of a finished generation raises RuntimeError. Times are those of `clock()`.
+
+    What it costs: the prompt goes through the model once, in one pass (with chunk_size in pieces,
+    by `chunked_prefill` of task 4), then each token once, at its own position; the last token of
+    a sample never. Logits are asked for one row at a time. With n samples the prompt is still
+    read once: they are generated one after another, in the order of their index, and each starts
+    from the prompt's K, V and logits.
     """
 
-    def __init__(
-        self,
-        model: Transformer,
-        prompt_token_ids: Seq[int],
-        params: SamplingParams | None = None,
-        *,
-        tokenizer: Tokenizer | None = None,
-        max_model_len: int | None = None,
-        seed: int | None = None,
-        sampler: Sampler = sample,
-        chunk_size: int | None = None,
-        clock: Clock = time.perf_counter,
-        request_id: int = 0,
-    ) -> None:
-        self.model = model
-        self.sequences = make_sequences(
-            model,
-            prompt_token_ids,
-            params or SamplingParams(),
-            tokenizer=tokenizer,
-            max_model_len=max_model_len,
-            seed=seed,
-            request_id=request_id,
-        )
-        self.sampler = sampler
-        self.chunk_size = chunk_size
-        self.clock = clock
-        weight = weight_of(model)
-        capacity = room_for(self.sequences[0])
-        self.cache = ContiguousCache(model.config, capacity, weight.dtype, weight.device)
-        self.phase = Phase.PREFILL
-        self.prompt_logits: Float[Tensor, "1 V"] | None = None
-
-    @property
-    def current(self) -> Sequence:
-        """The sample that is being generated: the first that has not ended."""
-        return next(sequence for sequence in self.sequences if not sequence.finished)
-
-    @torch.inference_mode()
-    def step(self) -> list[Event]:
-        """Move by one token and report it; the first step also reports the Prefilled prompt.
-
-        PREFILL -> DECODE when the prompt has been read, DECODE -> FINISHED when the last sample
-        has ended (a first token may already end it).
-
-        Raises:
-            RuntimeError: the generation is finished.
-        """
-        raise NotImplementedError("lab03 task 1: Generation.step")
-
-    def read_prompt(self, sequence: Sequence) -> Float[Tensor, "1 V"]:
-        """The prompt's logits: by `prefill`, or in pieces of `chunk_size` tokens (task 4)."""
-        token_ids = torch.tensor(sequence.prompt_token_ids, device=self.cache.k.device)
-        if self.chunk_size is not None:
-            return chunked_prefill(self.model, self.cache, token_ids, self.chunk_size)
-        return self.prefill(token_ids)
-
-    def prefill(self, token_ids: Int[Tensor, "T"]) -> Float[Tensor, "1 V"]:
-        """Run the whole prompt through the model into the cache; logits of its last token only."""
-        raise NotImplementedError("lab03 task 1: Generation.prefill")
-
-    def decode(self, sequence: Sequence) -> Float[Tensor, "1 V"]:
-        """The logits for a sequence's next token: from its newest token, and the cache.
-
-        A sequence without output starts from the prompt's logits, with nothing but the prompt
-        in the cache (`cache.truncate`) and no pass through the model.
-        """
-        raise NotImplementedError("lab03 task 1: Generation.decode")
+    def __init__(self, *args, **kwargs):
+        raise NotImplementedError("lab03 task 1: Generation")
 
 
 def generate(

@@ -25,7 +25,7 @@ class Hardware:
         >>> Hardware("toy", flops_per_second=600.0, bytes_per_second=20.0).ridge
         30.0
         """
-        raise NotImplementedError("lab03 task 6: Hardware.ridge")
+        return self.flops_per_second / self.bytes_per_second
 
     def attainable(self, intensity: float) -> float:
         """Operations per second that work of this intensity (operations per byte) can reach.
@@ -99,7 +99,7 @@ def compute_bound_batch(
     dtype_bytes: int = 2,
     largest: int = 65536,
 ) -> int | None:
-    """The fewest decoding rows whose step is bound by compute; None if `largest` is too few.
+    """The fewest decoding rows whose step is bound by compute; None if that needs over `largest`.
 
     None is common: a row brings its own K and V to read, so with a long context no batch is
     large enough.

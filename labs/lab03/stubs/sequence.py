@@ -12,7 +12,7 @@ from nanovllm.generation.events import (
     TokenGenerated,
 )
 from nanovllm.generation.params import SamplingParams
-from nanovllm.generation.sampling import SamplingRow
+from nanovllm.generation.rows import SamplingRow
 from nanovllm.generation.stop import StopStrings
 
 
@@ -28,6 +28,18 @@ class NoText:
 
     def push(self, token_id: int) -> str:
         return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+class NoStops:
+    """In the place of StopStrings where no stop string was asked for: all text passes."""
+
+    matched = None
+
+    def push(self, piece: str, armed: bool = True) -> str:
+        return piece
 
     def flush(self) -> str:
         return ""
@@ -55,7 +67,9 @@ class Sequence:
         self.seed = seed
         self.eos_token_ids = tuple(eos_token_ids)
         self.detokenizer = detokenizer or NoText()
-        self.stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        self.stops: StopStrings | NoStops = NoStops()
+        if params.stop:
+            self.stops = StopStrings(params.stop, params.include_stop_str_in_output)
         self.request_id = request_id
         self.index = index
         self.text = ""
@@ -90,42 +104,25 @@ class Sequence:
             self.eos_token_ids,
         )
 
-    def ends_by_id(self, token_id: int) -> bool:
-        """Whether this token, just appended, ends the sequence: end of sequence, or a stop id.
-
-        An end-of-sequence id counts unless params.ignore_eos; an id of params.stop_token_ids
-        always counts. Neither counts while not `armed`.
-
-        >>> params = SamplingParams(stop_token_ids=[5])
-        >>> sequence = Sequence([1], params, max_model_len=9, seed=0, eos_token_ids=[2, 3])
-        >>> sequence.output_token_ids.append(3)
-        >>> sequence.ends_by_id(3), sequence.ends_by_id(5), sequence.ends_by_id(4)
-        (True, True, False)
-        """
-        raise NotImplementedError("lab03 task 1: Sequence.ends_by_id")
-
-    def out_of_room(self) -> bool:
-        """Whether no further token is allowed: max_tokens of output, or max_model_len in all.
-
-        >>> params = SamplingParams(max_tokens=3)
-        >>> sequence = Sequence([7, 7], params, max_model_len=4, seed=0)
-        >>> sequence.output_token_ids.append(1)
-        >>> sequence.out_of_room()
-        False
-        >>> sequence.output_token_ids.append(1)
-        >>> sequence.out_of_room()
-        True
-        """
-        raise NotImplementedError("lab03 task 1: Sequence.out_of_room")
-
     def append(self, sampled: Sampled, now: float) -> list[Event]:
         """Add a token, work out its text, end the sequence if it must end, and report.
 
-        Returns a TokenGenerated, followed by a Finished when this token was the last. Reasons in
-        order: a token id that ends it ("stop"; its own text is left out, unless
-        include_stop_str_in_output; stop_reason is None for an end-of-sequence id that is not
-        ignored, also where it is one of stop_token_ids), a complete stop string ("stop"), no
-        room ("length"). The last event of a sample carries whatever text was held back.
+        Keeps the token in `output_token_ids`, and its log-probabilities, where there are any, in
+        `logprobs`. The text: what the detokenizer makes of the token, passed through `stops`.
+        Reasons to end, in this order:
+
+        - a token id, if `armed`: one of eos_token_ids unless params.ignore_eos, or one of
+          params.stop_token_ids. finish_reason "stop"; stop_reason None for an end-of-sequence id
+          that is not ignored (also where it is a stop id too), else the id. The token's own text
+          is left out, unless params.include_stop_str_in_output.
+        - a complete stop string, if `armed`: "stop", and stop_reason is the string.
+        - no room for a further token: params.max_tokens of output (the prompt is not counted,
+          None is no limit), or max_model_len of prompt and output: "length".
+
+        Returns a TokenGenerated with the text that may be shown now, followed by a Finished when
+        this token was the last. Unless a stop string ended the sample, the last token's text also
+        holds what `stops` and the detokenizer still hold; this rest is not searched for stop
+        strings. `text` is all that was shown.
 
         >>> params = SamplingParams(max_tokens=1)
         >>> sequence = Sequence([7], params, max_model_len=9, seed=0)
@@ -134,15 +131,6 @@ class Sequence:
         ((4,), 'length')
         """
         raise NotImplementedError("lab03 task 1: Sequence.append")
-
-    def _events(self, sampled: Sampled, text: str, now: float) -> list[Event]:
-        token_id, logprobs = sampled.token_id, sampled.logprobs
-        events: list[Event] = [
-            TokenGenerated(self.request_id, self.index, token_id, text, now, logprobs)
-        ]
-        if self.finished:
-            events.append(Finished(self.request_id, self.index, self.completion(), now))
-        return events
 
     def completion(self) -> Completion:
         """The finished sample."""

@@ -3,42 +3,28 @@
 from collections.abc import Sequence
 
 
-def held_back(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end of `text` may still become a stop string.
-
-    The length of the longest suffix of text that is a proper prefix of one of the stops.
-
-    >>> held_back("the EN", ["END", "\\n\\n"])
-    2
-    """
-    raise NotImplementedError("lab03 task 1: held_back")
-
-
 class StopStrings:
     """Passes text on until a stop string appears; never shows the beginning of one.
+
+    `StopStrings(stops, include_stop_str=False)`; `matched` is the stop string found, None before.
+
+    `push(piece, armed=True)` takes a piece of text and returns what may be shown now: everything
+    but the longest end of the text that one of the stop strings begins with. A stop string counts
+    when its last character comes in an armed push; of several the one that ends first wins, of
+    two that end together the longer. Then `matched` names it, the text before it is returned
+    (with include_stop_str also the stop string itself), and all that follows is dropped: a push
+    after a match returns "". A stop string that was complete before, while not armed, is
+    ordinary text and never counts.
+
+    `flush()` returns what is held back: no more text will come. After a match, that is "".
 
     >>> stops = StopStrings(["END"])
     >>> stops.push("the E"), stops.push("N"), stops.push("D and more"), stops.matched
     ('the ', '', '', 'END')
+    >>> stops = StopStrings(["a", "ab"])
+    >>> stops.push("a", armed=False), stops.push("c"), stops.matched
+    ('', 'ac', None)
     """
 
-    def __init__(self, stops: Sequence[str], include_stop_str: bool = False) -> None:
-        self.stops = tuple(stops)
-        self.include_stop_str = include_stop_str
-        self.pending = ""  # text received but not passed on
-        self.matched: str | None = None
-
-    def push(self, piece: str, armed: bool = True) -> str:
-        """Take a piece of text and return what may be shown now.
-
-        When a stop string is complete, `matched` names it, the text before it is returned (with
-        it, if include_stop_str) and what follows is dropped. The match that ends first wins, of
-        two that end together the longer: so it does not matter how the text is cut into pieces.
-        Not armed (under min_tokens), a complete stop string passes.
-        """
-        raise NotImplementedError("lab03 task 1: StopStrings.push")
-
-    def flush(self) -> str:
-        """Return what was held back: no more text will come."""
-        shown, self.pending = self.pending, ""
-        return shown
+    def __init__(self, *args, **kwargs):
+        raise NotImplementedError("lab03 task 1: StopStrings")

@@ -32,11 +32,12 @@ class _Spelled:
 
 
 @scenario(task=1)
-def greedy_requests(nanovllm, rng):
-    from nanovllm.generation.events import Finished
-    from nanovllm.generation.loop import generate
+def mixed_requests(nanovllm, rng):
+    """Whole requests with their options on: chunks, several samples, stop ids, short contexts."""
+    from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
+    from nanovllm.generation.loop import Generation, Phase
     from nanovllm.generation.params import SamplingParams
-    from nanovllm.generation.sampling import argmax_sampler
+    from nanovllm.generation.rows import argmax_sampler
 
     seen = []
     for _ in range(6):
@@ -44,36 +45,46 @@ def greedy_requests(nanovllm, rng):
         rows = []
 
         def recording(logits, batch, rows=rows):
-            rows.append(logits[0].clone())
+            rows.append(logits.clone())
             return argmax_sampler(logits, batch)
 
+        samples = int(rng.integers(1, 4))
         params = SamplingParams(
-            temperature=0,
+            n=samples,
             max_tokens=[None, 1, 9][int(rng.integers(3))],
             stop_token_ids=rng.integers(6, 60, size=6).tolist(),
             ignore_eos=bool(rng.integers(2)),
             min_tokens=int(rng.integers(2)),
         )
-        events = list(
-            generate(
-                model,
-                _prompt(rng),
-                params,
-                sampler=recording,
-                max_model_len=int(rng.integers(13, 30)),
-                clock=lambda: 0.0,
-            )
+        prompt = _prompt(rng)
+        generation = Generation(
+            model,
+            prompt,
+            params,
+            sampler=recording,
+            max_model_len=int(rng.integers(13, 30)),
+            seed=3,
+            clock=lambda: 0.0,
+            request_id=8,
         )
+        events, phases = [], []
+        while generation.phase is not Phase.FINISHED and len(phases) < 200:
+            events += generation.step()
+            phases.append(generation.phase.name)
+        kinds = (Prefilled, TokenGenerated, Finished)
+        seen.append([sum(isinstance(event, kind) for event in events) for kind in kinds])
+        seen.append([phases[0], phases[-1], len(phases)])
         ends = [event.completion for event in events if isinstance(event, Finished)]
-        seen.append([type(event).__name__ for event in events])
+        ends.sort(key=lambda end: end.index)
         seen.append([[list(e.token_ids), e.finish_reason, e.stop_reason] for e in ends])
-        seen.append(rows)
+        seen.append(rows[: len(rows) // samples])
     return seen
 
 
 @scenario(task=1)
 def text_and_stop_strings(nanovllm, rng):
-    from nanovllm.generation.events import Sampled, TokenGenerated
+    """A long random text through a sequence, with min_tokens and stop strings that overlap."""
+    from nanovllm.generation.events import Logprob, Sampled, TokenGenerated
     from nanovllm.generation.params import SamplingParams
     from nanovllm.generation.sequence import Sequence
 
@@ -83,46 +94,55 @@ def text_and_stop_strings(nanovllm, rng):
             "".join("abc"[int(c)] for c in rng.integers(0, 3, size=int(rng.integers(0, 4))))
             for _ in range(20)
         ]
+        pieces[0] = pieces[19] = "XY"  # the text of a token that ends by its id is no stop string
         stops = [
             "".join("abc"[int(c)] for c in rng.integers(0, 3, size=int(rng.integers(2, 6))))
-            for _ in range(int(rng.integers(1, 4)))
+            for _ in range(int(rng.integers(0, 4)))
         ]
         params = SamplingParams(
             stop=stops,
             stop_token_ids=[19],
-            max_tokens=12,
+            max_tokens=[12, None][int(rng.integers(2))],
             min_tokens=int(rng.integers(0, 4)),
+            ignore_eos=bool(rng.integers(2)),
+            logprobs=[None, 0][int(rng.integers(2))],
             include_stop_str_in_output=bool(rng.integers(2)),
         )
         sequence = Sequence(
-            [7], params, max_model_len=99, seed=0, eos_token_ids=(0,), detokenizer=_Spelled(pieces)
-        )
+            [7, 8], params, max_model_len=14, seed=0, eos_token_ids=(0,),
+            detokenizer=_Spelled(pieces),
+        )  # fmt: skip
         texts = []
         while not sequence.finished:
-            for event in sequence.append(Sampled(int(rng.integers(20))), 0.0):
+            token = int(rng.integers(20))
+            found = None if params.logprobs is None else {token: Logprob(-float(token), 1)}
+            for event in sequence.append(Sampled(token, found), 0.0):
                 if isinstance(event, TokenGenerated):
                     texts.append(event.text)
         done = sequence.completion()
         seen.append([texts, done.text, done.finish_reason, done.stop_reason])
+        seen.append([list(done.token_ids), done.cumulative_logprob])
     return seen
 
 
 @scenario(task=2)
 def processed_logits(nanovllm, rng):
+    """The links one after another on logits with ties, in whatever floats the model has."""
     import torch
 
-    from nanovllm.generation import sampling
+    from nanovllm.generation import chain
     from nanovllm.generation.params import SamplingParams
+    from nanovllm.generation.rows import SamplingRow
 
     rows = [
-        sampling.SamplingRow(
+        SamplingRow(
             SamplingParams(
                 repetition_penalty=float(rng.uniform(0.7, 2)),
                 presence_penalty=float(rng.uniform(-1, 1)),
                 frequency_penalty=float(rng.uniform(-1, 1)),
                 logit_bias={int(t): float(rng.normal()) for t in rng.integers(0, 30, size=3)},
                 min_tokens=int(rng.integers(0, 6)),
-                stop_token_ids=rng.integers(0, 30, size=2).tolist(),
+                stop_token_ids=rng.integers(0, 40, size=2).tolist(),
             ),
             rng.integers(0, 30, size=int(rng.integers(1, 9))).tolist(),
             rng.integers(0, 30, size=int(rng.integers(0, 9))).tolist(),
@@ -131,61 +151,83 @@ def processed_logits(nanovllm, rng):
         )
         for _ in range(6)
     ]
-    logits = torch.from_numpy(rng.normal(0, 3, size=(6, 30))).float()
+    logits = torch.from_numpy(rng.normal(0, 3, size=(6, 30)).round(1)).float()
     uniform = torch.from_numpy(rng.uniform(0.1, 1.0, size=6)).float()
-    return {
-        "min_tokens": sampling.apply_min_tokens(logits, rows),
-        "logit_bias": sampling.apply_logit_bias(logits, rows),
-        "penalties": sampling.apply_penalties(logits, rows),
-        "temperature": sampling.apply_temperature(logits, uniform * 2),
-        "min_p": sampling.apply_min_p(logits, uniform / 3),
-        "top_k": sampling.apply_top_k(
-            logits.round(), torch.from_numpy(rng.integers(0, 40, size=6))
+    ended = chain.apply_min_tokens(logits, rows)
+    biased = chain.apply_logit_bias(ended, rows)
+    pushed = chain.apply_penalties(biased, rows)
+    cooled = chain.apply_temperature(pushed, uniform * 2)
+    ties = logits.round()
+    equal = torch.zeros(2, 8)
+    equal[1, int(rng.integers(8))] = 1.0
+    seen = {
+        "chain": [ended, biased, pushed, cooled],
+        "min_p": chain.apply_min_p(cooled, uniform / 3),
+        "min_p of equals": chain.apply_min_p(equal, torch.ones(2)),
+        "top_k": chain.apply_top_k(ties, torch.from_numpy(rng.integers(0, 40, size=6))),
+        "top_p": chain.apply_top_p(logits, uniform),
+        "top_p of equals": chain.apply_top_p(
+            torch.zeros(4, 8), torch.tensor([0.125, 0.5, 0.75, 1.0])
         ),
-        "top_p": sampling.apply_top_p(logits, uniform),
+        "given": logits,
     }
+    found = [chain.gather_logprobs(row, int(rng.integers(30)), 0) for row in ties]
+    seen["ranks"] = [[token, value.rank] for entry in found for token, value in entry.items()]
+    return seen
 
 
 @scenario(task=2)
-def sampled_tokens(nanovllm, rng):
+def histories(nanovllm, rng):
+    """Several requests draw for many steps in a batch whose members and order change."""
     import torch
 
     from nanovllm.generation.params import SamplingParams
-    from nanovllm.generation.sampling import SamplingRow, sample
+    from nanovllm.generation.rows import SamplingRow
+    from nanovllm.generation.sampling import sample
 
+    params = [
+        SamplingParams(
+            temperature=float(rng.choice([0.0, 0.5, 1.0, 1.7])),
+            top_k=int(rng.integers(0, 20)),
+            top_p=float(rng.uniform(0.3, 1.0)),
+            min_p=float(rng.uniform(0, 0.1)),
+            logprobs=[None, 0, 3, -1][int(rng.integers(4))],
+            repetition_penalty=float(rng.uniform(1, 2)),
+            frequency_penalty=float(rng.uniform(0, 0.5)),
+            min_tokens=int(rng.integers(0, 9)),
+            logit_bias=[None, {5: 3.0}][int(rng.integers(2))],
+        )
+        for _ in range(6)
+    ]
+    prompts = [rng.integers(0, 40, size=int(rng.integers(1, 6))).tolist() for _ in params]
+    seeds = [int(seed) for seed in rng.integers(-(2**62), 2**62, size=6)]
+    outputs: list[list[int]] = [[] for _ in params]
     seen = []
-    for _ in range(10):
+    for _ in range(20):
+        members = rng.permutation(6)[: int(rng.integers(1, 7))].tolist()
+        logits = torch.from_numpy(rng.normal(0, 2, size=(len(members), 40))).float()
         rows = [
-            SamplingRow(
-                SamplingParams(
-                    temperature=float(rng.choice([0.0, 0.5, 1.0, 1.7])),
-                    top_k=int(rng.integers(0, 20)),
-                    top_p=float(rng.uniform(0.3, 1.0)),
-                    min_p=float(rng.uniform(0, 0.1)),
-                    logprobs=[None, 0, 3, -1][int(rng.integers(4))],
-                    repetition_penalty=float(rng.uniform(1, 2)),
-                ),
-                rng.integers(0, 40, size=4).tolist(),
-                rng.integers(0, 40, size=int(rng.integers(0, 6))).tolist(),
-                seed=int(rng.integers(2**62)),
-            )
-            for _ in range(5)
+            SamplingRow(params[i], prompts[i], tuple(outputs[i]), seeds[i], (1, 2)) for i in members
         ]
-        for drawn in sample(torch.from_numpy(rng.normal(0, 2, size=(5, 40))).float(), rows):
+        for i, drawn in zip(members, sample(logits, rows), strict=True):
+            outputs[i].append(drawn.token_id)
             chosen = drawn.logprobs or {}
-            seen.append([drawn.token_id, list(chosen), [v.rank for v in chosen.values()]])
-            seen.append(torch.tensor([v.logprob for v in chosen.values()]))
-    return seen
+            kept = sorted(chosen)
+            seen.append([kept, [chosen[t].rank for t in kept]])
+            seen.append(torch.tensor([chosen[t].logprob for t in kept]))
+    return [outputs, *seen]
 
 
 @scenario(task=3)
 def beams(nanovllm, rng):
+    """Searches with many ends, cut contexts, and a cache that somebody else has made."""
     import torch
 
+    from nanovllm.generation.batch_cache import BatchCache
     from nanovllm.generation.beam import BeamSearchParams, beam_search
 
     seen = []
-    for _ in range(10):
+    for _ in range(8):
         params = BeamSearchParams(
             beam_width=int(rng.integers(1, 6)),
             max_tokens=int(rng.integers(1, 14)),
@@ -193,32 +235,74 @@ def beams(nanovllm, rng):
             early_stopping=[True, False, "never"][int(rng.integers(3))],
             ignore_eos=bool(rng.integers(4) == 0),
         )
-        eos = tuple(rng.integers(0, 60, size=int(rng.integers(1, 9))).tolist())
-        found = beam_search(_model(rng, window=[None, 3][int(rng.integers(2))], eos=eos),
-                            _prompt(rng), params)  # fmt: skip
+        eos = tuple({int(t) for t in rng.integers(0, 60, size=int(rng.integers(1, 9)))})
+        model = _model(rng, window=[None, 3][int(rng.integers(2))], eos=eos)
+        prompt = _prompt(rng)
+        made = []
+
+        def make_cache(capacity, model=model, made=made):
+            made.append(BatchCache(model.config, 1, capacity))
+            return made[-1]
+
+        found = beam_search(
+            model, prompt, params,
+            max_model_len=len(prompt) + int(rng.integers(1, 16)),
+            make_cache=make_cache if rng.integers(2) else None,
+        )  # fmt: skip
         seen.append([[list(h.token_ids), h.finish_reason] for h in found])
         seen.append(torch.tensor([[h.logprob, h.score] for h in found]))
     return seen
 
 
+@scenario(task=3)
+def bookkeeping(nanovllm, rng):
+    """A search without a model: scripted log-probabilities, step by step."""
+    import torch
+
+    from nanovllm.generation.beam import BeamSearchParams
+    from nanovllm.generation.beam_state import BeamSearch
+
+    seen = []
+    for _ in range(25):
+        params = BeamSearchParams(
+            beam_width=int(rng.integers(1, 5)),
+            max_tokens=int(rng.integers(1, 7)),
+            length_penalty=float(rng.choice([0.0, 1.0, 2.5, -1.0])),
+            early_stopping=[True, False, "never"][int(rng.integers(3))],
+        )
+        search = BeamSearch(params, tuple(range(int(rng.integers(0, 4)))))
+        while not search.over:
+            step = torch.from_numpy(rng.normal(0, 2, size=(len(search.beams), 9))).float()
+            parents = search.update(step.log_softmax(-1))
+            seen.append([parents, [list(beam.token_ids) for beam in search.beams]])
+        seen.append([[list(h.token_ids), h.finish_reason] for h in search.finished])
+        seen.append(torch.tensor([[h.logprob, h.score] for h in search.finished]))
+    return seen
+
+
 @scenario(task=4)
 def chunks(nanovllm, rng):
+    """A prompt that grows between calls, read in chunks of changing size, then decoded."""
     import torch
 
     from nanovllm.generation.chunked import chunked_prefill, plan_chunks, prefill_cost
-    from nanovllm.model.cache import ContiguousCache
+    from nanovllm.model.cache import ContiguousCache, forward_cached
 
     seen = []
     for _ in range(8):
         model = _model(rng, window=[None, 5][int(rng.integers(2))])
-        count, size = int(rng.integers(2, 40)), int(rng.integers(1, 20))
+        count, size = int(rng.integers(3, 40)), int(rng.integers(1, 20))
         ids = torch.from_numpy(rng.integers(0, 60, size=count))
-        cache = ContiguousCache(model.config, capacity=count)
-        early = int(rng.integers(1, count))
+        cache = ContiguousCache(model.config, capacity=count + 1)
+        early = int(rng.integers(1, count - 1))
         seen.append(chunked_prefill(model, cache, ids[:early], size))
         told = []
         seen.append(chunked_prefill(model, cache, ids, int(rng.integers(1, 9)), told.append))
         seen.append([[chunk.start, chunk.length] for chunk in told])
+        with torch.inference_mode():
+            seen.append(forward_cached(model, cache, ids[:1]))
+        cache.truncate(early)
+        seen.append(chunked_prefill(model, cache, ids, 99))
         plan = plan_chunks(count, size, computed=early)
         seen.append([[chunk.start, chunk.length] for chunk in plan])
         cost = prefill_cost(count, size)
@@ -229,18 +313,25 @@ def chunks(nanovllm, rng):
 
 @scenario(task=5)
 def padded_batches(nanovllm, rng):
+    """Batches of requests of all kinds, several samples each, in contexts that they fill."""
     import torch
 
     from nanovllm.generation.params import SamplingParams
-    from nanovllm.generation.sampling import argmax_sampler
+    from nanovllm.generation.rows import argmax_sampler
     from nanovllm.generation.static_batch import generate_static, padded_mask
 
     seen = []
     for _ in range(4):
         model = _model(rng, window=[None, 4][int(rng.integers(2))])
-        prompts = [_prompt(rng) for _ in range(int(rng.integers(1, 7)))]
+        prompts = [_prompt(rng) for _ in range(int(rng.integers(1, 6)))]
         params = [
-            SamplingParams(temperature=0, max_tokens=int(rng.integers(1, 12))) for _ in prompts
+            SamplingParams(
+                n=int(rng.integers(1, 3)),
+                max_tokens=[None, int(rng.integers(1, 12))][int(rng.integers(2))],
+                stop_token_ids=rng.integers(6, 60, size=3).tolist(),
+                min_tokens=int(rng.integers(0, 2)),
+            )
+            for _ in prompts
         ]
         rows = []
 
@@ -249,9 +340,10 @@ def padded_batches(nanovllm, rng):
             return argmax_sampler(logits, batch)
 
         result = generate_static(
-            model, prompts, params, max_num_seqs=int(rng.integers(1, 5)), sampler=recording
-        )
-        seen.append([[list(c.token_ids) for c in samples] for samples in result.completions])
+            model, prompts, params, max_model_len=16, seeds=range(len(prompts)),
+            max_num_seqs=int(rng.integers(1, 5)), sampler=recording,
+        )  # fmt: skip
+        seen.append([[[list(c.token_ids), c.finish_reason] for c in s] for s in result.completions])
         waste = result.waste
         seen.append([waste.prompt, waste.padding, waste.decode, waste.idle])
         seen.append([waste.kv_reserved, waste.kv_used])
@@ -266,7 +358,7 @@ def padded_batches(nanovllm, rng):
 def latencies(nanovllm, rng):
     import numpy as np
 
-    from nanovllm.generation.latency import Timeline, percentile
+    from nanovllm.generation.latency import Timeline, percentile, summarize
 
     seen = []
     for _ in range(10):
@@ -276,6 +368,13 @@ def latencies(nanovllm, rng):
         seen.append([line.ttft, line.tpot, line.e2e, line.inter_token_latencies])
         values = rng.exponential(size=int(rng.integers(1, 30))).tolist()
         seen.append([percentile(values, float(q)) for q in rng.uniform(0, 100, size=4)])
+        lines = [
+            Timeline(float(start), (start + np.cumsum(rng.exponential(size=count))).tolist())
+            for start, count in ((0.0, 3), *zip(rng.uniform(0, 5, 4), (1, 4, 1, 2), strict=True))
+        ]
+        report = summarize(lines)
+        seen.append([report.ttft_p50, report.ttft_p99, report.tpot_p50, report.tpot_p99])
+        seen.append([report.itl_p50, report.itl_p99, report.tokens_per_second])
     return seen
 
 
@@ -306,16 +405,16 @@ def rooflines(nanovllm, rng):
 
 @scenario(task=1)
 def text_held_back(nanovllm, rng):
-    from nanovllm.generation.stop import StopStrings, held_back
+    """Letters and longer pieces, armed late or never, and what a flush still holds."""
+    from nanovllm.generation.stop import StopStrings
 
     seen = []
-    for _ in range(40):
-        stops = ["".join(rng.choice(list("ABC"), int(rng.integers(1, 5)))) for _ in range(2)]
-        text = "".join(rng.choice(list("ABCX"), int(rng.integers(0, 9))))
-        watcher = StopStrings(stops, False)
-        pushed = []
-        for letter in text:
-            if watcher.matched is None:  # what a push after the match gives is not specified
-                pushed.append(watcher.push(letter))
-        seen.append([held_back(text, stops), pushed, watcher.matched])
+    for _ in range(80):
+        stops = ["".join(rng.choice(list("ABC"), int(rng.integers(1, 5)))) for _ in range(3)]
+        watcher = StopStrings(stops, bool(rng.integers(2)))
+        late, pushed = int(rng.integers(0, 6)), []
+        for number in range(9):
+            piece = "".join(rng.choice(list("ABCX"), int(rng.integers(0, 4))))
+            pushed.append(watcher.push(piece, number >= late))
+        seen.append([pushed, watcher.matched, watcher.flush()])
     return seen
