@@ -34,6 +34,7 @@ def _map(axis: Any, found: np.ndarray, title: str, name: str) -> None:
     entries = [Patch(color=COLOURS[n], label=f"{name} {n}") for n in np.unique(found[found >= 0])]
     axis.legend(handles=entries, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     axis.set_title(title, fontsize=9)
+    axis.grid(False)
 
 
 def elements_by_program(trace: Any, out: Any) -> None:
@@ -47,21 +48,24 @@ def elements_by_program(trace: Any, out: Any) -> None:
     print(f"{programs} programs; {trace.bytes_read} bytes read, {trace.bytes_written} written")
 
 
-def fused_bytes(traffic: Callable[[int], tuple[int, int]], guess: float) -> None:
+def fused_bytes(traffic: Callable[[int], tuple[int, int]], guess: float | None = None) -> None:
     """Bytes of separate operations and of one kernel, over the number of tokens."""
     tokens = [1, 2, 4, 8, 16]
     pairs = np.array([traffic(n) for n in tokens])
+    times = pairs[:, 0] / pairs[:, 1]
     _, (left, right) = plt.subplots(1, 2, figsize=(10, 2.8), layout="constrained")
     left.plot(tokens, pairs[:, 0] / 1024, "o-", color="gray", label="separate operations")
     left.plot(tokens, pairs[:, 1] / 1024, "o-", color="C2", label="your kernel")
-    left.set(
-        xlabel="tokens", ylabel="KiB read and written", title="add + RMSNorm, E = 256, bfloat16"
-    )
+    left.set(xlabel="tokens", ylabel="KiB read and written")
+    left.set_title("add + RMSNorm, E = 256, bfloat16", fontsize=9)
     left.legend()
-    right.plot(tokens, pairs[:, 0] / pairs[:, 1], "o-", color="C2", label="counted")
-    right.axhline(guess, color="C1", ls="--", label=f"your guess: {guess:g}")
-    right.set(xlabel="tokens", ylabel="times fewer bytes", title="what fusion saves")
-    right.set_ylim(0, 1.2 * max(guess, (pairs[:, 0] / pairs[:, 1]).max()))
+    right.plot(tokens, times, "o-", color="C2", label="counted")
+    if guess is not None:
+        right.axhline(guess, color="C1", ls="--", label=f"your guess: {guess:g}")
+    right.set(
+        xlabel="tokens", ylabel="times fewer bytes", ylim=(0, 1.3 * max(times.max(), guess or 0))
+    )
+    right.set_title("what fusion saves", fontsize=9)
     right.legend(loc="lower right")
     plt.show()
 
@@ -106,12 +110,12 @@ def row_parts(runs: Mapping[int, Any], outs: Mapping[int, Any]) -> None:
         axis.imshow(
             found % 2, aspect="auto", cmap=ListedColormap(COLOURS[:2]), interpolation="nearest"
         )
-        axis.set(yticks=[], ylabel=f"{block}")
+        axis.set(yticks=[], ylabel=f"block {block}")
         axis.yaxis.label.set(rotation=0, ha="right", va="center")
+        axis.grid(False)
         number = len(np.unique(found))
-        axis.text(
-            1.01, 0.5, f"{number} programs", transform=axis.transAxes, va="center", fontsize=8
-        )
+        text = "1 program" if number == 1 else f"{number} programs"
+        axis.text(1.01, 0.5, text, transform=axis.transAxes, va="center", fontsize=8)
         axis.set_xticks([] if block != list(runs)[-1] else np.arange(0, found.shape[1], 64))
     axes[0].set_title(
         "one row, cut by `block`: neighbouring programs have different colours", fontsize=9
@@ -154,6 +158,7 @@ def blocks_by_program(trace: Any, k_cache: Any) -> None:
     heads = _owners(trace, k_cache, 1, stores=False)[:, 0, :, 0]
     _map(right, heads.T, "position 0: read by which program of a sequence", "program")
     right.set(xlabel="block", ylabel="key head", yticks=range(k_cache.shape[2]))
+    right.set_xticks(range(0, len(k_cache), 2))
     plt.show()
 
 
@@ -178,7 +183,7 @@ def parts_of_contexts(
         axis.invert_yaxis()
     axes[0].set_ylabel("program")
     names = [Patch(color=COLOURS[i], label=f"{n} tokens") for i, n in enumerate(contexts)]
-    axes[-1].legend(handles=names, fontsize=8, loc="center right")
+    axes[0].legend(handles=names, fontsize=8, loc="lower right")
     plt.show()
 
 
@@ -186,7 +191,9 @@ def _filling(axes: Any, steps: Callable[[int, int], float], users: int) -> None:
     splits = [1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 34, 48, 64, 128]
     axes.plot(splits, [steps(users, s) for s in splits], "o-", ms=3, color="C0")
     axes.axhline(users * 8 * 8192 / H100_SMS, color="C2", ls="--")
-    axes.set(xscale="log", yscale="log", xlabel="splits", ylabel="keys, one after another")
+    axes.set(xscale="log", yscale="log", xlabel="splits")
+    if axes.get_subplotspec().is_first_col():
+        axes.set_ylabel("keys, one after another")
     axes.set(xticks=[1, 4, 16, 64], ylim=(3e2, 1e5))
     axes.set_xticklabels(["1", "4", "16", "64"])
     axes.minorticks_off()
@@ -197,7 +204,7 @@ def explore(steps: Callable[[int, int], float]) -> None:
 
     Each user has 8 key heads and 8,192 keys; dashed: all 132 SMs busy from start to end.
     """
-    movable(lambda axes, users: _filling(axes, steps, users), users=[1, 2, 4, 8, 16, 32])
+    movable(lambda axes, users: _filling(axes, steps, users), users=[1, 2, 4, 8, 16])
 
 
 def causal(reads: Mapping[str, Mapping[tuple, set[int]]], keys: int) -> None:
@@ -209,6 +216,7 @@ def causal(reads: Mapping[str, Mapping[tuple, set[int]]], keys: int) -> None:
         for row, read in enumerate(rows):
             seen[row, list(read)] = 1
         axis.imshow(seen, aspect="auto", cmap="Blues", vmax=1.5, interpolation="nearest")
+        axis.grid(False)
         axis.set(xlabel="key", ylabel="program", yticks=range(len(rows)))
         axis.set_title(f"{title}: {1 - seen.mean():.0%} never read", fontsize=9)
     plt.show()

@@ -426,7 +426,7 @@ with needs("06", 5, 6, 7, 8):
     for backend in ("torch", "triton"):
         os.environ["NANOVLLM_ATTENTION"] = backend
         llm = LLM(MODELS / "target", enforce_eager=True)
-        params = SamplingParams(temperature=0, max_tokens=6)
+        params = SamplingParams(temperature=0, max_tokens=8)
         done = llm.generate(["Mia's code is 7342. What is Mia's code?"], params)
         print(f"{backend:<7}{done[0].outputs[0].text!r}")
     print("(in Triton's interpreter: not verified on a GPU)")
