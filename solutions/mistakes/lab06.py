@@ -29,14 +29,6 @@ MISTAKES = [
         says="Your add reads x as if its elements lay side by side; it has a stride.",
     ),
     Mistake(
-        name="add-block-start",
-        task=1,
-        symbol="add:add_kernel",
-        old="tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)",
-        new="tl.program_id(0).to(tl.int64) + tl.arange(0, BLOCK)",
-        says="Your program i begins at element i; it begins at i * BLOCK.",
-    ),
-    Mistake(
         name="softmax-other-zero",
         task=1,
         symbol="softmax:softmax_kernel",
@@ -52,22 +44,6 @@ MISTAKES = [
         new="tl.exp(scores)",
         says="Your softmax takes exp of the plain scores: large ones overflow. Take the row's maximum off.",
     ),
-    Mistake(
-        name="softmax-out-strides",
-        task=1,
-        symbol="softmax:softmax_kernel",
-        old="places = row * stride_out_row + columns * stride_out_column",
-        new="places = row * stride_out_row + columns",
-        says="Your softmax stores its columns side by side; out has a stride for columns, too.",
-    ),
-    Mistake(
-        name="add-sum-in-half",
-        task=1,
-        symbol="add:add_kernel",
-        old="a + b, mask",
-        new="(a + b).to(x.dtype.element_ty), mask",
-        says="Your sum is rounded to x's type, then to out's; round once, to out's.",
-    ),
     # Task 2: fused add and RMSNorm
     Mistake(
         name="residual-not-added",
@@ -78,28 +54,12 @@ MISTAKES = [
         says="Your kernel leaves the residual as it was; it must become x + residual.",
     ),
     Mistake(
-        name="norm-before-add",
-        task=2,
-        symbol="rms_norm:fused_add_rms_norm_kernel",
-        old="total = added.to(tl.float32)",
-        new="total = tl.load(x_places, mask=inside, other=0.0).to(tl.float32)",
-        says="Your kernel norms x without the residual; add first.",
-    ),
-    Mistake(
         name="mean-over-block",
         task=2,
         symbol="rms_norm:fused_add_rms_norm_kernel",
         old="tl.sum(total * total, 0) / width + eps",
         new="tl.sum(total * total, 0) / BLOCK + eps",
         says="Your mean divides by BLOCK; the row has only `width` columns.",
-    ),
-    Mistake(
-        name="eps-outside-root",
-        task=2,
-        symbol="rms_norm:fused_add_rms_norm_kernel",
-        old="1.0 / tl.sqrt(tl.sum(total * total, 0) / width + eps)",
-        new="1.0 / (tl.sqrt(tl.sum(total * total, 0) / width) + eps)",
-        says="Your eps is added to the root; it belongs under it.",
     ),
     Mistake(
         name="squares-in-half",
@@ -124,14 +84,6 @@ MISTAKES = [
         old="    added = added.to(residual.dtype.element_ty)\n",
         new="",
         says="Your kernel norms the sum before it is rounded; norm what the residual holds.",
-    ),
-    Mistake(
-        name="residual-loaded-again",
-        task=2,
-        symbol="rms_norm:fused_add_rms_norm_kernel",
-        old="total = added.to(tl.float32)",
-        new="total = tl.load(residual_places, mask=inside, other=0.0).to(tl.float32)",
-        says="Your kernel loads again what it has just stored; it still holds the row, so norm that.",
     ),
     # Task 3: RoPE
     Mistake(
@@ -174,22 +126,6 @@ MISTAKES = [
         new="inside = (heads < num_heads) & (dims < BLOCK_HALF)",
         says="Your halves are as long as the block; with D/2 no power of 2 they run into each other.",
     ),
-    Mistake(
-        name="keys-have-query-heads",
-        task=3,
-        symbol="rope:rope_kernel",
-        old="rotate_heads(k, stride_kh, stride_kd, num_kv_heads,",
-        new="rotate_heads(k, stride_kh, stride_kd, num_heads,",
-        says="Your RoPE turns H heads of k; it has only G, and v may lie behind them.",
-    ),
-    Mistake(
-        name="angles-taken-as-contiguous",
-        task=3,
-        symbol="rope:rope_",
-        old="cos.contiguous(), sin.contiguous()",
-        new="cos, sin",
-        says="Your kernel takes cos and sin for contiguous; a slice of a table is not.",
-    ),
     # Task 4: SiLU
     Mistake(
         name="gate-and-up-swapped",
@@ -208,28 +144,12 @@ MISTAKES = [
         says="Your gate is sigmoid(x); SiLU is x * sigmoid(x).",
     ),
     Mistake(
-        name="silu-no-mask",
-        task=4,
-        symbol="silu:silu_and_mul_kernel",
-        old="tl.store(places, gate * tl.sigmoid(gate) * up, mask=inside)",
-        new="tl.store(places, gate * tl.sigmoid(gate) * up)",
-        says="Your kernel stores whole blocks: columns beyond I are not out's.",
-    ),
-    Mistake(
         name="up-one-block-on",
         task=4,
         symbol="silu:silu_and_mul_kernel",
         old="(width + dims) * stride_in_dim",
         new="width + dims * stride_in_dim",
         says="Your up projection begins `width` elements on in memory; it is `width` columns, each a stride.",
-    ),
-    Mistake(
-        name="silu-one-program-a-row",
-        task=4,
-        symbol="silu:silu_and_mul",
-        old="block = min(block, triton.next_power_of_2(width))",
-        new="block = triton.next_power_of_2(width)",
-        says="Your block is as wide as the row, so one program has all of it; share a row by cdiv(I, block) programs.",
     ),
     # Task 5: store
     Mistake(
@@ -239,14 +159,6 @@ MISTAKES = [
         old=" & (slot >= 0)",
         new="",
         says="Your kernel writes tokens of slot -1 somewhere; they have no place.",
-    ),
-    Mistake(
-        name="slot-0-skipped",
-        task=5,
-        symbol="store_kv:store_kv_kernel",
-        old="(slot >= 0)",
-        new="(slot > 0)",
-        says="Your kernel skips slot 0, which is a place like any other; only -1 is none.",
     ),
     Mistake(
         name="v-strides-of-k",
@@ -263,14 +175,6 @@ MISTAKES = [
         old="(heads < NUM_HEADS) & (dims < HEAD_DIM)",
         new="(heads < BLOCK_HEADS) & (dims < HEAD_DIM)",
         says="Your kernel copies BLOCK_HEADS heads; G of them are there.",
-    ),
-    Mistake(
-        name="slot-minus-1-loaded",
-        task=5,
-        symbol="store_kv:store_kv_kernel",
-        old="tl.store(place, tl.load(row, mask=inside), mask=inside)\n    row = v",
-        new="tl.store(place, tl.load(row, mask=(heads < NUM_HEADS) & (dims < HEAD_DIM)), mask=inside)\n    row = v",
-        says="Your kernel loads tokens of slot -1 and then drops them; mask the load by the slot, too.",
     ),
     Mistake(
         name="slots-taken-as-contiguous",
@@ -296,14 +200,6 @@ MISTAKES = [
         old="scores * (scale * 1.4426950408889634)",
         new="scores * 1.4426950408889634",
         says="Your scores are not divided by sqrt(D).",
-    ),
-    Mistake(
-        name="sums-not-rescaled",
-        task=6,
-        symbol="paged_decode:online_softmax",
-        old="values_sum * shrink[:, None] + product",
-        new="values_sum + product",
-        says="Your values_sum keeps the scale of older maxima: shrink it like the total.",
     ),
     Mistake(
         name="total-not-rescaled",
@@ -346,38 +242,6 @@ MISTAKES = [
         says="Your tile takes the blocks behind the table's first; they lie anywhere.",
     ),
     Mistake(
-        name="head-dim-not-masked",
-        task=6,
-        symbol="paged_decode:gather_tile",
-        old="visible[:, None] & (dims < HEAD_DIM)[None, :]",
-        new="visible[:, None] & (dims < BLOCK_DIM)[None, :]",
-        says="Your tile is BLOCK_DIM wide, but a head is D wide: what lies behind it takes part.",
-    ),
-    Mistake(
-        name="v-by-k-strides",
-        task=6,
-        symbol="paged_decode:attend_range",
-        old="v_cache, stride_vb, stride_vp, stride_vh, stride_vd,\n            table",
-        new="v_cache, stride_kb, stride_kp, stride_kh, stride_kd,\n            table",
-        says="Your values are gathered by the key cache's strides; the value cache has its own.",
-    ),
-    Mistake(
-        name="decode-reads-before-window",
-        task=6,
-        symbol="paged_decode:paged_decode_kernel",
-        old="tl.maximum(context - window, 0),",
-        new="context * 0,",
-        says="Your kernel reads positions before the window; their blocks may be freed, and hold anything. Begin at context - window.",
-    ),
-    Mistake(
-        name="maximum-of-first-tile",
-        task=6,
-        symbol="paged_decode:online_softmax",
-        old="larger = tl.maximum(maximum, tl.max(scores, 1))",
-        new='larger = tl.where(maximum == float("-inf"), tl.max(scores, 1), maximum)',
-        says="Your running maximum stays that of the first tile; later tiles may be larger, and overflow.",
-    ),
-    Mistake(
         name="values-sum-in-half",
         task=6,
         symbol="paged_decode:online_softmax",
@@ -392,14 +256,6 @@ MISTAKES = [
         old="scores * (scale * 1.4426950408889634)",
         new="(scores * (scale * 1.4426950408889634)).to(queries.dtype).to(tl.float32)",
         says="Your scores are rounded to the queries' type; keep them in float32.",
-    ),
-    Mistake(
-        name="given-scale-ignored",
-        task=6,
-        symbol="paged_decode:paged_decode",
-        old="dim**-0.5 if scale is None else scale",
-        new="dim**-0.5",
-        says="Your kernel takes 1/sqrt(D) although a scale is given.",
     ),
     # Task 7: split
     Mistake(
@@ -427,14 +283,6 @@ MISTAKES = [
         says="Your combine takes exp of an lse in base 2.",
     ),
     Mistake(
-        name="combine-overflows",
-        task=7,
-        symbol="split_decode:combine_kernel",
-        old='tl.where(largest == float("-inf"), 0.0, largest)',
-        new="0.0",
-        says="Your combine takes 2 ** lse as it is: large ones overflow. Take the largest off.",
-    ),
-    Mistake(
         name="empty-share-read",
         task=7,
         symbol="split_decode:combine_kernel",
@@ -451,36 +299,12 @@ MISTAKES = [
         says="Your combine gives NaN when all shares are empty: 0 / 0, or -inf taken from -inf.",
     ),
     Mistake(
-        name="share-runs-over",
-        task=7,
-        symbol="split_decode:split_decode_kernel",
-        old="end = tl.minimum(begin + share, context)",
-        new="end = begin + share",
-        says="Your last share runs beyond the context.",
-    ),
-    Mistake(
-        name="lse-without-maximum",
-        task=7,
-        symbol="split_decode:split_decode_kernel",
-        old="maximum + tl.log2(total)",
-        new="tl.log2(total)",
-        says="Your lse lacks the maximum that was taken off: it is maximum + log2(total).",
-    ),
-    Mistake(
         name="split-window-ignored",
         task=7,
         symbol="split_decode:split_decode_kernel",
         old="begin = first + split * share",
         new="begin = split * share",
         says="Your shares begin at position 0; with a window they begin at context - window.",
-    ),
-    Mistake(
-        name="splits-rounded-down",
-        task=7,
-        symbol="split_decode:choose_splits",
-        old="triton.cdiv(2 * num_processors, num_programs)",
-        new="2 * num_processors // num_programs",
-        says="You round the splits down, so some processor has less than two programs; round up.",
     ),
     Mistake(
         name="share-of-other-heads-stored",
@@ -497,14 +321,6 @@ MISTAKES = [
         old="share = tl.cdiv(tl.cdiv(context - first, TILE), SPLITS) * TILE",
         new="share = tl.cdiv(context - first, TILE) * TILE",
         says="Your first program takes the whole context; with s splits each takes about 1/s of it.",
-    ),
-    Mistake(
-        name="partial-in-half",
-        task=7,
-        symbol="split_decode:split_decode",
-        old="partial = q.new_empty((num_seqs, num_heads, splits, dim), dtype=torch.float32)",
-        new="partial = q.new_empty((num_seqs, num_heads, splits, dim))",
-        says="Your partial results have q's type; keep them in float32 until all are joined.",
     ),
     # Task 8: prefill
     Mistake(
@@ -538,22 +354,6 @@ MISTAKES = [
         old="head // GROUP,",
         new="head % (tl.num_programs(1) // GROUP),",
         says="Your query head h looks at key head h % G; neighbours share: h // (H/G).",
-    ),
-    Mistake(
-        name="prefill-reads-before-window",
-        task=8,
-        symbol="paged_prefill:paged_prefill_kernel",
-        old="begin = tl.maximum(tl.min(positions, 0) - window + 1, 0)",
-        new="begin = tl.min(positions, 0) * 0",
-        says="Your program reads positions that no query of it sees; what lies there may be NaN.",
-    ),
-    Mistake(
-        name="prefill-window-late",
-        task=8,
-        symbol="paged_prefill:paged_prefill_kernel",
-        old="tl.min(positions, 0) - window + 1, 0)",
-        new="tl.min(positions, 0) - window + 2, 0)",
-        says="Your program begins one position late: a window of w sees w positions, its own included.",
     ),
     Mistake(
         name="prefill-reads-to-the-end",
