@@ -65,6 +65,11 @@ def solution_lines(lab: Lab) -> dict[int, float]:
             names = (region.owner,) if region.owner else region.names
             tasks = {n: lab.task_of_symbol.get(f"{path.stem}:{n}") for n in names}
             listed = {name: task.id for name, task in tasks.items() if task}
+            if not listed:  # helpers of public names that stand elsewhere in the file
+                beside = {
+                    t.id for n, t in lab.task_of_symbol.items() if n.startswith(f"{path.stem}:")
+                }
+                listed = {"": beside.pop()} if len(beside) == 1 else {}
             total = _count(region.body)
             if len(set(listed.values())) > 1:  # a file of several tasks: each has its own names
                 for name, task in listed.items():

@@ -1,6 +1,6 @@
 """What the kernels buy: bytes moved, counted to the last one, and the same text by your kernels."""
 
-import time
+from collections import Counter
 
 import torch
 from rich.console import Console
@@ -16,6 +16,7 @@ from nanovllm.kernels.rms_norm import fused_add_rms_norm_
 from nanovllm.kernels.rope import rope_
 from nanovllm.kernels.runtime import DEVICE, INTERPRETED
 from nanovllm.kernels.silu import silu_and_mul
+from nanovllm.kernels.split_decode import choose_splits, split_decode
 from nanovllm.kernels.traffic import torch_bytes, traced
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import load_model
@@ -30,6 +31,7 @@ from nanovllm.tokenization.tokenizer import Tokenizer
 
 TOKENS, CONTEXT, BLOCK = 4, 100, 16
 PROMPT, LENGTH = "Mia's code is 7342. What is Mia's code?", 8
+SMS, LONG = 132, 1024  # of an H100; tokens of one user's context
 
 
 def operations(config: ModelConfig) -> dict:
@@ -55,8 +57,8 @@ def operations(config: ModelConfig) -> dict:
             lambda: fused_add_rms_norm_(x, residual, weight, 1e-6),
         ),
         "RoPE on q and k": (
-            lambda: (apply_rope(q, angles.cos(), angles.sin()), apply_rope(k, angles, angles)),
-            lambda: rope_(q, k, angles.cos(), angles.sin()),
+            lambda: (apply_rope(q, angles, angles), apply_rope(k, angles, angles)),
+            lambda: rope_(q, k, angles, angles),
         ),
         "SiLU and multiply": (
             lambda: silu(gate_up[:, :inner]) * gate_up[:, inner:],
@@ -86,17 +88,39 @@ def show_traffic(config: ModelConfig, console: Console) -> None:
     console.print(table)
 
 
+def show_splits(config: ModelConfig, console: Console) -> None:
+    """One user's long context: how many programs share it, and the keys of the busiest."""
+    heads, groups, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    table = Table(title=f"one user, {LONG:,} tokens, {groups} key heads, {SMS} SMs (an H100)")
+    for name in ("splits", "programs", "SMs with work", "keys that the busiest one reads"):
+        table.add_column(name, justify="right")
+    q = torch.randn(1, heads, dim)
+    k, v = torch.randn(2, LONG // BLOCK, BLOCK, groups, dim)
+    where = torch.arange(LONG // BLOCK).int()[None], torch.tensor([LONG]).int()
+    for splits in (1, choose_splits(groups, SMS, LONG, 64)):
+        with traced() as trace:
+            split_decode(q, k, v, *where, splits)
+        keys: Counter[tuple] = Counter()
+        for access, elements in trace.elements(k):
+            keys[access.launch, access.program] += 0 if access.is_store else len(elements)
+        programs = sum(count > 0 for count in keys.values())
+        busiest = max(keys.values()) // dim
+        table.add_row(*map(str, (splits, programs, min(programs, SMS), busiest)))
+    console.print(table)
+
+
 def main() -> None:
-    """Count the bytes, then let the engine answer with and without the kernels."""
+    """Count the bytes and the programs, then let the engine answer with and without the kernels."""
     console = Console()
     model = load_model(MODELS / "target", device=DEVICE)
     tokenizer = Tokenizer.from_pretrained(MODELS / "target")
     config = model.config
     if INTERPRETED:
         show_traffic(config, console)
+        show_splits(config, console)
     else:
         console.print("Bytes are counted in the interpreter: TRITON_INTERPRET=1 lab demo 06")
-    texts, seconds = [], []
+    texts = []
     for cache_of, attention in (
         (PagedCache, paged_attention),
         (TritonPagedCache, triton_paged_attention),
@@ -107,7 +131,6 @@ def main() -> None:
             attention=attention,
             cache=cache_of(config, 16, device=DEVICE),
         )
-        begin = time.perf_counter()
         result = generate_continuous(
             model,
             [tokenizer.encode(PROMPT)],
@@ -116,10 +139,9 @@ def main() -> None:
             tokenizer=tokenizer,
             store=store,
         )
-        seconds.append(time.perf_counter() - begin)
         texts.append(result.completions[0][0].text)
-    console.print(f"torch:   {texts[0]!r}  ({seconds[0]:.1f} s)", highlight=False)
-    console.print(f"kernels: {texts[1]!r}  ({seconds[1]:.1f} s)", highlight=False)
+    console.print(f"torch:   {texts[0]!r}", highlight=False)
+    console.print(f"kernels: {texts[1]!r}", highlight=False)
     same = texts[0] == texts[1]
     console.print("[green]the same text[/]" if same else "[red]NOT the same text[/]")
     if INTERPRETED:

@@ -26,11 +26,10 @@ def judge(case, given, cause):
         window = case.window or 10**9
         visible = sum(min(int(context), window) for context in case.context_lens)
         _, _, kv_heads, dim = case.k_cache.shape
-        expect.that(
-            case.guard.loads(case.k_cache) <= visible * kv_heads * dim,
-            f"at most {visible} keys of {dim} numbers are loaded for each of {kv_heads} key heads",
-            observed=case.guard.loads(case.k_cache),
-            call="numbers of the key cache that paged_decode loads",
+        expect(
+            case.guard.loads(case.k_cache),
+            visible * kv_heads * dim,
+            call="numbers of the key cache that the programs of paged_decode load",
             given=given,
             cause="each visible key is read once, for all the query heads that share it",
         )
@@ -150,19 +149,19 @@ def test_window(generator):
 
 @pytest.mark.check(task=6, points=2, title="Half precision, sums in float32")
 def test_half(generator):
-    for dtype in (torch.float16, torch.bfloat16):
+    for dtype, atol in ((torch.float16, 1e-3), (torch.bfloat16, 4e-3)):
         case = paged_case(generator, [40], heads=2, kv_heads=1, dtype=dtype, device=DEVICE)
         given = {"dtype": str(dtype), "context": 40}
         judge(case, given, "the result has q's type")
         case = paged_case(
-            generator, [60], heads=2, kv_heads=1, dtype=dtype, sharp=4.0, device=DEVICE
+            generator, [60], heads=8, kv_heads=1, dtype=dtype, sharp=4.0, device=DEVICE
         )
         scale = float(case.answer.abs().max())
         expect(
             run(case, torch.float32) / scale,
             case.answer / scale,
             rtol=0.0,
-            atol=8e-3,
+            atol=atol,
             call=CALL,
             given={"q and caches": str(dtype), "out": "torch.float32", "context": 60},
             cause="scores stay in float32 until the softmax is done",

@@ -6,13 +6,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nanovllm.kernels.paged_decode import paged_decode, tile_for
+from nanovllm.kernels.paged_decode import paged_decode
 from nanovllm.kernels.paged_prefill import paged_prefill
 from nanovllm.kernels.runtime import INTERPRETED
 from nanovllm.kernels.split_decode import choose_splits, split_decode
 from nanovllm.kernels.store_kv import store_kv
 from nanovllm.paging.batch import PagedBatch
 from nanovllm.paging.cache import PagedCache
+
+SHARE = 64  # positions of a context that are worth a program of their own
 
 
 def triton_paged_attention(
@@ -33,7 +35,7 @@ def triton_paged_attention(
         )
     programs = len(contexts) * k_cache.shape[2]
     visible = min(batch.max_context_len, window or batch.max_context_len)
-    splits = choose_splits(programs, num_processors(), visible, tile_for(k_cache))
+    splits = choose_splits(programs, num_processors(), visible, SHARE)
     if splits == 1:
         return paged_decode(q, k_cache, v_cache, tables, contexts, scale, window, out)
     return split_decode(q, k_cache, v_cache, tables, contexts, splits, scale, window, out)

@@ -7,11 +7,10 @@ machine, too. This module has to be imported before a kernel is defined; the pac
 
 import importlib
 import platform
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -31,13 +30,13 @@ from triton.runtime.errors import InterpreterError
 
 INTERPRETED = bool(triton.knobs.runtime.interpret) or not torch.cuda.is_available()
 DEVICE = "cpu" if INTERPRETED else "cuda"
-MARK = re.compile(r"lab\d\d task \d+: ")
 
 
 @dataclass(frozen=True)
 class Access:
     """One load or store of one program: the addresses of the elements that it touched."""
 
+    launch: int  # launches are numbered from 0; each is a grid of programs
     program: tuple[int, ...]
     is_store: bool
     addresses: np.ndarray
@@ -49,19 +48,15 @@ class Access:
         return len(self.addresses) * self.itemsize
 
 
+launches = count()
 observers: list[Callable[[Access], None]] = []  # told of every access in the interpreter
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
     """Run `kernel[grid](*args, **constants)`: one program for each place of the grid.
 
-    Beyond that: a body that is not written yet raises its own NotImplementedError in both modes
-    (a compiler would only say that it cannot translate `raise`), and what goes wrong in the
-    interpreter is raised as it is.
+    Beyond that: what goes wrong in the interpreter is raised as it is.
     """
-    missing = unwritten(kernel)
-    if missing:
-        raise NotImplementedError(missing)
     if not INTERPRETED:
         kernel[grid](*args, **constants)
         return
@@ -71,18 +66,6 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
             kernel[grid](*args, **constants)
     except InterpreterError as error:
         raise error.__cause__ or error from None
-
-
-@cache
-def unwritten(kernel: Any) -> str:
-    """The stub error in a kernel or in a device function that it calls; "" when all is written."""
-    code = kernel.fn.__code__
-    marks = [c for c in code.co_consts if isinstance(c, str) and MARK.match(c)]
-    if marks and "NotImplementedError" in code.co_names:
-        return marks[0]
-    called = (kernel.fn.__globals__.get(name) for name in code.co_names)
-    device_functions = (value for value in called if hasattr(value, "arg_names"))
-    return next(filter(None, map(unwritten, device_functions)), "")
 
 
 def _interpret() -> None:
@@ -134,6 +117,7 @@ def _watched(args: tuple) -> Iterator[None]:
     ranges = [(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages]
     builder = interpreter.interpreter_builder
     load, store = builder.create_masked_load, builder.create_masked_store
+    number = next(launches)
 
     def watch(pointers: Any, mask: Any, is_store: bool) -> None:
         seen = np.broadcast_to(mask.data, pointers.data.shape).astype(bool)  # may be int8
@@ -149,7 +133,7 @@ def _watched(args: tuple) -> Iterator[None]:
             )
         itemsize = pointers.get_element_ty().primitive_bitwidth // 8
         for observe in observers:
-            observe(Access(program, is_store, addresses, itemsize))
+            observe(Access(number, program, is_store, addresses, itemsize))
 
     def watched_load(pointers: Any, mask: Any, *rest: Any) -> Any:
         watch(pointers, mask, is_store=False)

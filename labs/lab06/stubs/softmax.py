@@ -9,19 +9,7 @@ from torch import Tensor
 from nanovllm.kernels.runtime import launch
 
 
-@triton.jit
-def softmax_kernel(
-    x,  # [R, C]
-    out,  # [R, C]
-    num_columns,
-    stride_x_row,
-    stride_x_column,
-    stride_out_row,
-    stride_out_column,
-    BLOCK: tl.constexpr,  # a power of 2, at least num_columns
-):
-    """Program r takes row r: its maximum off first, in float32, so that nothing overflows."""
-    raise NotImplementedError("lab06 task 1: softmax_kernel")
+# lab06 task 1: your kernels and helpers for what stands below.
 
 
 def softmax(
@@ -29,12 +17,10 @@ def softmax(
 ) -> Float[Tensor, "R C"]:
     """The softmax of each row, of any strides, into `out` (new by default).
 
+    Scores of 1,000 do not overflow; the sum is float32. Every number is read once.
+
     >>> softmax(torch.tensor([[0.0, 0.0], [1000.0, 0.0]]))
     tensor([[0.5000, 0.5000],
             [1.0000, 0.0000]])
     """
-    out = torch.empty_like(x) if out is None else out
-    rows, columns = x.shape
-    block = triton.next_power_of_2(columns)
-    launch(softmax_kernel, (rows,), x, out, columns, *x.stride(), *out.stride(), BLOCK=block)
-    return out
+    raise NotImplementedError("lab06 task 1: softmax")

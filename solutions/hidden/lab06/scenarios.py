@@ -1,4 +1,4 @@
-"""Hidden scenarios of lab 06: other sizes, strides, types and layouts than the visible checks'."""
+"""Hidden scenarios of lab 06: histories and combinations that no visible check goes through."""
 
 import torch
 
@@ -22,149 +22,201 @@ def gaps(values):
 
 def changed(room):
     """Where something was written, guards too, and what: the whole room is too much to send."""
-    flat = room.cpu().flatten()
+    flat = room.cpu().flatten().float()
     places = (flat != 7.0).nonzero().flatten()
     return [places.to(torch.int32), flat[places]]
 
 
-def paged(rng, contexts, lengths, heads, kv_heads, dim, block_size, dtype=torch.float32):
-    """q, caches, tables, contexts and starts of a ragged batch, on the kernels' device."""
-    from nanovllm.kernels.runtime import DEVICE
+class Cache:
+    """Sequences that grow in blocks taken at random; some begin with the blocks of another."""
 
-    widths = [max(1, -(-context // block_size)) for context in contexts]
-    order = rng.permutation(sum(widths) + 1)
-    tables = torch.zeros(len(contexts), max(widths) + 1, dtype=torch.int32)
-    taken = 0
-    for row, width in zip(tables, widths, strict=True):
-        row[:width] = torch.tensor(order[taken : taken + width])
-        taken += width
-    shape = (sum(widths) + 1, block_size, kv_heads, dim)
-    starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-    tensors = (
-        normal(rng, sum(lengths), heads, dim, dtype=dtype),
-        normal(rng, *shape, dtype=dtype),
-        normal(rng, *shape, dtype=dtype),
-        tables,
-        torch.tensor(contexts, dtype=torch.int32),
-        starts,
-    )
-    return tuple(tensor.to(DEVICE) for tensor in tensors)
+    def __init__(self, rng, lengths, kv_heads, dim, size, dtype=torch.float32, shared=0):
+        from nanovllm.kernels.runtime import DEVICE
+
+        self.size, self.device = size, DEVICE
+        widths = [-(-length // size) for length in lengths]
+        order = rng.permutation(sum(widths) + 2).tolist()
+        self.tables = torch.zeros(len(lengths), max(widths) + 1, dtype=torch.int64)
+        for row, width in zip(self.tables, widths, strict=True):
+            row[:width] = torch.tensor([order.pop() for _ in range(width)], dtype=torch.int64)
+        self.tables[1:, :shared] = self.tables[0, :shared]
+        shape = (sum(widths) + 2, size, kv_heads, dim)
+        # Positions that nobody has written yet hold NaN.
+        self.k, self.v = (torch.full(shape, torch.nan).to(dtype).to(DEVICE) for _ in range(2))
+
+    def write(self, rng, sequence, start, end):
+        """New keys and values for positions start .. end - 1."""
+        places = torch.arange(start, end)
+        blocks = self.tables[sequence, places // self.size]
+        for cache in (self.k, self.v):
+            cache[blocks, places % self.size] = normal(rng, len(places), *cache.shape[2:]).to(cache)
+
+    def given(self, lens):
+        tables = self.tables.to(torch.int32).to(self.device)
+        return self.k, self.v, tables, torch.tensor(lens, dtype=torch.int32, device=self.device)
 
 
 @scenario(task=1)
-def vectors_and_rows(nanovllm, rng):
+def in_place_and_repeated(nanovllm, rng):
+    """The result over one of the operands; one number or one row repeated by a stride of 0."""
     from nanovllm.kernels.add import add
     from nanovllm.kernels.softmax import softmax
 
     seen = {}
-    for n in (1, 31, 32, int(rng.integers(65, 130))):
-        (x, _), (y, _), (out, room) = (gaps(normal(rng, n)) for _ in range(3))
-        add(x, y, out, block=32)
-        seen[f"add {n}"] = room.cpu()
+    for n in (1, 33, int(rng.integers(65, 130))):
+        (x, room), (y, _) = (gaps(normal(rng, n)) for _ in range(2))
+        add(x, y, x, block=32)
+        add(x, y[:1].expand(n), x, block=64)
+        seen[f"add {n}"] = changed(room)
     for rows, columns in ((1, 1), (3, 13), (2, int(rng.integers(17, 40)))):
-        (x, _), (out, room) = (gaps(normal(rng, rows, columns) * 20) for _ in range(2))
-        softmax(x, out)
-        seen[f"softmax {rows} {columns}"] = room.cpu()
+        x, room = gaps(normal(rng, rows, columns) * 20)
+        softmax(x, x)
+        seen[f"softmax {rows} {columns}"] = changed(room)
+        out, room = gaps(torch.zeros(3, columns))
+        softmax(x[:1].expand(3, columns), out)
+        seen[f"row three times {columns}"] = changed(room)
     return seen
 
 
 @scenario(task=2)
-def norms(nanovllm, rng):
+def a_residual_stream(nanovllm, rng):
+    """Some layers one after another, x in half precision, the residual in float32 or the same."""
     from nanovllm.kernels.rms_norm import fused_add_rms_norm_
-    from nanovllm.kernels.runtime import DEVICE
 
     seen = {}
-    for dtype in (torch.float32, torch.float16):
-        for tokens, width in ((1, 3), (4, int(rng.integers(17, 63)))):
-            x, room = gaps(normal(rng, tokens, width, dtype=dtype) * 100)
-            residual, other = gaps(normal(rng, tokens, width, dtype=dtype))
-            weight = normal(rng, width, dtype=dtype).to(DEVICE)
+    for residual_type in (torch.float32, torch.float16):
+        tokens, width = int(rng.integers(1, 5)), int(rng.integers(17, 63))
+        residual, room = gaps(normal(rng, tokens, width, dtype=residual_type))
+        for layer in range(3):
+            x, other = gaps(normal(rng, tokens, width, dtype=torch.float16) * 100)
+            weight = normal(rng, width, dtype=torch.float32).to(x.device)
             fused_add_rms_norm_(x, residual, weight, 1e-3)
-            seen[f"{tokens} {width} {dtype}"] = [room.cpu(), other.cpu()]
+            seen[f"{residual_type} {layer}"] = changed(other)
+        seen[f"{residual_type}"] = changed(room)
     return seen
 
 
 @scenario(task=3)
-def turns(nanovllm, rng):
+def there_and_back(nanovllm, rng):
+    """Turned forwards in one step and backwards in the next, by slices of a table of angles."""
     from nanovllm.kernels.rope import rope_
-    from nanovllm.kernels.runtime import DEVICE
 
     seen = {}
-    for heads, kv_heads, dim in ((7, 1, 10), (2, 2, 36), (5, 3, 64)):
-        q, room = gaps(normal(rng, 3, heads, dim))
-        k, other = gaps(normal(rng, 3, kv_heads, dim))
-        angles = torch.tensor(rng.uniform(-3, 3, size=(3, dim // 2)), dtype=torch.float32)
-        rope_(q, k, angles.cos().to(DEVICE), angles.sin().to(DEVICE))
-        seen[f"{heads} {kv_heads} {dim}"] = [room.cpu(), other.cpu()]
+    for heads, kv_heads, dim in ((7, 1, 10), (2, 3, 36)):
+        fused, room = gaps(normal(rng, 3, heads + 2 * kv_heads, dim))
+        q, k = fused[:, :heads], fused[:, heads : heads + kv_heads]
+        angles = torch.tensor(rng.uniform(-3, 3, size=(3, dim)), dtype=torch.float32)
+        cos, sin = angles.cos().to(q.device), angles.sin().to(q.device)
+        rope_(q, k, cos[:, : dim // 2], sin[:, : dim // 2])
+        seen[f"{heads} forwards"] = changed(room)
+        rope_(q, k, cos[:, 1::2], -sin[:, 1::2])
+        seen[f"{heads} backwards"] = changed(room)
     return seen
 
 
 @scenario(task=4)
 def gates(nanovllm, rng):
+    """A slice of a wider tensor, the default block, results of another type and new ones."""
+    from nanovllm.kernels.runtime import DEVICE
     from nanovllm.kernels.silu import silu_and_mul
 
     seen = {}
-    for width, block in ((5, 16), (70, 32), (int(rng.integers(33, 64)), 8)):
-        gate_up, _ = gaps(normal(rng, 2, 2 * width) * 4)
-        out, room = gaps(normal(rng, 2, width))
-        silu_and_mul(gate_up, out, block=block)
-        seen[f"{width} {block}"] = room.cpu()
+    for width in (1, 70, int(rng.integers(1025, 1400))):
+        wide = (normal(rng, 2, 2 * width + 3) * 4).to(DEVICE)
+        seen[f"{width}"] = silu_and_mul(wide[:, 2:-1]).cpu()
+        out, room = gaps(torch.zeros(2, width))
+        silu_and_mul(wide[:, 2:-1].half(), out, block=2 ** int(rng.integers(5, 9)))
+        seen[f"{width} of half"] = changed(room)
     return seen
 
 
 @scenario(task=5)
-def stores(nanovllm, rng):
+def steps_of_a_cache(nanovllm, rng):
+    """Several steps into one cache: later tokens over earlier ones, steps of padding alone."""
     from nanovllm.kernels.runtime import DEVICE
     from nanovllm.kernels.store_kv import store_kv
 
     seen = {}
-    for kv_heads, dim, size in ((3, 20, 4), (1, 80, 1), (2, 48, 16)):
-        slots = rng.permutation(4 * size)[:4]
-        slots[int(rng.integers(4))] = -1
-        k, v = (gaps(normal(rng, 4, kv_heads, dim))[0] for _ in range(2))
+    for kv_heads, dim, size in ((3, 20, 4), (1, 40, 1)):
         (k_cache, room), (v_cache, other) = (
             gaps(torch.zeros(4, size, kv_heads, dim)) for _ in range(2)
         )
-        store_kv(k, v, k_cache, v_cache, torch.tensor(slots).to(DEVICE))
+        for step in range(3):
+            tokens = min(4 * size, int(rng.integers(1, 5)))
+            slots = rng.permutation(4 * size)[:tokens].astype("int32")
+            slots[rng.random(tokens) < (1.0 if step == 1 else 0.3)] = -1
+            k, v = (gaps(normal(rng, tokens, kv_heads, dim))[0] for _ in range(2))
+            store_kv(k, v, k_cache, v_cache, torch.tensor(slots).to(DEVICE))
         seen[f"{kv_heads} {dim} {size}"] = [changed(room), changed(other)]
     return seen
 
 
 @scenario(task=6)
-def decodes(nanovllm, rng):
+def growing_contexts(nanovllm, rng):
+    """Two sequences behind a shared prefix, token by token; blocks not yet written hold NaN."""
     from nanovllm.kernels.paged_decode import paged_decode
 
     seen = {}
-    for heads, kv_heads, dim, size, window in ((7, 1, 20, 2, None), (8, 4, 40, 16, 7)):
-        contexts = [1, size, size + 1, 0, int(rng.integers(33, 50))]
-        q, k, v, tables, lens, _ = paged(rng, contexts, [1] * 5, heads, kv_heads, dim, size)
-        seen[f"{heads} {size}"] = paged_decode(q, k, v, tables, lens, window=window, tile=16).cpu()
+    for heads, kv_heads, dim, size, window in ((7, 1, 20, 4, None), (6, 2, 40, 16, 9)):
+        lens = [2 * size + int(rng.integers(0, 30)), 2 * size]
+        cache = Cache(rng, [n + 4 for n in lens], kv_heads, dim, size, shared=2)
+        cache.write(rng, 0, 0, lens[0])
+        for step in range(3):
+            lens = [n + 1 for n in lens]
+            for sequence, length in enumerate(lens):
+                cache.write(rng, sequence, length - 1, length)
+            q = (4 * normal(rng, 2, heads, dim)).to(cache.device)
+            out = paged_decode(q, *cache.given(lens), window=window)
+            seen[f"{heads} {step}"] = out.cpu()
     return seen
 
 
 @scenario(task=7)
 def splits(nanovllm, rng):
+    """One batch by many numbers of splits; sharp scores, so that parts differ in weight."""
     from nanovllm.kernels.split_decode import choose_splits, split_decode
 
-    seen = {"choices": [choose_splits(n, 84, int(rng.integers(1, 9000)), 32) for n in (1, 8, 90)]}
-    contexts = [2, 0, int(rng.integers(50, 80)), 16]
-    q, k, v, tables, lens, _ = paged(rng, contexts, [1] * 4, 6, 2, 24, 8)
-    for count, window in ((1, None), (4, None), (3, 30)):
-        out = split_decode(q, k, v, tables, lens, count, window=window, tile=16)
-        seen[f"{count} {window}"] = out.cpu()
+    chosen = [choose_splits(n, 84, int(rng.integers(1, 9000)), 32) for n in (1, 8, 90)]
+    seen = {"choices": [int(number) for number in chosen]}
+    for dtype, window in ((torch.float32, None), (torch.float16, int(rng.integers(30, 150)))):
+        lens = [2, 0, int(rng.integers(100, 220)), 40]
+        cache = Cache(rng, lens, 2, 24, 8, dtype)
+        for sequence, length in enumerate(lens):
+            cache.write(rng, sequence, 0, length)
+        q = (6 * normal(rng, 4, 6, 24, dtype=dtype)).to(cache.device)
+        for count in (1, 5):
+            out, room = gaps(torch.zeros(4, 6, 24, dtype=dtype))
+            split_decode(q, *cache.given(lens), count, window=window, out=out)
+            seen[f"{dtype} {count}"] = changed(room) if dtype == torch.float32 else out.cpu()
     return seen
 
 
 @scenario(task=8)
-def prefills(nanovllm, rng):
+def prompts_in_chunks(nanovllm, rng):
+    """Prompts that are computed chunk by chunk beside a decode; the future holds NaN."""
     from nanovllm.kernels.paged_prefill import paged_prefill
 
     seen = {}
-    for heads, kv_heads, dim, size, window in ((3, 1, 20, 2, None), (4, 2, 40, 16, 6)):
-        lengths = [1, 0, int(rng.integers(17, 30)), 4]
-        contexts = [6, 0, lengths[2] + int(rng.integers(0, 9)), 4]
-        q, k, v, tables, lens, starts = paged(rng, contexts, lengths, heads, kv_heads, dim, size)
-        seen[f"{heads} {size}"] = paged_prefill(
-            q, k, v, tables, lens, starts, max(lengths), window=window, rows=16, tile=16
-        ).cpu()
+    for heads, kv_heads, dim, size, window in ((3, 1, 20, 8, None), (4, 2, 40, 16, 21)):
+        totals = [int(rng.integers(40, 90)), int(rng.integers(5, 30)), 24]
+        cache = Cache(rng, totals, kv_heads, dim, size)
+        done = [0, 0, 20]
+        cache.write(rng, 2, 0, 20)
+        step = 0
+        while done != totals:
+            chunks = [
+                min(total - n, int(rng.integers(0, 41)))
+                for n, total in zip(done, totals, strict=True)
+            ]
+            chunks[2] = min(1, totals[2] - done[2])
+            if not sum(chunks):
+                continue
+            for sequence, length in enumerate(chunks):
+                cache.write(rng, sequence, done[sequence], done[sequence] + length)
+            done = [n + length for n, length in zip(done, chunks, strict=True)]
+            starts = torch.tensor([0, *chunks]).cumsum(0).to(torch.int32).to(cache.device)
+            q = normal(rng, sum(chunks), heads, dim).to(cache.device)
+            out = paged_prefill(q, *cache.given(done), starts, max(chunks), window=window)
+            seen[f"{heads} {step}"] = out.cpu()
+            step += 1
     return seen
