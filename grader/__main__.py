@@ -9,18 +9,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from grader.catalog import find_lab, labs
-from grader.classroom.command import autograde, classroom
-from grader.errors import LabError, sentence_of
-from grader.grading import commands
-from grader.release.command import release
+from grader.classroom.classroom_command import autograde, classroom
+from grader.course.errors import LabError, sentence_of
+from grader.course.lab_toml import find_lab, labs
+from grader.grading import grade_command
+from grader.release.release_command import release
 
 app = typer.Typer(
     help="Build and prove the course, grade a class.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (release, classroom, autograde, commands.grade, commands.items):
+for command in (release, classroom, autograde, grade_command.grade, grade_command.items):
     app.command()(command)
 console = Console()
 
@@ -33,7 +33,9 @@ def build(
     lab: Annotated[list[str] | None, typer.Argument(help="Labs; all when none is named.")] = None,
 ) -> None:
     """Make stubs, notebooks, checks.json and mistakes.json from solutions/."""
-    from grader import build as builder  # it needs nbgrader, which takes seconds to import
+    from grader.authoring import (
+        build as builder,  # it needs nbgrader, which takes seconds to import
+    )
 
     chosen = [find_lab(name) for name in lab] if lab else labs()
     if check:
@@ -54,7 +56,7 @@ def mistakes(
     lab: str, only: Annotated[str, typer.Option(help="One mistake by name.")] = ""
 ) -> None:
     """Plant every known mistake of a lab and show which checks catch and name it."""
-    from grader import mistakes as bank
+    from grader.authoring import mistakes as bank
 
     chosen = find_lab(lab)
     with console.status("planting"):

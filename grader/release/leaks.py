@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from grader.catalog import labs
-from grader.mistakes import bank
-from grader.paths import HIDDEN, NOTEBOOK_SOURCES
-from grader.release.selection import Selection
-from grader.stubs import lab_stubs, solutions
+from grader.authoring.mistakes import bank
+from grader.authoring.stubs import lab_stubs, solutions
+from grader.course.lab_toml import labs
+from grader.course.paths import HIDDEN, NOTEBOOK_SOURCES
+from grader.release.lab_selection import Selection
 
 WINDOW = 3  # so many lines of a solution in a row are a leak, even where the rest is missing
 LONG = 40  # a single line of a planted mistake or of a model answer counts from this length on

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grader import expect
-from grader.paths import ROOT
+from grader.course.paths import ROOT
 from nanovllm.generation.events import Completion, Finished, Prefilled, Sampled, TokenGenerated
 from nanovllm.generation.latency import ManualClock
 from nanovllm.generation.loop import Generation, Phase, generate

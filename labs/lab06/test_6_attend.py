@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 from grader import expect
-from grader.guard import Guard
-from grader.paged_case import paged_case
+from grader.checks.guard_regions import Guard
+from grader.checks.paged_attention_cases import paged_case
 from nanovllm.kernels.flash import attend_range
 from nanovllm.kernels.paged_decode import NO_WINDOW, paged_decode
 from nanovllm.kernels.runtime import DEVICE, launch

@@ -3,7 +3,7 @@
 import pytest
 
 from grader import expect
-from grader.paged_case import paged_case
+from grader.checks.paged_attention_cases import paged_case
 from nanovllm.kernels.paged_decode import paged_decode
 from nanovllm.kernels.runtime import DEVICE
 

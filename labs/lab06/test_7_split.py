@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from grader import expect
-from grader.guard import Guard
-from grader.paged_case import paged_case
+from grader.checks.guard_regions import Guard
+from grader.checks.paged_attention_cases import paged_case
 from nanovllm.kernels.runtime import DEVICE
 from nanovllm.kernels.split_decode import choose_splits, combine, split_decode
 

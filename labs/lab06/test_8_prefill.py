@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grader import expect
-from grader.paged_case import paged_case
+from grader.checks.paged_attention_cases import paged_case
 from nanovllm.kernels.paged_prefill import paged_prefill
 from nanovllm.kernels.runtime import DEVICE
 

@@ -27,8 +27,9 @@ from random import Random
 import matplotlib.pyplot as plt
 import numpy as np
 
-from grader.notebook import needs, style
-from grader.paths import MODELS
+from grader.student.notebook import needs
+from grader.student.notebook import style
+from grader.course.paths import MODELS
 from models.corpus import Mixture, document, plain
 from nanovllm.tokenization.bpe import BPEModel, PairCounts, train_bpe, word_counts
 from nanovllm.tokenization.chat import ChatTemplate
@@ -104,7 +105,7 @@ with needs("01", 1):
 # ### Self-check: task 1
 
 # %% nbgrader={"grade": true, "grade_id": "lab01-task-1", "locked": true, "points": 20, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="01" nanovllm_task=1
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("01", 1)
 
@@ -202,7 +203,7 @@ with needs("01", 1, 2):
 # ### Self-check: task 2
 
 # %% nbgrader={"grade": true, "grade_id": "lab01-task-2", "locked": true, "points": 20, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="01" nanovllm_task=2
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("01", 2)
 
@@ -269,7 +270,7 @@ with needs("01", 1, 2, 3):
 # ### Self-check: task 3
 
 # %% nbgrader={"grade": true, "grade_id": "lab01-task-3", "locked": true, "points": 20, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="01" nanovllm_task=3
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("01", 3)
 
@@ -291,7 +292,7 @@ with needs("01", 2, 3, 4):
 # ### Self-check: task 4
 
 # %% nbgrader={"grade": true, "grade_id": "lab01-task-4", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="01" nanovllm_task=4
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("01", 4)
 
@@ -318,7 +319,7 @@ with needs("01", 2, 3, 5):
 # ### Self-check: task 5
 
 # %% nbgrader={"grade": true, "grade_id": "lab01-task-5", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="01" nanovllm_task=5
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("01", 5)
 
@@ -428,7 +429,7 @@ with needs("01", 1, 2, 6):
 # ### Self-check: task 6
 
 # %% nbgrader={"grade": true, "grade_id": "lab01-task-6", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="01" nanovllm_task=6
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("01", 6)
 

@@ -26,8 +26,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from grader.notebook import check_task, needs, style
-from grader.paths import ROOT
+from grader.student.notebook import check_task
+from grader.student.notebook import needs
+from grader.student.notebook import style
+from grader.course.paths import ROOT
 from nanovllm.generation.beam import BeamSearchParams, beam_search
 from nanovllm.generation.chunked import prefill_cost
 from nanovllm.generation.events import Prefilled, TokenGenerated

@@ -32,8 +32,10 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 from torch.nn.functional import silu
 
-from grader.notebook import COLOURS, needs, style
-from grader.paths import MODELS
+from grader.student.notebook import COLOURS
+from grader.student.notebook import needs
+from grader.student.notebook import style
+from grader.course.paths import MODELS
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.offline import generate_continuous
 from nanovllm.generation.params import SamplingParams
@@ -119,7 +121,7 @@ with needs("06", 1):
     print(f"your kernel         {trace.nbytes:>8,} bytes")
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-1", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=1
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("06", 1)
 
@@ -174,7 +176,7 @@ with needs("06", 2, 3, 4):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-2", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=2
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("06", 2)
 
@@ -209,12 +211,12 @@ with needs("06", 3):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-3", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=3
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("06", 3)
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-4", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=4
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("06", 4)
 
@@ -238,7 +240,7 @@ with needs("06", 5):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-5", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=5
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("06", 5)
 
@@ -302,7 +304,7 @@ with needs("06", 6):
     print(f"{reads:,} elements of K read, {needed:,} needed: each one once, for both query heads")
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-6", "locked": true, "points": 18, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=6
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("06", 6)
 
@@ -338,7 +340,7 @@ with needs("06", 6, 7):
               f"for 132 processors ({splits} splits)")  # fmt: skip
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-7", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=7
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("06", 7)
 
@@ -370,7 +372,7 @@ with needs("06", 6, 8):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-8", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=8
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("06", 8)
 

@@ -1,0 +1,96 @@
+"""`mistakes.json`: what the checks observed under each known mistake, planted anew when stale."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from grader.authoring import mistakes
+from grader.authoring.mistakes import Finding, Mistake
+from grader.checks.markers import collect_checks
+from grader.course.checks_json import file_digest
+from grader.course.lab_toml import Lab
+
+OBSERVERS = ("expect.py", "compare.py", "fingerprint.py", "running.py")
+
+
+def record_of(lab: Lab, progress: Callable[[str], None]) -> str:
+    """The text of the lab's `mistakes.json`; plants those mistakes whose record is stale."""
+    known, digests, before = mistakes.bank(lab), mistake_digests(lab), _read(lab)
+    stale = [m for m in known if before["made_from"].get(m.name) != digests[m.name]]
+    found = {m.name: Finding(m, _seen(m, before)) for m in known if m not in stale}
+    for finding in mistakes.findings(lab, stale):
+        progress(f"{lab.key}: {finding.mistake.name}")
+        found[finding.mistake.name] = finding
+    observations = mistakes.table([found[mistake.name] for mistake in known])
+    data = {"made_from": digests, "observations": observations}
+    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+
+
+def fresh(lab: Lab) -> bool:
+    """True when every mistake's record was made from what is there now."""
+    return _read(lab)["made_from"] == mistake_digests(lab)
+
+
+def mistake_digests(lab: Lab) -> dict[str, str]:
+    """For each mistake one digest of all that its record depends on.
+
+    That is the lab's reference, the files with the checks of its task and what these import from
+    the grader, and the mistake itself. Docstrings and comments of the reference do not count.
+    """
+    common = [f"{path.name} {_code(path)}" for path in sorted(lab.reference.glob("*.py"))]
+    observers = [Path(__file__).parent / name for name in OBSERVERS]
+    common += [f"{path.name} {file_digest(path)}" for path in [*observers, lab.folder / "lab.toml"]]
+    of_lab = _digest(common)
+    files: dict[int, set[str]] = {}
+    for check in collect_checks(lab):
+        files.setdefault(check.task, set()).add(check.file)
+    of_task = {
+        task: _digest([_with_helpers(lab.folder / name) for name in sorted(names)])
+        for task, names in files.items()
+    }
+    return {m.name: _digest([of_lab, of_task[m.task], repr(m)])[:16] for m in mistakes.bank(lab)}
+
+
+def _read(lab: Lab) -> dict[str, Any]:
+    path = lab.folder / "mistakes.json"
+    if not path.is_file():
+        return {"made_from": {}, "observations": {}}
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _seen(mistake: Mistake, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the record holds of one mistake, by check."""
+    return {
+        check: {key: value for key, value in entry.items() if key not in ("name", "says")}
+        for check, entries in record["observations"].items()
+        for entry in entries
+        if entry["name"] == mistake.name
+    }
+
+
+def _with_helpers(checks: Path) -> str:
+    """The digests of a file of checks and of the grader's modules that it imports."""
+    names = re.findall(r"^from grader\.(\w+) import", checks.read_text(encoding="utf-8"), re.M)
+    helpers = [Path(__file__).with_name(f"{name}.py") for name in sorted(set(names))]
+    return " ".join(f"{path.name} {file_digest(path)}" for path in [checks, *helpers])
+
+
+def _code(path: Path) -> str:
+    """A module's syntax tree without its docstrings, as text."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node, clean=False
+        ):
+            node.body = node.body[1:]
+    return ast.dump(tree)
+
+
+def _digest(parts: list[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
