@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from grader import expect
-from grader.text_case import ByteTokenizer
+from grader.checks.text_cases import ByteTokenizer
 from nanovllm.tokenization.chat import ChatTemplate, compile_template
 from nanovllm.tokenization.errors import ChatTemplateError
 from nanovllm.tokenization.hf_format import plain_spec

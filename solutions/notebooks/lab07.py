@@ -31,8 +31,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from grader.notebook import needs, style
-from grader.paths import MODELS
+from grader.student.notebook import needs
+from grader.student.notebook import style
+from grader.course.paths import MODELS
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.generation.latency import ManualClock, percentile
@@ -138,7 +139,7 @@ with needs("07", 1):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab07-task-1", "locked": true, "points": 20, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="07" nanovllm_task=1
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("07", 1)
 
@@ -169,7 +170,7 @@ with needs("07", 2):
         print(f"{type(request).__name__[:4]} {asked!s:<48} {said}")
 
 # %% nbgrader={"grade": true, "grade_id": "lab07-task-2", "locked": true, "points": 18, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="07" nanovllm_task=2
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("07", 2)
 
@@ -260,7 +261,7 @@ with needs("07", 1, 2, 3):
     print("read in pieces of 7 bytes:", len(cut), "events,", cut == EventReader().push(whole))
 
 # %% nbgrader={"grade": true, "grade_id": "lab07-task-3", "locked": true, "points": 18, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="07" nanovllm_task=3
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("07", 3)
 
@@ -438,7 +439,7 @@ with needs("07", 1, 4, 7):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab07-task-4", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="07" nanovllm_task=4
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("07", 4)
 
@@ -531,7 +532,7 @@ with needs("07", 1, 4, 7):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab07-task-7", "locked": true, "points": 6, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="07" nanovllm_task=7
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("07", 7)
 
@@ -581,7 +582,7 @@ with needs("07", 5):
         print(f"{name:<36}{found(f'nanovllm:{name}', labels):>8.0f}")
 
 # %% nbgrader={"grade": true, "grade_id": "lab07-task-5", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="07" nanovllm_task=5
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("07", 5)
 
@@ -628,6 +629,6 @@ with needs("07", 6):
     print(recent["totals"])
 
 # %% nbgrader={"grade": true, "grade_id": "lab07-task-6", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="07" nanovllm_task=6
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("07", 6)
