@@ -15,8 +15,10 @@ from grader.authoring.mistakes import Finding, Mistake
 from grader.checks.markers import collect_checks
 from grader.course.checks_json import file_digest
 from grader.course.lab_toml import Lab
+from grader.course.paths import ROOT
 
-OBSERVERS = ("expect.py", "compare.py", "fingerprint.py", "running.py")
+OBSERVERS = ("expect.py", "compare.py", "fingerprint.py", "plugin_run.py")
+CHECKS = ROOT / "grader" / "checks"
 
 
 def record_of(lab: Lab, progress: Callable[[str], None]) -> str:
@@ -44,7 +46,7 @@ def mistake_digests(lab: Lab) -> dict[str, str]:
     the grader, and the mistake itself. Docstrings and comments of the reference do not count.
     """
     common = [f"{path.name} {_code(path)}" for path in sorted(lab.reference.glob("*.py"))]
-    observers = [Path(__file__).parent / name for name in OBSERVERS]
+    observers = [CHECKS / name for name in OBSERVERS]
     common += [f"{path.name} {file_digest(path)}" for path in [*observers, lab.folder / "lab.toml"]]
     of_lab = _digest(common)
     files: dict[int, set[str]] = {}
@@ -76,8 +78,10 @@ def _seen(mistake: Mistake, record: dict[str, Any]) -> dict[str, dict[str, Any]]
 
 def _with_helpers(checks: Path) -> str:
     """The digests of a file of checks and of the grader's modules that it imports."""
-    names = re.findall(r"^from grader\.(\w+) import", checks.read_text(encoding="utf-8"), re.M)
-    helpers = [Path(__file__).with_name(f"{name}.py") for name in sorted(set(names))]
+    names = re.findall(
+        r"^from grader\.checks\.(\w+) import", checks.read_text(encoding="utf-8"), re.M
+    )
+    helpers = [CHECKS / f"{name}.py" for name in sorted(set(names))]
     return " ".join(f"{path.name} {file_digest(path)}" for path in [checks, *helpers])
 
 

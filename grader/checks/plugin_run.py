@@ -10,8 +10,8 @@ import pytest
 from grader.checks.card import CheckInfo, failure_card, shown_path, student_place
 from grader.checks.expect import ExpectationFailed
 from grader.checks.fingerprint import fingerprint
+from grader.checks.known_mistakes import recognise
 from grader.checks.plugin_session import LabSession
-from grader.course import checks_json
 from grader.course.lab_toml import find_lab
 from grader.course.outcome import Outcome, Status
 
@@ -78,7 +78,7 @@ class Running:
         else:
             observation = {"at": "raised", "seen": fingerprint(error)}
         self.session.observations[info.id] = observation
-        named = checks_json.recognise(find_lab(info.lab), info.id, observation)
+        named = recognise(find_lab(info.lab), info.id, observation)
         card = failure_card(info, error, [mistake.says for mistake in named])
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         names = ",".join(mistake.name for mistake in named)
