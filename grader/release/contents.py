@@ -52,6 +52,7 @@ def _copied(selection: Selection) -> Iterator[Path]:
             yield from found
     yield from roots[: len(ENTRANCES)]
     yield from needed_modules(roots)
+    yield ROOT / "LICENSE"
     yield MODELS / "recall.png"
     for name in CHECKPOINTS:
         yield from _tree(MODELS / name)
