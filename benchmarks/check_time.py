@@ -1,6 +1,6 @@
 """What a lab's checks and hidden scenarios take by themselves, without the grader.
 
-One warm process has everything imported, as the grader's has. For each submission a fork of it,
+One worker has everything imported, as the grader's has. For each submission a fork of it,
 unboxed, runs the visible checks, the scenarios on the submission, and the scenarios on the
 reference with the verdicts, once each in one process, and times the three: without the fork, the
 reading of the submission, what is done again for a wrong one, and any report. As many run side by
@@ -24,8 +24,7 @@ from grader.checks.isolated_imports import World
 from grader.checks.markers import collect_checks
 from grader.course.lab_toml import Lab, find_lab
 from grader.course.paths import ROOT
-from grader.grading import scenario_list
-from grader.grading import seeds as keys
+from grader.grading import scenario_list, student_seeds
 from grader.sandbox import job_checks, job_scenarios
 from grader.sandbox.hugepages import collapse
 from grader.sandbox.preload import prepare
@@ -38,7 +37,7 @@ def measure(lab: Lab, packs: list[Path], jobs: int, secret: bytes, folder: Path)
     prepare(lab.key)
     os.chdir(ROOT)
     items = [check.id for check in collect_checks(lab)]
-    drawn = [f"{one.name}#{i}" for one in scenarios.load(lab) for i in range(keys.DRAWS)]
+    drawn = [f"{one.name}#{i}" for one in scenarios.load(lab) for i in range(student_seeds.DRAWS)]
     work = {"lab": lab.key, "sources": scenario_list.sources(lab), "items": drawn}
     gc.collect()
     gc.freeze()
@@ -49,7 +48,7 @@ def measure(lab: Lab, packs: list[Path], jobs: int, secret: bytes, folder: Path)
             os.wait()
             running -= 1
         if os.fork() == 0:
-            seeds = keys.seeds(secret, lab, pack.stem)
+            seeds = student_seeds.seeds(secret, lab, pack.stem)
             _child(lab, pack, items, {**work, "seeds": seeds}, folder)
         running += 1
     for _ in range(running):

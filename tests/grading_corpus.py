@@ -35,8 +35,8 @@ def boxed(sandbox: Sandbox) -> Sandbox:
     """The sandbox, where it is bubblewrap: what the corpus does must not be let loose."""
     if sys.platform != "linux":
         pytest.skip("bubblewrap is there on Linux only")
-    rung = sandbox.probe(LAB)
-    assert rung == "bubblewrap", f"install bubblewrap to run these tests: {sandbox.tried}"
+    level = sandbox.probe(LAB)
+    assert level == "bubblewrap", f"install bubblewrap to run these tests: {sandbox.tried}"
     return sandbox
 
 

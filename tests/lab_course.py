@@ -199,14 +199,15 @@ class Course:
     def record(self, mode: str = "isolated", key: str = "lab01", **statuses: str) -> None:
         """Record outcomes of a lab's checks on the files as they are, without running them."""
         self.python(f"""
-from grader import integrity, state
+from grader.course import integrity
+from grader.student_files import lab_state
 from grader.course.lab_toml import find_lab
 from grader.course.outcome import Outcome, Status
 lab, statuses = find_lab({key!r}), {statuses!r}
 outcomes = [Outcome(c.id, lab.key, c.task, c.title, c.points, Status(statuses[c.name]))
             for c in integrity.read(lab).checks.values() if c.name in statuses]
 assert len(outcomes) == len(statuses)
-print(state.record_run(lab.key, {mode!r}, outcomes, state.digest(lab)))
+print(lab_state.record_run(lab.key, {mode!r}, outcomes, lab_state.digest(lab)))
 """)
 
     def solve(self, *names: str) -> None:
@@ -241,9 +242,10 @@ def make_course(root: Path, started: str = "") -> Course:
     course = Course(root)
     if started:
         course.python(
-            "from grader import workspace, catalog\n"
+            "from grader.course.lab_toml import find_lab\n"
+            "from grader.student_files import lab_folder\n"
             f"for name in {started.split()!r}:\n"
-            "    workspace.start(catalog.find_lab(name))"
+            "    lab_folder.start(find_lab(name))"
         )
     return course
 

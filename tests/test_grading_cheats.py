@@ -14,6 +14,7 @@ from grader.grading.batch import grade_class
 from grader.grading.class_submissions import discover
 from grader.grading.grading_toml import Config
 from grader.grading.journal import Journal
+from grader.grading.report_text import lab_html, lab_text
 from grader.sandbox.memory_use import descendants
 from tests.grading_corpus import (
     CHEATS,
@@ -75,7 +76,7 @@ def test_the_corpus(graded: dict[str, LabReport], others: set[int]) -> None:
 
 def _nothing_came_out(graded: dict[str, LabReport]) -> None:
     for name, report in graded.items():
-        for text in (report.text(), report.html()):
+        for text in (lab_text(report), lab_html(report)):
             assert MARK not in text, name
             assert "HIDDEN" not in text and "status 77" not in text, name
             assert "<script" not in text or text.startswith("lab"), name
@@ -94,8 +95,8 @@ def _nothing_is_left(others: set[int]) -> None:
 
 
 def _boxes() -> set[int]:
-    """Warm processes below this one."""
-    return {pid for pid in descendants(os.getpid()) if b"grading.template" in _command(pid)}
+    """Worker processes below this one."""
+    return {pid for pid in descendants(os.getpid()) if b"sandbox.forkserver_main" in _command(pid)}
 
 
 def _command(pid: int) -> bytes:

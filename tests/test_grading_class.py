@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from grader.__main__ import app as grader_app
 from grader.checks.markers import collect_checks
 from grader.course.errors import LabError
-from grader.grading import LabReport, TaskReport, grade_files, seeds
+from grader.grading import LabReport, TaskReport, grade_files, student_seeds
 from grader.grading.class_submissions import HandedIn, discover
 from grader.grading.grade_command import class_table
 from grader.grading.grading_toml import Config
@@ -24,6 +24,7 @@ from grader.grading.item_analysis import analyse, correlation
 from grader.grading.item_plot import picture
 from grader.grading.journal import Journal
 from grader.grading.report import AGREES, BROKEN, DIFFERS, CheckReport, ScenarioReport
+from grader.grading.report_text import lab_html, lab_text, task_html, task_text
 from grader.sandbox.limits import Limits
 from tests.grading_corpus import LAB, SECRET
 
@@ -67,12 +68,16 @@ def test_a_task_that_waits_for_another_says_so_once() -> None:
         CheckReport(f"t::c{i}", f"check {i}", 2, "blocked", "blocked by task 2") for i in "ab"
     ]
     waiting = TaskReport(4, "Scheduler", 4.0, tuple(checks), ())
-    assert waiting.html().count("blocked by task 2") == 1
-    assert waiting.text().count("blocked by task 2") == 1
+    assert task_html(waiting).count("blocked by task 2") == 1
+    assert task_text(waiting).count("blocked by task 2") == 1
     other = CheckReport("t::d", "check d", 2, "failed", "got 3, expected 4")
     mixed = TaskReport(4, "Scheduler", 6.0, (*checks, other), ())
-    assert mixed.html().count("blocked by task 2") == mixed.text().count("blocked by task 2") == 2
-    assert "got 3, expected 4" in mixed.html()
+    assert (
+        task_html(mixed).count("blocked by task 2")
+        == task_text(mixed).count("blocked by task 2")
+        == 2
+    )
+    assert "got 3, expected 4" in task_html(mixed)
 
 
 def test_a_report_survives_json() -> None:
@@ -238,30 +243,30 @@ def test_journal_keeps_what_was_written_whole(tmp_path: Path) -> None:
 def test_seeds_and_keys_depend_on_what_they_must() -> None:
     from grader.grading.submission import Submission
 
-    assert seeds.seeds(SECRET, LAB, "ada") == seeds.seeds(SECRET, LAB, "ada")
-    drawn = [*seeds.seeds(SECRET, LAB, "ada"), *seeds.seeds(SECRET, LAB, "bob"),
-             *seeds.seeds(b"another secret of a course", LAB, "ada")]  # fmt: skip
+    assert student_seeds.seeds(SECRET, LAB, "ada") == student_seeds.seeds(SECRET, LAB, "ada")
+    drawn = [*student_seeds.seeds(SECRET, LAB, "ada"), *student_seeds.seeds(SECRET, LAB, "bob"),
+             *student_seeds.seeds(b"another secret of a course", LAB, "ada")]  # fmt: skip
     assert len(set(drawn)) == len(drawn)
     base = (Submission({"a.py": b"1"}), LAB, "ada", SECRET, Limits(), "bubblewrap")
     changed = [
         (0, Submission({"a.py": b"2"})), (2, "bob"), (3, b"another secret of a course"),
         (4, Limits(seconds=7)), (5, "landlock"),
     ]  # fmt: skip
-    found = {seeds.result_key(*base)}
-    assert seeds.result_key(*base) in found
+    found = {student_seeds.result_key(*base)}
+    assert student_seeds.result_key(*base) in found
     for place, value in changed:
-        found.add(seeds.result_key(*base[:place], value, *base[place + 1 :]))
+        found.add(student_seeds.result_key(*base[:place], value, *base[place + 1 :]))
     assert len(found) == 1 + len(changed)
 
 
 def test_the_secret_is_made_once_and_kept_private(tmp_path: Path) -> None:
     path = tmp_path / "secret"
-    first = seeds.course_secret(path)
-    assert seeds.course_secret(path) == first and len(first) >= 32
+    first = student_seeds.course_secret(path)
+    assert student_seeds.course_secret(path) == first and len(first) >= 32
     assert path.stat().st_mode & 0o077 == 0
     path.write_text("short")
     with pytest.raises(LabError, match="shorter"):
-        seeds.course_secret(path)
+        student_seeds.course_secret(path)
 
 
 def test_correlation_is_guarded() -> None:
@@ -328,9 +333,9 @@ def test_no_text_of_a_student_hides_turns_or_adds_a_line() -> None:
     console.print(class_table(LAB, rows))
     table = console.export_text()
     assert sum("bob" in line for line in table.splitlines()) == 1
-    for text in (table, found.text(), found.html()):
+    for text in (table, lab_text(found), lab_html(found)):
         assert not set(text) & set(tricks)
-    assert not any(line.startswith("bob") for line in found.text().splitlines())
+    assert not any(line.startswith("bob") for line in lab_text(found).splitlines())
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from grader.sandbox import memory_use, observation_json, seccomp
 from grader.sandbox.job import Answer, Work
 from grader.sandbox.limits import Limits
 from grader.sandbox.memory_use import THREADS
-from grader.sandbox.worker import Warm
+from grader.sandbox.worker import Worker
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the box is there on Linux only")
 
@@ -29,7 +29,7 @@ def heard(sent: list[bytes], limits: Limits) -> Answer:
     """What the grader keeps of lines that come in these pieces."""
     link, server = socket.socketpair()
     ours, theirs = socket.socketpair()
-    warm = Warm("bubblewrap", None, link, 0, None)
+    worker = Worker("bubblewrap", None, link, 0, None)
 
     def send() -> None:
         with theirs, contextlib.suppress(OSError):
@@ -45,7 +45,7 @@ def heard(sent: list[bytes], limits: Limits) -> Answer:
     for thread in threads:
         thread.start()
     with ours, link:
-        (answer,) = warm._listen(ours, Work("", [{}]), limits, time.monotonic() + 60)
+        (answer,) = worker._listen(ours, Work("", [{}]), limits, time.monotonic() + 60)
     for thread in threads:
         thread.join()
     server.close()

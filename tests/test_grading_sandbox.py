@@ -1,4 +1,4 @@
-"""The ladder of sandboxes, regrades, and a grader that is killed half way."""
+"""The levels of the sandbox, regrades, and a grader that is killed half way."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from grader.course.paths import ROOT
 from grader.grading import Sandbox, grade_lab
 from grader.grading.grade import _memory
+from grader.grading.report_text import lab_html, lab_text
 from grader.sandbox import landlock
 from grader.sandbox.levels import UNSANDBOXED
 from tests.grading_corpus import (
@@ -86,8 +87,8 @@ def test_landlock_holds_too(tmp_path: Path) -> None:
         for name in QUIET:
             write_cheat(tmp_path / name, CHEATS / f"{name}.py")
             report = grade_lab(tmp_path / name, LAB, name, SECRET, LIMITS, box)
-            assert (report.points, report.sandbox) == (HONEST, "landlock"), report.text()
-            assert "cheat-was-here" not in report.text()
+            assert (report.points, report.sandbox) == (HONEST, "landlock"), lab_text(report)
+            assert "cheat-was-here" not in lab_text(report)
         write_solved(tmp_path / "honest", "budget.py", "request.py")
         assert grade_lab(tmp_path / "honest", LAB, "ada", SECRET, LIMITS, box).points == FULL
 
@@ -101,5 +102,5 @@ def test_limits_alone_are_said_in_every_report_and_a_regrade_is_identical(tmp_pa
         again = grade_lab(tmp_path / "ada", LAB, "ada", SECRET, LIMITS, box)
     assert first.unsandboxed and first.points == FULL
     assert UNSANDBOXED in first.warnings
-    assert "UNSANDBOXED" in first.text() and "UNSANDBOXED" in first.html()
+    assert "UNSANDBOXED" in lab_text(first) and "UNSANDBOXED" in lab_html(first)
     assert again is not first and again.tasks == first.tasks and again.key == first.key

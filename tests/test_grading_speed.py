@@ -85,8 +85,9 @@ def test_kept_byte_code_is_that_of_the_file_as_it_is(
 
 def test_byte_code_is_kept_of_what_the_box_shows_and_of_nothing_else() -> None:
     code = (
-        "from grader.course.lab_toml import find_lab; from grader.grading import bytecode;"
-        "bytecode.remember(find_lab('02')); print(*bytecode._modules, *bytecode._checks, sep='\\n')"
+        "from grader.course.lab_toml import find_lab\n"
+        "from grader.sandbox import bytecode_cache as b\n"
+        "b.remember(find_lab('02')); print(*b._modules, *b._checks, sep='\\n')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT

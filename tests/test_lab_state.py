@@ -70,8 +70,8 @@ def test_the_latest_outcome_of_each_check_is_kept(course: Course) -> None:
 
 def test_many_processes_lose_nothing(course: Course) -> None:
     code = (
-        "import sys; from grader import state\n"
-        "for n in range(10): state.record_hint(f'{sys.argv[1]}-{n}', 'lab01', 1)\n"
+        "import sys; from grader.student_files import lab_state\n"
+        "for n in range(10): lab_state.record_hint(f'{sys.argv[1]}-{n}', 'lab01', 1)\n"
     )
     running = [
         subprocess.Popen(
@@ -86,8 +86,8 @@ def test_many_processes_lose_nothing(course: Course) -> None:
 
 def test_a_reader_never_meets_half_a_file(course: Course) -> None:
     code = (
-        "from grader import state\n"
-        "for n in range(20): state.record_hint('x' * 50_000 + str(n), 'lab01', 1)\n"
+        "from grader.student_files import lab_state\n"
+        "for n in range(20): lab_state.record_hint('x' * 50_000 + str(n), 'lab01', 1)\n"
     )
     writer = subprocess.Popen([sys.executable, "-c", code], cwd=course.root, env=course.environment)
     while writer.poll() is None:
@@ -99,7 +99,8 @@ def test_a_run_is_told_when_it_cannot_be_recorded(course: Course) -> None:
     (course.root / "file").write_text("")
     nowhere = str(course.root / "file" / "state")
     said = course.python(
-        "from grader import state\nprint(state.record_run('lab01', 'mine', [], ''))",
+        "from grader.student_files import lab_state\n"
+        "print(lab_state.record_run('lab01', 'mine', [], ''))",
         NANOVLLM_STATE=nowhere,
     )
     assert said.startswith("this is not recorded on the board")

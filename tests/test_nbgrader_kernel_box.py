@@ -1,4 +1,4 @@
-"""The box around a student's kernel, on each rung: what a process in it can reach."""
+"""The box around a student's kernel, on each level: what a process in it can reach."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ pathlib.Path(folder, "answer.json").write_text(json.dumps(answer))
 """
 
 
-@pytest.mark.parametrize("rung", ["bubblewrap", "landlock"])
+@pytest.mark.parametrize("level", ["bubblewrap", "landlock"])
 def test_a_process_in_the_box_sees_no_answer(
-    rung: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INSTRUCTORS_TOKEN", "secret")
     folder, other = tmp_path / "kernel", tmp_path / "other.txt"
@@ -52,10 +52,10 @@ def test_a_process_in_the_box_sees_no_answer(
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         command = [sys.executable, "-c", TRY, str(folder), port, *map(str, paths)]
-        boxed = box_command(command, LAB, folder, rung)
+        boxed = box_command(command, LAB, folder, level)
         done = subprocess.run(boxed, capture_output=True, text=True, timeout=300)
     answer = folder / "answer.json"
-    assert answer.is_file(), f"{rung} cannot be used on this machine: {done.stderr[-500:]}"
+    assert answer.is_file(), f"{level} cannot be used on this machine: {done.stderr[-500:]}"
     found = json.loads(answer.read_text())
     may = {str(path): path in (check, lower) for path in paths}
     assert found["seen"] == may

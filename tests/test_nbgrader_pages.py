@@ -10,6 +10,7 @@ from traitlets.config import Config
 from grader.classroom.nbgrader_settings import configure
 from grader.classroom.trim_outputs import TrimOutput
 from grader.grading.report import AGREES, CheckReport, ScenarioReport, TaskReport
+from grader.grading.report_text import task_html
 
 PICTURE = "iVBORw0KGgo="
 
@@ -72,7 +73,7 @@ def test_the_report_of_a_task_keeps_its_look(exporter: HTMLExporter) -> None:
     checks = (CheckReport("t::a", "Merges", 3, "failed", "<b>got</b>", card="card < 1"),)
     task = TaskReport(1, "Train BPE", 3.0, checks, (ScenarioReport("s", AGREES),))
     cell = nbformat.v4.new_code_cell("x")
-    cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": task.html()})]
+    cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": task_html(task)})]
     shown = HTMLExporter(config=exporter.config, template_name="classic")
     found = shown.from_notebook_node(nbformat.v4.new_notebook(cells=[cell]))[0]
     for sign in ("&lt;section", "&lt;h3", "&lt;br", "&lt;p", "&lt;tbody", "&amp;lt;"):

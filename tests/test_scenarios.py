@@ -17,7 +17,7 @@ from grader.course.paths import ROOT
 REFERENCE = """
 import sys
 import nanovllm
-from grader import scenarios
+from grader.checks import scenarios
 from grader.course.lab_toml import find_lab
 for scenario in scenarios.load(find_lab(sys.argv[1])):
     first, again = scenario.observe(nanovllm, 7), scenario.observe(nanovllm, 7)
@@ -33,16 +33,16 @@ import json
 import sys
 import time
 import nanovllm
-from grader import scenarios
+from grader.checks import scenarios
 from grader.course.lab_toml import find_lab
-from grader.grading import wire
-from grader.grading.seeds import DRAWS
+from grader.sandbox import observation_json
+from grader.grading.student_seeds import DRAWS
 from grader.sandbox.limits import Limits
 sent = 0
 for scenario in scenarios.load(find_lab(sys.argv[1])):
     start = time.process_time()
     for seed in range(100, 160):
-        data = wire.encode(scenario.observe(nanovllm, seed))
+        data = observation_json.encode(scenario.observe(nanovllm, seed))
         if time.process_time() - start > 3:
             break
     sent += DRAWS * len(json.dumps(data))
@@ -53,7 +53,7 @@ assert sent < limit / 2, f"{sent} bytes of observations; a submission may send {
 STUBS = """
 import sys
 import nanovllm
-from grader import scenarios
+from grader.checks import scenarios
 from grader.course.lab_toml import find_lab
 lab = find_lab(sys.argv[1])
 for scenario in scenarios.load(lab):

@@ -17,6 +17,7 @@ from grader.course.lab_toml import Lab
 from grader.course.paths import ROOT
 
 OBSERVERS = ("expect.py", "compare.py", "fingerprint.py")  # they make the observations
+CHECKS = ROOT / "grader" / "checks"
 
 
 def record_of(lab: Lab, progress: Callable[[str], None]) -> str:
@@ -45,7 +46,7 @@ def mistake_digests(lab: Lab) -> dict[str, str]:
     where in the grader a module lies.
     """
     common = [f"{path.name} {_code(path)}" for path in sorted(lab.reference.glob("*.py"))]
-    common += sorted(_code(Path(__file__).parent / name) for name in OBSERVERS)
+    common += sorted(_code(CHECKS / name) for name in OBSERVERS)
     of_lab = _digest(common)
     files: dict[int, set[str]] = {}
     for check in collect_checks(lab):

@@ -8,9 +8,9 @@ import pytest
 
 from grader.checks.card import CheckInfo, failure_card, shown_path, student_place
 from grader.checks.expect import observed
+from grader.checks.known_mistakes import recognise
 from grader.checks.plugin_session import LabSession
 from grader.checks.unwritten import lacking, unwritten
-from grader.course import checks_json
 from grader.course.lab_toml import find_lab
 from grader.course.outcome import Outcome, Status
 
@@ -74,7 +74,7 @@ class Running:
             return outcome(Status.BLOCKED, behind), behind
         observation = observed(error)
         self.session.observations[info.id] = observation
-        named = checks_json.recognise(find_lab(info.lab), info.id, observation)
+        named = recognise(find_lab(info.lab), info.id, observation)
         card = failure_card(info, error, [mistake.says for mistake in named])
         reason = lacking(error) or (str(error).splitlines() or [type(error).__name__])[0]
         names = ",".join(mistake.name for mistake in named)

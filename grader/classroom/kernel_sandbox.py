@@ -14,18 +14,18 @@ MORE = (Path("/etc/fonts"), Path("/sys/devices/system/cpu"))  # matplotlib, torc
 SECONDS, MEMORY_MB, DISK_MB = 900, 4096, 512
 
 
-def box_command(command: list[str], lab: Lab, folder: Path, rung: str) -> list[str]:
+def box_command(command: list[str], lab: Lab, folder: Path, level: str) -> list[str]:
     """`command` in a box in which `folder` alone can be written."""
     inside = [
         sys.executable,
         "-m",
         "grader.classroom.kernel_sandbox",
-        rung,
+        level,
         lab.key,
         str(folder),
         "--",
     ]
-    if rung != "bubblewrap":
+    if level != "bubblewrap":
         return [*inside, *command]
     shown = [
         *visible_files.machine(),
@@ -66,17 +66,17 @@ def main() -> None:
     """Limit this process, then become the kernel."""
     from grader.course.lab_toml import find_lab
 
-    rung, key, home, _, *command = sys.argv[1:]
+    level, key, home, _, *command = sys.argv[1:]
     lab, folder = find_lab(key), Path(home)
-    if rung == "landlock":
+    if level == "landlock":
         devices = [Path("/dev/null"), Path("/dev/urandom"), Path("/proc"), *MORE]
         shown = [*visible_files.machine(), *visible_files.course(lab), *devices]
         # Python lists a folder to find a module in it, so the names in the course are open.
         landlock.restrict(shown, [folder, devices[0]], [ROOT])
-    if rung == "bubblewrap":
+    if level == "bubblewrap":
         namespaces.own_mounts()
     process_rights.limit(SECONDS, MEMORY_MB, DISK_MB)
-    if rung != "limits":
+    if level != "limits":
         process_rights.drop_rights()
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):

@@ -17,6 +17,7 @@ from grader.classroom.nbgrader_paths import course_directory, submission_of
 from grader.classroom.overview_cell import add_overview
 from grader.grading import LabReport, TaskReport, course_secret, grade_submission
 from grader.grading.grading_toml import Config
+from grader.grading.report_text import task_html, task_text
 
 TASK = re.compile(r"(lab\d\d)-task-(\d+)")
 
@@ -70,7 +71,7 @@ def _fill(cell: NotebookNode, report: LabReport, task: TaskReport) -> None:
     cell.execution_count = 1
     cell.outputs = [
         *(new_output("stream", name="stdout", text=f"{said}\n") for said in report.warnings),
-        new_output("display_data", {"text/plain": task.text(), "text/html": task.html()}),
+        new_output("display_data", {"text/plain": task_text(task), "text/html": task_html(task)}),
         new_output("execute_result", {"text/plain": repr(points)}, execution_count=1),
     ]
 

@@ -1,4 +1,4 @@
-"""What the builder recorded of a lab: its checks, the digests of its files, its known mistakes."""
+"""`checks.json`: what the builder recorded of a lab, its checks and the digests of its files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from grader.checks.fingerprint import matches
 from grader.course.lab_toml import Lab
 
 
@@ -36,14 +34,6 @@ class Registry:
 
     checks: dict[str, CheckEntry]
     files: dict[str, str]
-
-
-@dataclass(frozen=True)
-class KnownMistake:
-    """A mistake that a check recognises by what it observed."""
-
-    name: str
-    says: str
 
 
 def file_digest(path: Path) -> str:
@@ -78,16 +68,3 @@ def problems(lab: Lab) -> list[str]:
             found.append(f"{lab.key}/{name} was edited; grading uses the original; {restore}")
     extra = [name for name in present if name not in recorded]
     return found + [f"{lab.key}/{name} is not a check of the course; no points" for name in extra]
-
-
-def recognise(lab: Lab, check: str, observation: dict[str, Any]) -> list[KnownMistake]:
-    """The known mistakes that make this check observe just this."""
-    path = lab.folder / "mistakes.json"
-    if not path.is_file():
-        return []
-    entries = json.loads(path.read_text(encoding="utf-8"))["observations"].get(check, [])
-    return [
-        KnownMistake(entry["name"], entry["says"])
-        for entry in entries
-        if entry["at"] == observation["at"] and matches(entry["seen"], observation["seen"])
-    ]

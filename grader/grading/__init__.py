@@ -2,7 +2,7 @@
 
 from grader.grading.grade import grade_lab, grade_submission, grade_task
 from grader.grading.report import LabReport, TaskReport
-from grader.grading.seeds import course_secret
+from grader.grading.student_seeds import course_secret
 from grader.sandbox.limits import Limits
 from grader.sandbox.sandbox import Sandbox
 

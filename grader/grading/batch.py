@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from grader.course.lab_toml import Lab
-from grader.grading import seeds, submission
+from grader.grading import student_seeds, submission
 from grader.grading.class_submissions import HandedIn
 from grader.grading.grade import grade_read
 from grader.grading.grading_toml import Config
@@ -35,7 +35,7 @@ def grade_class(
     def one(handed_in: HandedIn) -> Graded:
         found = submission.read(handed_in.path, lab, config.limits)
         work = (found, lab, handed_in.student, secret, config.limits)
-        key = seeds.result_key(*work, sandbox.probe(lab))
+        key = student_seeds.result_key(*work, sandbox.probe(lab))
         known = key in journal
         report = grade_read(*work, sandbox, journal, key)
         return Graded(handed_in, report, known)

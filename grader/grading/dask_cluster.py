@@ -11,7 +11,7 @@ from typing import Any
 
 from grader.course.errors import LabError
 from grader.course.lab_toml import Lab
-from grader.grading import seeds, submission
+from grader.grading import student_seeds, submission
 from grader.grading.batch import Graded
 from grader.grading.class_submissions import HandedIn
 from grader.grading.grade import grade_read
@@ -19,7 +19,7 @@ from grader.grading.grading_toml import Config
 from grader.grading.journal import Journal
 from grader.grading.report import LabReport
 from grader.grading.submission import Submission
-from grader.sandbox.levels import RUNGS
+from grader.sandbox.levels import LEVELS
 from grader.sandbox.limits import Limits
 from grader.sandbox.sandbox import shared
 
@@ -65,5 +65,7 @@ def _known(
     found: Submission, lab: Lab, student: str, secret: bytes, limits: Limits, journal: Journal
 ) -> LabReport | None:
     """The result from an earlier run, whichever sandbox the worker had then."""
-    tried = (seeds.result_key(found, lab, student, secret, limits, rung) for rung in RUNGS)
+    tried = (
+        student_seeds.result_key(found, lab, student, secret, limits, level) for level in LEVELS
+    )
     return next((report for key in tried if (report := journal.get(key)) is not None), None)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grader.course.lab_toml import Lab, find_lab
-from grader.grading import seeds as keys
+from grader.grading import student_seeds
 from grader.grading.grade_one import Marking
 from grader.grading.journal import Journal
 from grader.grading.report import LabReport, TaskReport
@@ -42,7 +42,7 @@ def grade_submission(
     work = (read(submission, lab, limits), lab, student, secret, limits)
     if cache is None:
         return grade_read(*work, box)
-    key = keys.result_key(*work, box.probe(lab))
+    key = student_seeds.result_key(*work, box.probe(lab))
     with Journal.borrowed(cache) as journal:
         known = journal.get(key)
     report = known or grade_read(*work, box, key=key)
@@ -85,13 +85,15 @@ def grade_read(
 ) -> LabReport:
     """Grade files that have been read already, unless the result is known.
 
-    key: `keys.result_key` of it all, where the caller has made it.
+    key: `student_seeds.result_key` of it all, where the caller has made it.
     """
-    key = key or keys.result_key(handed_in, lab, student, secret, limits, sandbox.probe(lab))
+    key = key or student_seeds.result_key(
+        handed_in, lab, student, secret, limits, sandbox.probe(lab)
+    )
     with _memory_lock:
         known = (journal.get(key) if journal is not None else None) or _memory.get(key)
     if known is None:
-        seeds = keys.seeds(secret, lab, student)
+        seeds = student_seeds.seeds(secret, lab, student)
         known = Marking(handed_in, lab, student, seeds, limits, sandbox).report(key)
         if known.lost:
             return known

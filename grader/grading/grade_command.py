@@ -40,13 +40,13 @@ def grade(
 ) -> None:
     """Grade a folder of submissions of one lab, each in a sandbox; go on where it stopped."""
     from grader.grading.batch import grade_class
-    from grader.grading.seeds import course_secret
-    from grader.sandbox.levels import RUNGS
+    from grader.grading.student_seeds import course_secret
+    from grader.sandbox.levels import LEVELS
     from grader.sandbox.sandbox import Sandbox
 
     chosen, settings = find_lab(lab), Config.load(config)
-    if sandbox and sandbox not in RUNGS:
-        raise LabError(f"there is no sandbox {sandbox!r}; there are {', '.join(RUNGS)}.")
+    if sandbox and sandbox not in LEVELS:
+        raise LabError(f"there is no sandbox {sandbox!r}; there are {', '.join(LEVELS)}.")
     class_ = discover(folder, roster)
     for name in left_out(folder):
         console.print(f"[yellow]{_plain(name)} is neither a zip nor a folder; left out[/]")
@@ -73,7 +73,7 @@ def grade(
             rows.append(grade_files.row(one.handed_in, one.report, penalty))
             known += one.known
             bar.update(shown, advance=1)
-        rung, tried = box.rung, box.tried
+        level, tried = box.level, box.tried
     rows.sort(key=lambda row: row.handed_in.student)
     name = assignment or f"{chosen.key} {chosen.title}"
     grade_files.canvas(target / "canvas.csv", rows, name)
@@ -83,7 +83,7 @@ def grade(
     seconds = time.monotonic() - start
     console.print(
         f"{len(rows)} submissions in {seconds:.0f} s, {known} of them known already; "
-        f"sandbox: {rung or 'on the workers'}; results in {target}"
+        f"sandbox: {level or 'on the workers'}; results in {target}"
     )
     for why in tried:
         console.print(f"[yellow]{why}[/]")

@@ -14,7 +14,7 @@ from typing import Any
 
 from grader.grading.class_submissions import HandedIn
 from grader.grading.report import LabReport
-from grader.grading.report_text import clean
+from grader.grading.report_text import clean, lab_html, lab_text
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
@@ -97,8 +97,8 @@ def reports(folder: Path, report: LabReport) -> None:
     """The student's HTML and text, under a file name that the student cannot choose."""
     folder.mkdir(parents=True, exist_ok=True)
     name = file_name(report.student)
-    _whole(folder / f"{name}.html", report.html())
-    _whole(folder / f"{name}.txt", report.text())
+    _whole(folder / f"{name}.html", lab_html(report))
+    _whole(folder / f"{name}.txt", lab_text(report))
 
 
 def file_name(student: str) -> str:

@@ -56,7 +56,7 @@ class Marking:
             title=self.lab.title,
             student=self.student,
             tasks={task.id: self._task(task) for task in self.lab.tasks},
-            sandbox=self.sandbox.rung,
+            sandbox=self.sandbox.level,
             warnings=tuple(warnings),
             seconds=round(self.limits.seconds - self.left, 2),
             key=key,

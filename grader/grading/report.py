@@ -103,16 +103,6 @@ class TaskReport:
             )
         return "; ".join(parts)
 
-    def text(self) -> str:
-        from grader.grading.report_text import task_text
-
-        return task_text(self)
-
-    def html(self) -> str:
-        from grader.grading.report_text import task_html
-
-        return task_html(self)
-
 
 @dataclass(frozen=True)
 class LabReport:
@@ -139,16 +129,6 @@ class LabReport:
     @property
     def unsandboxed(self) -> bool:
         return self.sandbox == "limits"
-
-    def text(self) -> str:
-        from grader.grading.report_text import lab_text
-
-        return lab_text(self)
-
-    def html(self) -> str:
-        from grader.grading.report_text import lab_html
-
-        return lab_html(self)
 
     def to_json(self) -> dict[str, Any]:
         data = {name: value for name, value in vars(self).items() if name != "tasks"}

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 import unicodedata
-from typing import TYPE_CHECKING
 
 import jinja2
 
-from grader.grading.report import AGREES, BROKEN, DIFFERS, RAISED
-
-if TYPE_CHECKING:
-    from grader.grading.report import LabReport, ScenarioReport, TaskReport
+from grader.grading.report import (
+    AGREES,
+    BROKEN,
+    DIFFERS,
+    RAISED,
+    LabReport,
+    ScenarioReport,
+    TaskReport,
+)
 
 MARKS = {"passed": "✓", "failed": "✗", "todo": "…", "blocked": "–"}
 HIDING = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # controls, marks, what has no picture
@@ -91,6 +95,6 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("grader.grading"), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    found.filters |= {"number": number, "clean": clean, "verdict": verdict}
+    found.filters |= {"number": number, "clean": clean, "verdict": verdict, "task_html": task_html}
     found.globals |= {"MARKS": MARKS, "AGREES": AGREES}
     return found

@@ -14,7 +14,9 @@ from grader.release.lab_selection import Selection
 
 TEMPLATES = Path(__file__).parent / "student"
 # What the students' commands, pytest and notebooks load; the rest follows from the imports.
-ENTRANCES = ("cli", "plugin", "demo", "notebook", "tour")
+ENTRANCES = (
+    "student/lab_command", "checks/plugin", "student/demo", "student/notebook", "student/tour",
+)  # fmt: skip
 CHECKPOINTS = ("target", "draft")
 # Tools of the house and of the class, which no student needs.
 NOT_FOR_STUDENTS = (
@@ -50,6 +52,7 @@ def _copied(selection: Selection) -> Iterator[Path]:
             yield from found
     yield from roots[: len(ENTRANCES)]
     yield from needed_modules(roots)
+    yield ROOT / "LICENSE"
     yield MODELS / "recall.png"
     for name in CHECKPOINTS:
         yield from _tree(MODELS / name)
@@ -119,7 +122,7 @@ def _pyproject() -> str:
     sections = re.split(r"^(?=\[)", text, flags=re.MULTILINE)
     kept = "".join(section for section in sections if not MAINTAINERS.match(section))
     lines = [line for line in kept.splitlines(keepends=True) if not INSTRUCTORS.match(line)]
-    return re.sub(r', "grader\.\w+"', "", "".join(lines)).rstrip() + "\n"
+    return "".join(lines).rstrip() + "\n"
 
 
 def _requirements() -> str:

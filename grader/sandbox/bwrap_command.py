@@ -1,4 +1,4 @@
-"""The environment of a warm process, and the bubblewrap command in front of it."""
+"""The environment of a worker, and the bubblewrap command in front of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENVIRONMENT = {
 
 
 def bubblewrap(lab: Lab) -> list[str]:
-    """The command in front of the warm process of a lab."""
+    """The command in front of the worker of a lab."""
     command = ["bwrap", "--unshare-all", "--new-session", "--clearenv"]
     for name, value in {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}.items():
         command += ["--setenv", name, value]

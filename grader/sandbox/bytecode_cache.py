@@ -1,4 +1,4 @@
-"""Byte code of the course's own files: compiled once by the warm process, inherited by its forks.
+"""Byte code of the course's own files: compiled once by the worker, inherited by its forks.
 
 It is kept in memory and made before any submission is looked at. What a fork does to its copy of
 the table ends with that fork; no file is written.

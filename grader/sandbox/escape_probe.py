@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grader.sandbox.job_main import Emit
+from grader.sandbox.job import Emit
 
 
 def run(task: dict[str, Any], emit: Emit) -> None:

@@ -1,4 +1,4 @@
-"""The grader's end of a template: start it, ask it for warm processes, keep those that are idle."""
+"""The grader's end of a fork server: start it, ask it for workers, keep those that are idle."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from grader.course.lab_toml import Lab
 from grader.course.paths import ROOT
 from grader.sandbox.bwrap_command import ENVIRONMENT, bubblewrap
 from grader.sandbox.job import BoxError
-from grader.sandbox.worker import Warm
+from grader.sandbox.worker import Worker
 
 START_SECONDS = 180
 ANSWER_SECONDS = 30
 
 
-class Nursery:
+class ForkServer:
     """One template, which takes seconds to start, and its forks, which take none.
 
-    The template starts with the object; the first `take` waits for it. Safe to use from several
+    The fork server starts with the object; the first `take` waits for it. Safe to use from several
     threads.
     """
 
-    def __init__(self, rung: str, lab: Lab | None) -> None:
-        self.rung, self.lab = rung, lab
-        self.busy = 0  # warm processes that are in somebody's hands
-        self._idle: list[Warm] = []
+    def __init__(self, level: str, lab: Lab | None) -> None:
+        self.level, self.lab = level, lab
+        self.busy = 0  # workers that are in somebody's hands
+        self._idle: list[Worker] = []
         self._lock = threading.Lock()
         self._started = False
         here, there = socket.socketpair()
@@ -40,14 +40,14 @@ class Nursery:
             "-m",
             "grader.sandbox.forkserver_main",
             str(there.fileno()),
-            rung,
+            level,
         ]
         command.append(lab.key if lab else "")
-        if rung == "bubblewrap":
+        if level == "bubblewrap":
             assert lab is not None
             command = [*bubblewrap(lab), *command]
         environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
-        if rung != "bubblewrap":
+        if level != "bubblewrap":
             environment |= {"HOME": tempfile.gettempdir(), "TMPDIR": tempfile.gettempdir()}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         with there:
@@ -57,22 +57,22 @@ class Nursery:
             )  # fmt: skip
         self._link = here
 
-    def take(self) -> Warm:
-        """A warm process that does nothing yet; BoxError where there can be none."""
+    def take(self) -> Worker:
+        """A worker that does nothing yet; BoxError where there can be none."""
         with self._lock:
             if not self._idle:
                 self._idle.append(self._fork())
             self.busy += 1
             return self._idle.pop()
 
-    def give_back(self, warm: Warm | None) -> None:
+    def give_back(self, worker: Worker | None) -> None:
         """Take back what `take` gave; None when it was lost."""
         with self._lock:
             self.busy -= 1
-            if warm is not None:
-                self._idle.append(warm)
+            if worker is not None:
+                self._idle.append(worker)
 
-    def _fork(self) -> Warm:
+    def _fork(self) -> Worker:
         if not self._started:
             self._link.settimeout(START_SECONDS)
             self._hear(self._link)
@@ -83,12 +83,12 @@ class Nursery:
             try:
                 socket.send_fds(self._link, [b"fork"], [there.fileno()])
             except OSError as error:
-                raise BoxError(f"the template ({self.rung}) has gone: {error}") from None
+                raise BoxError(f"the fork server ({self.level}) has gone: {error}") from None
         here.settimeout(ANSWER_SECONDS)
         ends = self._hear(self._link)
         self._hear(here)
         here.settimeout(None)
-        return Warm(self.rung, self.lab, here, ends[0], ends[1] if ends[1:] else None)
+        return Worker(self.level, self.lab, here, ends[0], ends[1] if ends[1:] else None)
 
     def _hear(self, link: socket.socket) -> list[int]:
         """The number in the next word on a link, if it names one, and the handle that came."""
@@ -99,20 +99,20 @@ class Nursery:
                 return [json.loads(word).get("pid", 0), *handles]
         for handle in handles:
             os.close(handle)
-        raise BoxError(f"the template ({self.rung}) did not start or has gone: {self.said()}")
+        raise BoxError(f"the fork server ({self.level}) did not start or has gone: {self.said()}")
 
     def _said(self) -> str:
-        """The end of what the template and its forks wrote to their standard error."""
+        """The end of what the fork server and its forks wrote to their standard error."""
         if self._errors.closed:
             return ""
         self._errors.seek(0)
         return self._errors.read()[-600:].decode("utf-8", "replace").strip()
 
     def close(self) -> None:
-        """End the template and the idle warm processes; what those have forked ends with them."""
+        """End the fork server and the idle workers; what those have forked ends with them."""
         with self._lock:
-            for warm in self._idle:
-                warm.close()
+            for worker in self._idle:
+                worker.close()
             self._idle.clear()
             self._link.close()
             with contextlib.suppress(subprocess.TimeoutExpired):

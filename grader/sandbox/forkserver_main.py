@@ -1,8 +1,8 @@
-"""The template: a process with everything heavy imported, which forks warm processes.
+"""The fork server: a process with everything heavy imported, which forks workers.
 
 Started once a lab, inside bubblewrap where there is one, by `grader.sandbox.forkserver`. It never
 looks at a submission: each fork of it (`server.py`) gets a socket of its own, and what the fork is
-told there the template does not see. It lives as long as its own socket.
+told there the fork server does not see. It lives as long as its own socket.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MESSAGE = 64
 
 
 def main() -> None:
-    """Serve the socket whose number is the first argument; then come the rung and the lab."""
+    """Serve the socket whose number is the first argument; then come the level and the lab."""
     link = socket.socket(fileno=int(sys.argv[1]))
     link.set_inheritable(False)
-    rung, lab = sys.argv[2:]
+    level, lab = sys.argv[2:]
     gc.disable()  # nothing is let go while the modules come in, and looking for it takes a second
     prepare(lab)
     undumpable()
@@ -35,23 +35,23 @@ def main() -> None:
     gc.freeze()
     gc.enable()
     collapse()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a warm process here
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a worker here
     link.sendall(b'{"ready": true}')
     while True:
         message, handles, _, _ = socket.recv_fds(link, MESSAGE, 1)
         if not message:
             return
-        _fork(link, handles[0], rung)
+        _fork(link, handles[0], level)
 
 
-def _fork(link: socket.socket, handle: int, rung: str) -> None:
-    """Fork a warm process that serves `handle`; answer with its number and a handle to end it."""
+def _fork(link: socket.socket, handle: int, level: str) -> None:
+    """Fork a worker that serves `handle`; answer with its number and a handle to end it."""
     pid = os.fork()
     if pid == 0:
         try:
             link.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            worker_main.serve(socket.socket(fileno=handle), rung)
+            worker_main.serve(socket.socket(fileno=handle), level)
         except BaseException:
             traceback.print_exc()
         finally:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+Emit = Callable[[dict[str, Any]], None]  # sends one event out of the box
+
 
 class BoxError(Exception):
-    """The warm process could not be started, or has gone: not the student's fault."""
+    """The worker could not be started, or has gone: not the student's fault."""
 
 
 @dataclass(frozen=True)
@@ -36,4 +39,4 @@ class Answers:
     """One answer for each task that was begun."""
 
     of_tasks: list[Answer] = field(default_factory=list)
-    seconds: float = 0.0  # on the clock of the box: without the warm process's own start
+    seconds: float = 0.0  # on the clock of the box: without the worker's own start

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from grader.sandbox.job_main import Emit
+from grader.sandbox.job import Emit
 
 CARD = 4000
 # What checks need besides the course's own plugin. Others that this machine happens to have are

@@ -1,4 +1,4 @@
-"""The child of the warm process: boxes itself in, unpacks the submission, does the work."""
+"""The child of the worker: boxes itself in, unpacks the submission, does the work."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from typing import Any
 from grader.course.paths import ROOT
 from grader.sandbox import landlock, namespaces, process_rights
 
-Emit = Callable[[dict[str, Any]], None]
 MINE = "mine"
 COPY = 1 << 16
 
 
-def run(link: int, rung: str, job: dict[str, Any]) -> None:
+def run(link: int, level: str, job: dict[str, Any]) -> None:
     """Do one piece of work, task after task; what is found goes out as lines of JSON on `link`.
 
     The first line that comes in is the submission; each of the others is a task, and comes when
@@ -29,18 +28,18 @@ def run(link: int, rung: str, job: dict[str, Any]) -> None:
     for standard in (0, 1, 2):
         os.dup2(null, standard)
     _close_all_but(link)
-    if rung == "bubblewrap":
+    if level == "bubblewrap":
         namespaces.enter_box(job["disk_mb"])
     scratch = Path(job["scratch"] or namespaces.BOX)
     tempfile.tempdir = str(scratch)
     os.environ.update({"TMPDIR": str(scratch), "HOME": str(scratch)})
-    if rung == "landlock":
+    if level == "landlock":
         null_device = Path(os.devnull)
         # Python and pytest list the course's folders; the names in them are no secret.
         landlock.restrict(
             [*map(Path, job["readable"]), null_device], [scratch, null_device], [ROOT]
         )
-    if rung != "trusted":
+    if level != "trusted":
         process_rights.limit(job["seconds"], job["memory_mb"], job["disk_mb"])
         if sys.platform == "linux":
             process_rights.drop_rights()

@@ -11,7 +11,7 @@ from grader.checks import scenarios
 from grader.checks.scenarios import Scenario
 from grader.course.lab_toml import find_lab
 from grader.sandbox import observation_json
-from grader.sandbox.job_main import Emit
+from grader.sandbox.job import Emit
 
 
 def listing(task: dict[str, Any], emit: Emit) -> None:

@@ -1,6 +1,6 @@
 """Landlock: files, TCP and signals denied by the kernel to a process that asks for it itself.
 
-The second rung, for Linux machines on which bubblewrap cannot run. Numbers are those of
+The second level, for Linux machines on which bubblewrap cannot run. Numbers are those of
 `linux/landlock.h`; rights that an older kernel does not know are left out, and UDP is not covered.
 """
 
@@ -12,7 +12,8 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from grader.sandbox.process_rights import PR_SET_NO_NEW_PRIVS, call
+from grader.sandbox.libc import call
+from grader.sandbox.process_rights import PR_SET_NO_NEW_PRIVS
 
 CREATE, ADD_RULE, RESTRICT = 444, 445, 446  # the same on every architecture
 VERSION_FLAG = 1

@@ -1,4 +1,4 @@
-"""The rungs of the ladder, and what shows that one of them does not hold.
+"""The levels of confinement, and what shows that one of them does not hold.
 
 bubblewrap; else landlock with resource limits; else limits alone, with a warning that every report
 repeats. macOS has limits alone.
@@ -16,9 +16,9 @@ from grader.course.paths import LABS, ROOT
 from grader.sandbox import landlock, visible_files
 from grader.sandbox.job import Work
 from grader.sandbox.limits import Limits
-from grader.sandbox.worker import Warm
+from grader.sandbox.worker import Worker
 
-RUNGS = ("bubblewrap", "landlock", "limits")
+LEVELS = ("bubblewrap", "landlock", "limits")
 UNSANDBOXED = (
     "UNSANDBOXED: this machine offers neither bubblewrap nor landlock, so the submission ran with "
     "your own rights, limited in time and memory only. Grade on Linux with bubblewrap installed "
@@ -26,19 +26,19 @@ UNSANDBOXED = (
 )
 
 
-def missing(rung: str) -> str:
-    if rung == "limits":
+def missing(level: str) -> str:
+    if level == "limits":
         return ""
     if sys.platform != "linux":
         return "it is there on Linux only"
-    if rung == "bubblewrap" and not shutil.which("bwrap"):
+    if level == "bubblewrap" and not shutil.which("bwrap"):
         return "bwrap is not installed (`apt-get install bubblewrap`)"
-    if rung == "landlock" and landlock.version() < 1:
+    if level == "landlock" and landlock.version() < 1:
         return "this kernel has no landlock"
     return ""
 
 
-def break_out(warm: Warm, lab: Lab) -> str:
+def break_out(worker: Worker, lab: Lab) -> str:
     """What a process in the box could do that it must not; "" when nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         task = {
@@ -48,7 +48,7 @@ def break_out(warm: Warm, lab: Lab) -> str:
             "grader": os.getpid(),
             "port": server.getsockname()[1],
         }
-        answer = warm.run(Work(lab.key, [task]), Limits(), 30).of_tasks[0]
+        answer = worker.run(Work(lab.key, [task]), Limits(), 30).of_tasks[0]
     found = [event["possible"] for event in answer.events if "possible" in event]
     if not found:
         crash = [

@@ -14,7 +14,7 @@ class Limits:
 
     seconds: int = 300  # everything together
     item_seconds: int = 45  # one check, one scenario, or the import of one check file
-    memory_mb: int = 2048  # beyond the warm process: address space of each, memory of all
+    memory_mb: int = 2048  # beyond the worker: address space of each, memory of all
     disk_mb: int = 256  # /tmp inside the box
     processes: int = 64
     output_mb: int = 32  # what the scenarios send out

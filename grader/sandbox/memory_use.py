@@ -1,4 +1,4 @@
-"""What the processes of one submission use together, read from /proc by the template."""
+"""What the processes of one submission use together, read from /proc by the fork server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _usage(pid: int) -> tuple[int, int]:
 def excess(processes: int, memory_mb: int, warm_kb: int) -> str:
     """Why the submission must be stopped, "" while it keeps within its limits.
 
-    `warm_kb` is what every fork of the template shares with it from the start.
+    `warm_kb` is what every fork of the fork server shares with it from the start.
     """
     if sys.platform != "linux":
         return ""

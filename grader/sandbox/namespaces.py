@@ -1,8 +1,8 @@
 """A process that is alone in its world: namespaces of its own, inside those of bubblewrap.
 
-A warm process owns a user namespace (`own_users`); each piece of work is forked into a process
+A worker owns a user namespace (`own_users`); each piece of work is forked into a process
 namespace of its own (`fork_apart`), where it makes the rest (`enter_box`), so that it sees no
-process and no file of the warm process or of any other submission.
+process and no file of the worker or of any other submission.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from grader.sandbox.process_rights import PR_SET_DUMPABLE, call, undumpable
+from grader.sandbox.libc import call
+from grader.sandbox.process_rights import PR_SET_DUMPABLE, undumpable
 
 CLONE_NEWNS, CLONE_NEWIPC = 0x0002_0000, 0x0800_0000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x1000_0000, 0x2000_0000, 0x4000_0000
@@ -72,7 +73,7 @@ def enter_box(disk_mb: int) -> None:
         _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={size}m,{FILES},mode=1777")
     _mount_proc()
     _loopback()
-    # After the mounts, which are the right of the warm process's users, not of the submission's.
+    # After the mounts, which are the right of the worker's users, not of the submission's.
     _own_users(before)
     with contextlib.suppress(OSError):  # no /proc was to be had
         Path("/proc/sys/user/max_user_namespaces").write_text("0")

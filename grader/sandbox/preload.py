@@ -1,4 +1,4 @@
-"""What the template does before it serves: import, compile and use once all that grading needs."""
+"""What the fork server does first: import, compile and use once all that grading needs."""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
 """Take rights and room from this process: capabilities, time, memory, disk.
 
-Runs in a child just forked from the warm process, before a byte of the submission is looked at.
+Runs in a child just forked from the worker, before a byte of the submission is looked at.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import platform
 import resource
 import sys
 from pathlib import Path
 
 from grader.sandbox import seccomp
+from grader.sandbox.libc import call
 
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_CHILD_SUBREAPER = 4, 24, 38, 36
 LAST_CAPABILITY = 63
@@ -21,16 +21,6 @@ CAPABILITY_VERSION = 0x2008_0522
 KEYCTL = {"x86_64": 250, "aarch64": 219}
 KEYCTL_JOIN_SESSION_KEYRING = 1
 MEGABYTE = 1 << 20
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def call(name: str, *arguments: object) -> int:
-    """A function of the C library; OSError where it fails."""
-    result = getattr(_libc, name)(*arguments)
-    if result == -1:
-        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
-    return result
 
 
 def undumpable() -> None:

@@ -11,6 +11,8 @@ import errno
 import platform
 import struct
 
+from grader.sandbox.libc import call
+
 REFUSED = {  # from the kernel's tables; the names in the order of the numbers
     # memfd_create, memfd_secret, shmget, msgget, add_key, request_key, keyctl, io_uring_setup,
     # userfaultfd, bpf, perf_event_open, ptrace, process_vm_readv, process_vm_writev,
@@ -30,8 +32,6 @@ PR_SET_SECCOMP, MODE_FILTER = 22, 2
 
 def refuse() -> None:
     """From now on these calls fail in this process and its children; not where unknown."""
-    from grader.sandbox.process_rights import call
-
     machine = platform.machine()
     if machine in REFUSED:
         filters = _filters(REFUSED[machine], ARCHITECTURE[machine])

@@ -1,4 +1,4 @@
-"""The grader's end of one warm process: give it work, keep the clock, count the bytes."""
+"""The grader's end of one worker: give it work, keep the clock, count the bytes."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ CHUNK = 1 << 20
 LINE = 1 << 10  # a line of results costs as much of what may be sent as so many bytes
 
 
-class Warm:
-    """One warm process; `run` hands it one piece of work at a time.
+class Worker:
+    """One worker; `run` hands it one piece of work at a time.
 
     end: a handle of the process that can be waited for and signalled, where the system has one;
     else its number.
     """
 
     def __init__(
-        self, rung: str, lab: Lab | None, link: socket.socket, pid: int, end: int | None
+        self, level: str, lab: Lab | None, link: socket.socket, pid: int, end: int | None
     ) -> None:
-        self.rung, self.lab, self.link, self.pid, self.end = rung, lab, link, pid, end
+        self.level, self.lab, self.link, self.pid, self.end = level, lab, link, pid, end
 
     def run(self, work: Work, limits: Limits, seconds: float) -> Answers:
-        """Do one piece of work within `seconds`; BoxError where the warm process itself is lost."""
+        """Do one piece of work within `seconds`; BoxError where the worker itself is lost."""
         scratch = ""
-        if self.rung != "bubblewrap":
+        if self.level != "bubblewrap":
             scratch = tempfile.mkdtemp(prefix="grading-")
         start = time.monotonic()
         try:
@@ -48,7 +48,7 @@ class Warm:
             return Answers(answers, time.monotonic() - start)
         except (OSError, ValueError) as error:
             self.close()
-            raise BoxError(f"the warm process was lost: {error}") from None
+            raise BoxError(f"the worker was lost: {error}") from None
         finally:
             if scratch:
                 remove(Path(scratch))
@@ -61,7 +61,7 @@ class Warm:
             "processes": limits.processes,
             "scratch": scratch,
         }
-        if self.rung == "landlock" and self.lab is not None:
+        if self.level == "landlock" and self.lab is not None:
             shown = [*visible_files.machine(), *visible_files.course(self.lab)]
             job["readable"] = [str(path) for path in shown]
         ours, theirs = socket.socketpair()
@@ -117,7 +117,7 @@ class Warm:
         self._answer()
 
     def _answer(self) -> str:
-        """How the work ended; OSError where the warm process has no answer."""
+        """How the work ended; OSError where the worker has no answer."""
         data = self.link.recv(65536)
         word = json.loads(data) if data else {}
         if "ended" not in word:
@@ -125,7 +125,7 @@ class Warm:
         return word["ended"]
 
     def close(self) -> None:
-        """End the warm process; what it has forked ends with it."""
+        """End the worker; what it has forked ends with it."""
         self.link.close()
         if self.end is None:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A warm process: a fork of the template that forks one child for each piece of work.
+"""A worker: a fork of the fork server that forks one child for each piece of work.
 
 It never looks at a submission itself: it hands an open socket to a fork of itself, over which the
 child gets its work and sends its events, and says when and how that child has ended.
@@ -27,10 +27,10 @@ WATCH_SECONDS = 0.1
 MESSAGE = 65536
 
 
-def serve(link: socket.socket, rung: str) -> None:
+def serve(link: socket.socket, level: str) -> None:
     """Do one piece of work after the other, until `link` is closed on the other side."""
     adopt_orphans()
-    if rung == "bubblewrap":
+    if level == "bubblewrap":
         own_users()
     link.sendall(b'{"ready": true}')
     warm_kb = memory_use.memory_kb(os.getpid()) if sys.platform == "linux" else 0
@@ -38,12 +38,12 @@ def serve(link: socket.socket, rung: str) -> None:
         message, handles, _, _ = socket.recv_fds(link, MESSAGE, 1)
         if not message:
             return
-        _work(link, json.loads(message), handles[0], rung, warm_kb)
+        _work(link, json.loads(message), handles[0], level, warm_kb)
 
 
-def _work(link: socket.socket, job: dict, events: int, rung: str, warm_kb: int) -> None:
-    become = functools.partial(_become_child, link, events, rung, job)
-    child = fork_apart(become) if rung == "bubblewrap" else _fork(become)
+def _work(link: socket.socket, job: dict, events: int, level: str, warm_kb: int) -> None:
+    become = functools.partial(_become_child, link, events, level, job)
+    child = fork_apart(become) if level == "bubblewrap" else _fork(become)
     os.close(events)
     ended = _follow(link, child, job, warm_kb)
     memory_use.kill_all(child)
@@ -57,12 +57,12 @@ def _fork(become: Callable[[], None]) -> int:
     return child
 
 
-def _become_child(link: socket.socket, events: int, rung: str, job: dict) -> None:
+def _become_child(link: socket.socket, events: int, level: str, job: dict) -> None:
     status = 1
     try:
         link.close()
         os.setsid()
-        run(events, rung, job)
+        run(events, level, job)
         status = 0
     except BaseException:
         os.write(events, json.dumps({"crash": traceback.format_exc()[-2000:]}).encode() + b"\n")

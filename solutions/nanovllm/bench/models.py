@@ -1,11 +1,12 @@
-"""The models to measure on: the bundled one, any folder, and two of random weights made here."""
+"""The models to measure on: the bundled one, any folder, and shapes with random weights."""
 
 import os
 from pathlib import Path
 
 from nanovllm.llm.options import BUNDLED, OptionError
 
-# Qwen3's architecture; sizes of `tiny` suit the caches of a laptop, `mid` has to be read from RAM.
+# Qwen3's architecture; sizes of `tiny` suit the caches of a laptop, `mid` has to be read from RAM,
+# and the last is the shape of Qwen/Qwen3-0.6B.
 SIZES = {
     "tiny": {
         "vocab_size": 2048, "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8,
@@ -14,6 +15,11 @@ SIZES = {
     "mid": {
         "vocab_size": 32000, "hidden_size": 1024, "num_hidden_layers": 12,
         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64,
+        "intermediate_size": 3072,
+    },
+    "qwen3-0.6b": {
+        "vocab_size": 151936, "hidden_size": 1024, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
         "intermediate_size": 3072,
     },
 }  # fmt: skip
@@ -27,7 +33,7 @@ def cache_folder() -> Path:
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder of `bundled`, `tiny`, `mid` (made when first asked for) or a path."""
+    """Return the folder of `bundled`, of a key of SIZES (made when first asked for) or a path."""
     if name == "bundled":
         return BUNDLED
     if name in SIZES:

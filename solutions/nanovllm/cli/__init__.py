@@ -1,4 +1,4 @@
-"""The command `nanovllm`: generate, chat, serve and bench, on your own engine."""
+"""The command `nanovllm`: generate, chat, serve, describe and bench, on your own engine."""
 
 import contextlib
 import os
@@ -11,6 +11,7 @@ import nanovllm
 from nanovllm.cli.bench import bench
 from nanovllm.cli.bench_serve import bench_serve
 from nanovllm.cli.chat import chat
+from nanovllm.cli.describe import describe
 from nanovllm.cli.errors import fail
 from nanovllm.cli.generate import generate
 from nanovllm.cli.serve import serve
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(chat)
 app.command()(serve)
+app.command()(describe)
 bench.command("serve")(bench_serve)
 app.add_typer(bench, name="bench")
 

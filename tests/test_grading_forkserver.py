@@ -1,4 +1,4 @@
-"""The processes of the box: one template a lab, its forks, and what happens when one is lost."""
+"""The processes of the box: one fork server a lab, its forks, and what happens when one is lost."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ def test_the_tasks_of_one_process_come_one_after_the_other(box: Sandbox) -> None
     assert said == [[{"start": "<lambda>#0"}, answer, {"done": True}] for answer in (1, 2)]
 
 
-def test_warm_processes_are_forks_of_one_template(box: Sandbox) -> None:
+def test_workers_are_forks_of_one_server(box: Sandbox) -> None:
     with ThreadPoolExecutor(3) as pool:
         done = list(pool.map(lambda _: box.run(LAB, TWO, Limits(), 60), range(6)))
     assert all(not answers.of_tasks[-1].ended for answers in done)
-    assert [key for key in box._nurseries if key != TRUSTED] == [f"bubblewrap {LAB.key}"]
+    assert [key for key in box._servers if key != TRUSTED] == [f"bubblewrap {LAB.key}"]
 
 
-def test_a_lost_warm_process_and_a_lost_template_are_replaced(box: Sandbox) -> None:
-    nursery = box._nursery(box.rung, LAB)
-    warm = nursery.take()
-    nursery.give_back(warm)
-    warm.link.close()  # it ends, and the next piece of work finds it gone
+def test_a_lost_worker_and_a_lost_server_are_replaced(box: Sandbox) -> None:
+    server = box._server(box.level, LAB)
+    worker = server.take()
+    server.give_back(worker)
+    worker.link.close()  # it ends, and the next piece of work finds it gone
     assert not box.run(LAB, TWO, Limits(), 60).of_tasks[-1].ended
-    assert box._nursery(box.rung, LAB) is nursery
-    while nursery._idle:
-        nursery._idle.pop().close()
-    nursery._link.shutdown(socket.SHUT_RDWR)  # so does the template
-    nursery._process.wait(30)
+    assert box._server(box.level, LAB) is server
+    while server._idle:
+        server._idle.pop().close()
+    server._link.shutdown(socket.SHUT_RDWR)  # so does the fork server
+    server._process.wait(30)
     assert not box.run(LAB, TWO, Limits(), 60).of_tasks[-1].ended
-    assert box._nursery(box.rung, LAB) is not nursery
+    assert box._server(box.level, LAB) is not server
 
 
 def test_what_one_process_had_does_not_count_when_it_may_be_spoilt() -> None:
@@ -82,18 +82,18 @@ def test_the_templates_of_few_labs_are_kept(monkeypatch: pytest.MonkeyPatch) -> 
     class Idle:
         busy = 0
 
-        def __init__(self, rung: str, lab: object) -> None:
+        def __init__(self, level: str, lab: object) -> None:
             self.name = lab.key
 
         def close(self) -> None:
             closed.append(self.name)
 
-    monkeypatch.setattr("grader.sandbox.sandbox.Nursery", Idle)
+    monkeypatch.setattr("grader.sandbox.sandbox.ForkServer", Idle)
     sandbox = Sandbox()
     for number in range(KEPT + 2):
-        sandbox._nursery("limits", type("Lab", (), {"key": f"lab{number}"}))
+        sandbox._server("limits", type("Lab", (), {"key": f"lab{number}"}))
     assert closed == ["lab0", "lab1"]
-    assert len(sandbox._nurseries) == KEPT
+    assert len(sandbox._servers) == KEPT
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="huge pages are Linux's")

@@ -57,7 +57,7 @@ def seeds(secret: bytes, lab: Lab, student: str) -> list[int]:
 
 
 def result_key(
-    submission: Submission, lab: Lab, student: str, secret: bytes, limits: Limits, rung: str
+    submission: Submission, lab: Lab, student: str, secret: bytes, limits: Limits, level: str
 ) -> str:
     """A digest of everything that a grade depends on."""
     content = {name: hashlib.sha256(data).hexdigest() for name, data in submission.files.items()}
@@ -71,7 +71,7 @@ def result_key(
         "course": course_digest(lab),
         "seeds": hashlib.sha256(repr(seeds(secret, lab, student)).encode()).hexdigest(),
         "limits": asdict(limits),
-        "sandbox": rung,
+        "sandbox": level,
         "versions": versions(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

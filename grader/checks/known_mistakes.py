@@ -1,0 +1,31 @@
+"""Known mistakes, recognised by what a check observed under them (`mistakes.json`)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from grader.checks.fingerprint import matches
+from grader.course.lab_toml import Lab
+
+
+@dataclass(frozen=True)
+class KnownMistake:
+    """A mistake that a check recognises by what it observed."""
+
+    name: str
+    says: str
+
+
+def recognise(lab: Lab, check: str, observation: dict[str, Any]) -> list[KnownMistake]:
+    """The known mistakes that make this check observe just this."""
+    path = lab.folder / "mistakes.json"
+    if not path.is_file():
+        return []
+    entries = json.loads(path.read_text(encoding="utf-8"))["observations"].get(check, [])
+    return [
+        KnownMistake(entry["name"], entry["says"])
+        for entry in entries
+        if entry["at"] == observation["at"] and matches(entry["seen"], observation["seen"])
+    ]

@@ -1,0 +1,150 @@
+"""`nanovllm describe`: what a model will need here, computed from its configuration alone."""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nanovllm.cli.engine import select_code
+from nanovllm.cli.errors import Refused
+from nanovllm.cli.options import Code, Model
+
+if TYPE_CHECKING:
+    from nanovllm.model.config import ModelConfig
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+GB = 1e9
+
+
+def describe(
+    model: Model = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    context: Annotated[int, typer.Option(min=1, help="Tokens of a request, for the table.")] = 1024,
+    cache_gb: Annotated[float, typer.Option(min=0.001, help="Memory for the KV cache.")] = 4.0,
+    disk_gb_s: Annotated[float, typer.Option(min=0.001, help="What your disk reads.")] = 0.5,
+    memory_gb_s: Annotated[
+        float | None, typer.Option(help="Memory bandwidth. (default: measured here)")
+    ] = None,
+    gflops: Annotated[
+        float | None, typer.Option(help="Arithmetic rate. (default: measured here)")
+    ] = None,
+    code: Code = None,
+) -> None:
+    """What a model needs and at best gives here: memory, load time, time a token. Loads nothing.
+
+    --model is a folder, a hub name, or a known shape (qwen3-0.6b, mid, tiny), which needs no file:
+    `nanovllm bench latency --model qwen3-0.6b` runs that shape with random weights.
+    """
+    if dtype not in BYTES:
+        raise Refused(f"--dtype {dtype} is not known: use {', '.join(BYTES)}.")
+    select_code(code)
+    from rich.console import Console
+    from rich.table import Table
+
+    config = shape_of(model)
+    rates = (memory_gb_s or measured_bandwidth(), gflops or measured_gflops(dtype))
+    name = model or "the bundled model"
+    table = Table(title=f"{name} in {dtype}, {rates[0]:.3g} GB/s, {rates[1]:.3g} GFLOP/s")
+    table.add_column("what")
+    table.add_column("expect", justify="right")
+    table.add_column("why", style="dim")
+    for row in rows(config, BYTES[dtype], context, cache_gb * GB, disk_gb_s * GB, rates):
+        table.add_row(*row)
+    Console().print(table)
+
+
+def shape_of(model: str | None) -> "ModelConfig":
+    """The configuration of a known shape, a folder, a hub name, or the bundled model."""
+    from nanovllm.bench.models import CONTEXT, SIZES
+    from nanovllm.llm.options import BUNDLED
+    from nanovllm.model.config import ModelConfig
+    from nanovllm.model.loader import load_config
+
+    if model not in SIZES:
+        return load_config(model or BUNDLED)
+    size = SIZES[model]
+    return ModelConfig(
+        "qwen3", size["vocab_size"], size["hidden_size"], size["num_hidden_layers"],
+        size["num_attention_heads"], size["num_key_value_heads"], size["head_dim"],
+        size["intermediate_size"], CONTEXT, tie_embeddings=True,
+    )  # fmt: skip
+
+
+def parameters(config: "ModelConfig") -> int:
+    """Weights of the model; norms and biases, under 0.1 %, are left out."""
+    from nanovllm.model.accounting import matmul_parameters
+
+    tables = 1 if config.tie_embeddings else 2
+    return matmul_parameters(config) + tables * config.vocab_size * config.hidden_size
+
+
+def rows(
+    config: "ModelConfig",
+    width: int,
+    context: int,
+    cache: float,
+    disk: float,
+    rates: tuple[float, float],
+) -> list[tuple[str, str, str]]:
+    """What, how much, why, for each line of the table; sizes in bytes, rates in GB/s, GFLOP/s."""
+    from nanovllm.model.accounting import kv_bytes_per_token, step_seconds, tokens_in_budget
+
+    bandwidth, arithmetic = rates[0] * GB, rates[1] * GB
+    weights = parameters(config) * width
+    token = kv_bytes_per_token(config, width)
+    fits = tokens_in_budget(config, int(cache), width)
+
+    def least(new: int, cached: int, several: int = 1) -> float:
+        """Seconds of a step of `several` equal requests, which share the reading of the weights."""
+        alone = step_seconds(config, new, cached, bandwidth, arithmetic, width)
+        if several == 1:
+            return alone
+        read = step_seconds(config, several * new, several * cached, bandwidth, 1e30, width)
+        return max(read, several * step_seconds(config, new, cached, 1e30, arithmetic, width))
+
+    one, many, prompt = least(1, context), least(1, context, 32), least(context, 0)
+    return [
+        ("parameters", f"{parameters(config) / 1e6:,.0f} M", f"L={config.num_layers}, "
+         f"E={config.hidden_size}, H={config.num_heads}, G={config.num_kv_heads}, "
+         f"D={config.head_dim}, V={config.vocab_size}"),
+        ("weights", f"{weights / GB:.2f} GB", f"{width} bytes a parameter"),
+        ("load time", _told(weights / disk), f"a disk that reads {disk / GB:g} GB/s"),
+        ("KV cache a token", f"{token / 1024:.0f} KiB", "2 x L x G x D x bytes"),
+        (f"a request of {context} tokens", f"{context * token / 1e6:.0f} MB", "its KV cache"),
+        (f"tokens in {cache / GB:g} GB", f"{fits:,}", f"{fits // context} such requests at once"),
+        ("one token, alone", _told(one), "at least: weights and cache are read once"),
+        ("tokens/s, alone", f"{1 / one:,.3g}", "at most"),
+        ("tokens/s, 32 at once", f"{32 / many:,.3g}", "at most: the weights are shared"),
+        (f"first token after {context}", _told(prompt), "at least: arithmetic"),
+    ]  # fmt: skip
+
+
+def _told(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def measured_bandwidth() -> float:
+    """GB/s at which this machine reads memory: the best of a few sums over 256 MB."""
+    import torch
+
+    data = torch.ones(64 * 2**20)
+    return data.nbytes / _best(data.sum) / GB
+
+
+def measured_gflops(dtype: str) -> float:
+    """GFLOP/s of a product of square matrices in this dtype."""
+    import torch
+
+    side = 1024
+    left = torch.ones(side, side, dtype=getattr(torch, dtype))
+    return 2 * side**3 / _best(lambda: torch.nn.functional.linear(left, left)) / 1e9
+
+
+def _best(work: Callable[[], object], times: int = 4) -> float:
+    found = []
+    for _ in range(times):
+        start = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - start)
+    return min(found)
