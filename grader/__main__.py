@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -76,6 +77,39 @@ def mistakes(
     console.print(shown)
     console.print(f"{len(found) - missed} of {len(found)} caught and named")
     raise typer.Exit(1 if missed else 0)
+
+
+@app.command()
+def hours(
+    what: Annotated[
+        str, typer.Argument(metavar="[NN|DIR]", help="a lab, or a folder with a class's packs")
+    ] = "",
+) -> None:
+    """Show how long labs take by the course's rule, or by the packs of a class."""
+    from grader.hours import estimate, medians, stated
+
+    folder = Path(what) if what and Path(what).is_dir() else None
+    of_class = medians(folder) if folder else {}
+    if folder and not of_class:
+        raise LabError(f"no pack in {folder} holds working times.")
+    shown = Table("lab / task", "estimate min", *(["median min", "students"] if folder else []))
+    for lab in labs() if folder or not what else [find_lab(what)]:
+        if folder and lab.key not in of_class:
+            continue
+        by_rule, real = estimate(lab), of_class.get(lab.key, {})
+        total = sum(by_rule.values())
+        shown.add_row(
+            f"{lab.number:02d} {lab.title}", f"{total} ({total // 60} h {total % 60:02d})"
+        )
+        for task in lab.tasks:
+            cells = [f"   {task.id} {task.title}", str(by_rule[task.id])]
+            if folder:
+                median, students = real.get(task.id, (0.0, 0))
+                cells += [f"{median:.0f}", str(students)] if students else ["", "0"]
+            shown.add_row(*cells)
+    console.print(shown)
+    if what and not folder:
+        console.print(f"The handout says: {stated(find_lab(what))}.")
 
 
 def main() -> None:

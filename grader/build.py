@@ -11,6 +11,7 @@ from pathlib import Path
 from grader import hintfile, mistakes_record
 from grader.catalog import Lab
 from grader.collect import collect_checks
+from grader.hours import estimate
 from grader.notebooks import notebook_files
 from grader.paths import ROOT
 from grader.registry import file_digest
@@ -36,7 +37,8 @@ def checks_file(lab: Lab) -> str:
         key: {name: value for name, value in asdict(check).items() if name != "id"}
         for key, check in sorted(entries.items())
     }
-    data = {"checks": checks, "files": {**files, **stubs}}
+    minutes = {"minutes": estimate(lab)} if any(task.difficulty for task in lab.tasks) else {}
+    data = {**minutes, "checks": checks, "files": {**files, **stubs}}
     return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -22,9 +23,10 @@ class Task:
     id: int
     title: str
     points: int
-    minutes: int
+    minutes: int  # an estimate: by grader/hours.py, where lab.toml has a difficulty
     symbols: tuple[str, ...]
     needs: tuple[int, ...] = ()
+    difficulty: int = 0  # 1 a plain transcription, 2 needs thought, 3 a design of one's own
 
 
 @dataclass(frozen=True)
@@ -91,21 +93,33 @@ def read_lab(folder: Path) -> Lab:
         found = path.stat()
     except FileNotFoundError:
         raise CatalogError(f"{path} is missing; restore it with `git checkout {path}`.") from None
-    return _parsed(path, found.st_mtime_ns, found.st_size)
+    checks = folder / "checks.json"
+    built = checks.stat().st_mtime_ns if checks.is_file() else 0
+    return _parsed(path, found.st_mtime_ns, found.st_size, built)
+
+
+def _estimates(path: Path) -> dict[str, int]:
+    """The minutes by task that the builder recorded; a release has no solutions to count."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")).get("minutes", {}))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
 
 
 @lru_cache(256)
-def _parsed(path: Path, modified: int, size: int) -> Lab:
+def _parsed(path: Path, modified: int, size: int, built: int) -> Lab:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
+        minutes = _estimates(path.with_name("checks.json"))
         tasks = tuple(
             Task(
                 id=entry["id"],
                 title=entry["title"],
                 points=entry["points"],
-                minutes=entry["minutes"],
+                minutes=entry.get("minutes", minutes.get(str(entry["id"]), 0)),
                 symbols=tuple(entry["symbols"]),
                 needs=tuple(entry.get("needs", ())),
+                difficulty=0 if "minutes" in entry else entry["difficulty"],
             )
             for entry in data["task"]
         )

@@ -206,6 +206,23 @@ def diff(lab: LabArgument, task: TaskOption = None) -> None:
 
 
 @app.command()
+def predict(
+    lab: LabArgument,
+    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="the question")] = None,
+    value: Annotated[str | None, typer.Argument(metavar="[VALUE]", help="your guess")] = None,
+) -> None:
+    """List a lab's questions, or guess at one; your own code answers once its tasks pass."""
+    from grader import predict as predictions
+
+    found, say = find_lab(lab), _say()
+    if key is not None:
+        predictions.guess(found, key, value)
+    for question in predictions.questions(found):
+        if key in (None, question.key):
+            say(predictions.told(found, question, _load()))
+
+
+@app.command()
 def demo(lab: LabArgument) -> None:
     """Run a lab's demo on your code, on the reference where you have none."""
     from grader import demo as demos

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from grader.catalog import find_lab
 from grader.paths import ROOT
@@ -65,6 +68,113 @@ def check_task(lab: str, task: int) -> float:
             return 0.0
         outcomes = json.loads(record.read_text(encoding="utf-8"))["outcomes"]
     return float(sum(o["points"] for o in outcomes if o["status"] == "passed"))
+
+
+def predict(lab: str, key: str, value: float | None = None) -> float | None:
+    """Record a guess and return it; without one, show the question. Guess again at any time."""
+    from grader import predict as predictions
+    from grader.errors import LabError
+
+    found = find_lab(lab)
+    try:
+        question = predictions.question(found, key)
+        if value is None or value is ...:
+            print(f"{question.text} Write your guess ({question.unit}) into this cell.")
+            return None
+        if _is_a_persons_run():
+            return predictions.guess(found, key, value)
+        return predictions.number(value)
+    except LabError as error:
+        print(error)
+        return None
+
+
+def answer(lab: str, key: str) -> float | None:
+    """Print your guess and the answer of your own code, once its tasks pass, and return it."""
+    from grader import predict as predictions
+    from grader import state
+    from grader.errors import LabError
+
+    found = find_lab(lab)
+    try:
+        question, records = predictions.question(found, key), state.load()
+        if not _is_a_persons_run():  # a run of the course itself, as of the instructor's version
+            return predictions.computed(found, question)
+        print(predictions.told(found, question, records))
+        open_now = predictions.is_open(question, records.lab(found.key))
+        return predictions.computed(found, question) if open_now else None
+    except LabError as error:
+        print(error)
+        return None
+
+
+def _is_a_persons_run() -> bool:
+    return not os.environ.get("NBGRADER_EXECUTION") and not os.environ.get("NANOVLLM_CODE")
+
+
+def plots_of(lab: str) -> ModuleType:
+    """The drawing of a lab's notebook, from `labs/labNN/plots.py`, in the course's look."""
+    path = find_lab(lab).folder / "plots.py"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; `git checkout {path}` restores it")
+    spec = importlib.util.spec_from_file_location(f"plots_of_{path.parent.name}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
+    spec.loader.exec_module(module)
+    style()
+    return module
+
+
+def movable(draw: Callable[..., object], **choices: Sequence[Any]) -> None:
+    """A picture that moves: `draw(axes, name=value, ...)` with a slider for each list of choices.
+
+    Where nobody can move it (a printed page, a run without a browser) it is small multiples: one
+    for each of up to six values of the first argument, the others in the middle of their choices.
+    """
+    import matplotlib.pyplot as plt
+
+    if _has_widgets():
+        import ipywidgets
+        from IPython.display import display
+
+        def show(**values: Any) -> None:
+            figure, axes = plt.subplots(figsize=(5, 3))
+            draw(axes, **values)
+            plt.show()
+            plt.close(figure)
+
+        sliders = {
+            name: ipywidgets.SelectionSlider(
+                options=list(values), value=_middle(values), description=name
+            )
+            for name, values in choices.items()
+        }
+        display(*sliders.values(), ipywidgets.interactive_output(show, sliders))
+        return
+    name, values = next(iter(choices.items()))
+    others = {other: _middle(options) for other, options in choices.items() if other != name}
+    step = -(-len(values) // 6)
+    picked = list(values)[::step]
+    figure, rows = plt.subplots(
+        1, len(picked), figsize=(2.2 * len(picked), 2.4), sharey=True, squeeze=False
+    )
+    for axes, value in zip(rows[0], picked, strict=True):
+        draw(axes, **{name: value}, **others)
+        axes.set_title(f"{name} = {value}")
+    figure.tight_layout()
+    plt.show()
+    plt.close(figure)
+
+
+def _middle(values: Sequence[Any]) -> Any:
+    return list(values)[len(values) // 2]
+
+
+def _has_widgets() -> bool:
+    """Whether a person sits before it: Jupyter's server and VS Code say so in the environment."""
+    found = importlib.util.find_spec("ipywidgets") is not None
+    here = {"JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD"} & os.environ.keys()
+    return found and bool(here) and _is_a_persons_run()
 
 
 @contextlib.contextmanager

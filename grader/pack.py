@@ -125,6 +125,7 @@ def _manifest(lab: Lab, entry: LabState, names: dict[str, Path]) -> dict[str, ob
         "system": f"{platform.system()} {platform.machine()}",
         "packages": {name: _version(name) for name in PACKAGES},
         "digest": now,
+        "seconds": {str(task): seconds for task, seconds in sorted(entry.seconds.items())},
         "files": {name: file_digest(path) for name, path in names.items()},
         "results": results,
     }

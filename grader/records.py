@@ -35,6 +35,7 @@ class LabState:
     hints: dict[str, int] = field(default_factory=dict)
     unlocked: list[int] = field(default_factory=list)
     seconds: dict[int, float] = field(default_factory=dict)
+    guesses: dict[str, float] = field(default_factory=dict)  # by the key of the question
 
     @classmethod
     def from_json(cls, entry: dict) -> LabState:
@@ -51,6 +52,7 @@ class LabState:
             hints={name: int(rung) for name, rung in entry["hints"].items()},
             unlocked=[int(task) for task in entry["unlocked"]],
             seconds={int(task): float(spent) for task, spent in entry["seconds"].items()},
+            guesses={key: float(value) for key, value in entry.get("guesses", {}).items()},
         )
 
 
@@ -61,6 +63,7 @@ class State:
     labs: dict[str, LabState] = field(default_factory=dict)
     last_at: float | None = None
     last_lab: str = ""
+    last_task: int = 0
     notice: str = ""
 
     def lab(self, key: str) -> LabState:
@@ -74,12 +77,12 @@ class State:
         if events:
             latest = max(events)
             self.last_at = max(self.last_at or 0.0, latest.at)
-            self.last_lab = latest.lab
+            self.last_lab, self.last_task = latest.lab, latest.task
 
     def to_json(self) -> dict:
         return {
             "version": 1,
-            "last": {"at": self.last_at, "lab": self.last_lab},
+            "last": {"at": self.last_at, "lab": self.last_lab, "task": self.last_task},
             "labs": {key: asdict(self.labs[key]) for key in sorted(self.labs)},
         }
 
@@ -88,4 +91,9 @@ class State:
         entries = {key: LabState.from_json(entry) for key, entry in data.get("labs", {}).items()}
         last = data.get("last", {})
         at = last.get("at")
-        return cls(entries, None if at is None else float(at), str(last.get("lab", "")))
+        return cls(
+            entries,
+            None if at is None else float(at),
+            str(last.get("lab", "")),
+            int(last.get("task", 0)),
+        )

@@ -25,6 +25,7 @@ __all__ = [
     "digest",
     "editing",
     "load",
+    "record_guess",
     "record_hint",
     "record_run",
     "record_saves",
@@ -104,6 +105,15 @@ def record_hint(check: str, lab_key: str, rung: int) -> None:
         raise LabError(f"No hint was taken, as it cannot be noted: {sentence_of(error)}") from None
 
 
+def record_guess(lab_key: str, key: str, value: float) -> str:
+    """Keep a guess; returns one sentence where it could not be recorded, else ''."""
+
+    def change(state: State) -> None:
+        state.lab(lab_key).guesses[key] = value
+
+    return _tolerantly(change)
+
+
 def with_saves(state: State) -> State:
     """The state with the saves since the last command counted too, in memory only."""
     state.spend(_saves(state))
@@ -130,13 +140,16 @@ def _saves(state: State) -> list[worktime.Event]:
         if lab.started:
             modules = {symbol.partition(":")[0] for symbol in lab.task_of_symbol}
             owners = {module: current_task(state, lab, module) for module in modules}
+            owners[""] = current_task(state, lab)
             found += worktime.saves(lab, state.last_at, time.time(), owners)
     return found
 
 
 def _record(state: State, lab: Lab, mode: str, outcomes: list[Outcome], measured_on: str) -> None:
-    state.spend(_saves(state))
-    state.spend([worktime.Event(time.time(), lab.key, current_task(state, lab))])
+    saves = _saves(state)
+    state.spend(saves)
+    task = _worked_on(state, lab, {item.task for item in outcomes}, saves)
+    state.spend([worktime.Event(time.time(), lab.key, task)])
     entry = state.lab(lab.key)
     entry.started = entry.started or _now_text()
     for item in outcomes:
@@ -152,6 +165,21 @@ def _record(state: State, lab: Lab, mode: str, outcomes: list[Outcome], measured
         )
     if mode == "isolated":
         entry.unlocked = sorted({*entry.unlocked, *_passed(lab, entry, measured_on)})
+
+
+def _worked_on(state: State, lab: Lab, ran: set[int], saves: list[worktime.Event]) -> int:
+    """The task that a run of checks ends work on: the one that ran, else that of the last save.
+
+    Where nothing was saved since the last event, it is the task of that one.
+    """
+    if len(ran) == 1:
+        return next(iter(ran))
+    latest = max((save for save in saves if save.lab == lab.key), default=None)
+    if latest is not None:
+        return latest.task
+    passed = state.lab(lab.key).unlocked
+    still = state.last_lab == lab.key and state.last_task and state.last_task not in passed
+    return state.last_task if still else current_task(state, lab)
 
 
 def _passed(lab: Lab, entry: LabState, measured_on: str) -> set[int]:

@@ -41,7 +41,10 @@ def active_seconds(last: float | None, events: Iterable[Event]) -> dict[tuple[st
 
 
 def saves(lab: Lab, since: float, now: float, task_of_module: dict[str, int]) -> list[Event]:
-    """The saves of a lab's files after one moment, as their modification times tell them."""
+    """The saves of a lab's files after one moment, as their modification times tell them.
+
+    A file that the student added counts for the task under "".
+    """
     found = []
     for path in student_files(lab):
         try:
@@ -49,7 +52,9 @@ def saves(lab: Lab, since: float, now: float, task_of_module: dict[str, int]) ->
         except OSError:
             continue
         if since < at <= now:  # a clock set wrong gives times in the future
-            found.append(Event(at, lab.key, task_of_module.get(path.stem, 0)))
+            found.append(
+                Event(at, lab.key, task_of_module.get(path.stem, task_of_module.get("", 0)))
+            )
     return found
 
 

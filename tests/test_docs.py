@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from grader import hours
 from grader.catalog import Lab
 from grader.paths import ROOT
 
@@ -68,7 +69,18 @@ def test_handout_follows_the_skeleton(lab: Lab) -> None:
     assert [title for level, title in heads if level == "###" and title.startswith("Task")] == tasks
     assert [t for _, t in heads if t in ("Warm-up", "Deeper")] == ["Warm-up", "Deeper"]
     words = [word for word in FENCE.sub("", text).split() if re.search(r"\w", word)]
-    assert 900 <= len(words) <= 1600, f"{len(words)} words"
+    least, most = (2500, 4500) if built_anew(lab) else (900, 1600)
+    assert least <= len(words) <= most, f"{len(words)} words"
+
+
+def built_anew(lab: Lab) -> bool:
+    """Whether lab.toml says how difficult its tasks are, and the rule how long they take."""
+    return any(task.difficulty for task in lab.tasks)
+
+
+def test_handout_states_the_hours_of_the_rule(lab: Lab) -> None:
+    if built_anew(lab):
+        assert f"{hours.stated(lab)}." in handout(lab), hours.stated(lab)
 
 
 def commands(lab: Lab) -> list[list[str]]:

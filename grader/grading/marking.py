@@ -24,7 +24,7 @@ from grader.grading.verdicts import check_report
 from grader.grading.work import Answer, Work
 from grader.outcome import Status
 
-ALONE_NO_BETTER = {str(Status.PASSED), str(Status.TODO), str(Status.BLOCKED)}
+ALONE_NO_BETTER = {str(Status.PASSED), str(Status.TODO)}
 
 
 class Marking:

@@ -48,7 +48,7 @@ def verdict(scenario: ScenarioReport) -> str:
 def task_text(task: TaskReport) -> str:
     """One task: points, checks, scenarios, cards."""
     lines = [f"Task {task.id}  {task.title}: {number(task.points)} of {number(task.max_points)}"]
-    lines += [f"  no check could run: {line(task.blocked)}"] if task.blocked else []
+    lines += [f"  no check passes: {line(task.blocked)}"] if task.blocked else []
     for check in task.checks:
         why = "" if check.passed or task.blocked else f"  {line(check.reason)}"
         lines.append(f"  {MARKS[check.status]} {check.title} ({check.points}){why}")

@@ -42,8 +42,8 @@ def explain(error: Exception) -> tuple[str, int]:
         here = _has_reference(error.name.split(".")[1])
         return error.msg + " Or add --code reference." * here, USER
     where, is_students = _where(error)
-    not_written = _NOT_WRITTEN.match(str(error))
-    if isinstance(error, NotImplementedError) and not_written:
+    not_written = _NOT_WRITTEN.match(_absent(error))
+    if not_written:
         lab, task, symbol = not_written.groups()
         here = _has_reference(nanovllm._PACKAGE_OF_LAB[f"lab{lab}"])
         way_out = "Write it" + (", or run this with --code reference" if here else _lower(lab))
@@ -52,6 +52,20 @@ def explain(error: Exception) -> tuple[str, int]:
     owner = "your code raised" if is_students else "an error in the course's code:"
     way_out = " --code reference tells whether it is yours;" if is_students else ""
     return f"{owner} {what} ({where}).{way_out} {_TRACEBACK}=1 shows the traceback.", CODE
+
+
+def _absent(error: Exception) -> str:
+    """The task and the name of what is not written yet, by a stub's error or by a name not there.
+
+    A file that starts empty has no stub: the course's tooling knows which names it is to have.
+    """
+    if isinstance(error, NotImplementedError):
+        return str(error)
+    if not isinstance(error, ImportError | AttributeError):
+        return ""
+    from grader.unwritten import unwritten
+
+    return str(unwritten(error) or "")
 
 
 def _has_reference(package: str) -> bool:

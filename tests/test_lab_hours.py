@@ -1,0 +1,73 @@
+"""How long labs take: the rule, what a class's packs say, and which task the time belongs to."""
+
+from __future__ import annotations
+
+import json
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from grader import hours, state, worktime
+from grader.catalog import Lab, find_lab
+from grader.outcome import Outcome, Status
+from grader.records import State
+
+
+def test_the_rule_counts_words_and_lines_by_difficulty(lab: Lab) -> None:
+    lines = hours.solution_lines(lab)
+    assert set(lines) == {task.id for task in lab.tasks}
+    hard, easy = (
+        hours.estimate(replace(lab, tasks=tuple(replace(t, difficulty=d) for t in lab.tasks)))
+        for d in (3, 1)
+    )
+    assert all(easy[task] <= hard[task] and easy[task] % hours.STEP == 0 for task in lines)
+    if any(task.difficulty for task in lab.tasks):
+        assert {task.id: task.minutes for task in lab.tasks} == hours.estimate(lab)
+    else:
+        assert sum(hours.estimate(lab).values()) == lab.minutes  # lab.toml says them itself
+
+
+def _pack(path: Path, data: object) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("manifest.json", json.dumps(data))
+
+
+def test_medians_of_a_class(tmp_path: Path) -> None:
+    for number, seconds in enumerate((600, 1200, 6000)):
+        folder = tmp_path / f"student{number}"
+        folder.mkdir()
+        _pack(folder / "lab02.zip", {"lab": "lab02", "seconds": {"1": seconds, "2": 0}})
+    _pack(tmp_path / "old.zip", {"lab": "lab02"})
+    _pack(tmp_path / "odd.zip", {"lab": "lab02", "seconds": {"1": "many", "x": 3}})
+    (tmp_path / "broken.zip").write_bytes(b"no zip")
+    assert hours.medians(tmp_path) == {"lab02": {1: (20.0, 3)}}
+
+
+@pytest.mark.parametrize(
+    ("ran", "saves", "last", "wanted"),
+    [
+        ({3}, [("lab02", 2)], 1, 3),  # the checks of one task ran
+        ({1, 2, 3}, [("lab02", 2), ("lab01", 1)], 1, 2),  # else the file that was saved
+        ({1, 2, 3}, [], 3, 3),  # else what was worked on before
+        ({1, 2, 3}, [], 0, 1),
+    ],
+)
+def test_time_goes_to_the_task_that_was_worked_on(
+    ran: set[int], saves: list, last: int, wanted: int
+) -> None:
+    lab = find_lab(2)
+    records = State(last_at=0.0, last_lab="lab02" if last else "", last_task=last)
+    events = [worktime.Event(10.0 + i, *event) for i, event in enumerate(reversed(saves))]
+    assert state._worked_on(records, lab, ran, events) == wanted
+
+
+def test_the_last_task_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOVLLM_STATE", str(tmp_path))
+    lab = find_lab(2)
+    state.record_run("lab02", "isolated", [Outcome("c", "lab02", 3, "t", 1, Status.FAILED)], "d")
+    assert state.load().last_task == 3
+    assert state.load().last_at <= time.time()
+    assert lab.key in state.load().labs
