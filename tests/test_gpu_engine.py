@@ -39,7 +39,6 @@ from nanovllm.llm.options import read_dtype
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model
 from nanovllm.paging.attention import paged_attention
-from nanovllm.paging.cache import PagedCache
 from nanovllm.paging.store import PagedStore, carry_out
 from nanovllm.tokenization.tokenizer import Tokenizer
 from tests.tiny_checkpoint import SMALL, TARGET, save_random
@@ -363,13 +362,13 @@ class TestFlights:
             engine.add_request(prompt, GREEDY)
         for _ in range(3):
             engine.step()
-        plan, tables = engine.scheduler.schedule(), engine.store.manager.tables
+        plan, store = engine.scheduler.schedule(), engine.store
         first, second = engine._flight.rows
-        assert engine._flight.places(plan, tables) == {first: 0, second: 1}
+        assert engine._flight.places(plan, store) == {first: 0, second: 1}
         for moved in ("admitted", "preempted"):
             other = replace(plan, **{moved: (first,)})
-            assert engine._flight.places(other, tables) == {second: 1}
-        assert engine._flight.places(replace(plan, chunks=plan.chunks[:1]), tables) == {first: 0}
+            assert engine._flight.places(other, store) == {second: 1}
+        assert engine._flight.places(replace(plan, chunks=plan.chunks[:1]), store) == {first: 0}
 
     def test_a_row_of_nan_fails_alone(self) -> None:
         model = tiny_model()
@@ -432,6 +431,17 @@ class LateStream:
 
         return wait
 
+    def delay_copies(self, store: PagedStore) -> None:
+        """Have the store's copies made in this order, too."""
+
+        def make_copies() -> None:
+            due = list(store.manager.transfers)
+            store.manager.transfers.clear()
+            if due:
+                self.add(lambda: carry_out(due, store.cache))
+
+        store.make_copies = make_copies
+
 
 class LateLaunch:
     def __init__(self, stream: LateStream, first: int, start: Callable[[], Launch]) -> None:
@@ -476,26 +486,19 @@ def late(monkeypatch: pytest.MonkeyPatch) -> LateStream:
 
             return LateLaunch(stream, 0, start)
 
-        def compute(self, chunks, tables, draws):
-            given = ChunkInput.of(chunks, tables)
+        def compute(self, chunks, batch, draws):
+            given = ChunkInput.of(chunks, batch)
 
             def start() -> Launch:
                 with monkeypatch.context() as patch:
-                    patch.setattr(ChunkInput, "of", lambda chunks, tables: given)
-                    return StepRunner.compute(self, chunks, tables, draws)
+                    patch.setattr(ChunkInput, "of", lambda chunks, batch: given)
+                    return StepRunner.compute(self, chunks, batch, draws)
 
             return LateLaunch(stream, self.buffers.max_num_seqs, start)
-
-    def late_carry_out(transfers: list, cache: PagedCache) -> None:
-        due = list(transfers)
-        transfers.clear()
-        if due:
-            stream.add(lambda: carry_out(due, cache))
 
     monkeypatch.setattr(HostInputs, "fill", late_fill)
     monkeypatch.setattr(HostInputs, "send", late_send)
     monkeypatch.setattr("nanovllm.gpu.engine.StepRunner", LateRunner)
-    monkeypatch.setattr("nanovllm.gpu.engine.carry_out", late_carry_out)
     return stream
 
 
@@ -509,6 +512,7 @@ def test_a_device_that_is_late_computes_the_same(model, late, seed) -> None:
     expected = answers(run(make(Engine, model, config, num_blocks=200), jobs))
     short = {"num_blocks": rng.randint(15, 24), "preemption": rng.choice(["recompute", "swap"])}
     engine = gpu_engine(model, config, num_host_blocks=20, **short)
+    late.delay_copies(engine.store)
     events = run(engine, jobs, aborts)
     given_up = {e.request_id for e in events if isinstance(e, Aborted)}
     found = answers(events)

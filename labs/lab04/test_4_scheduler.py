@@ -20,7 +20,7 @@ from nanovllm.batching.plan import Chunk
 from nanovllm.batching.policies import FirstComeFirstServed, RoundRobin, make_policy
 from nanovllm.batching.replay import Replay, first_difference
 from nanovllm.batching.request import Request, Status
-from nanovllm.batching.scheduler import Draft, Scheduler
+from nanovllm.batching.scheduler import Scheduler
 from nanovllm.batching.simulated import CountingStore, SimulatedSequence
 from nanovllm.generation.latency import ManualClock
 
@@ -30,7 +30,7 @@ class Play:
 
     def __init__(self, room=1000, budget=8, seats=4, policy=None, max_chunk=None):
         self.clock = ManualClock()
-        self.store = CountingStore(room)
+        self.store = CountingStore(room) if isinstance(room, int) else room
         budget = FixedBudget(budget) if isinstance(budget, int) else budget
         self.scheduler = Scheduler(
             self.store,
@@ -422,22 +422,35 @@ def test_budget_of_a_step():
         call="budget and chunks with three half-read prompts running, when the limit falls to 1",
         cause="unfinished prompts are no decodes: the limit may make them wait",
     )
-    again = Play(budget=AdaptiveBudget(limit=4, lowest=1, highest=4), max_chunk=2)
-    first, _ = again.add(prompt=2, output=9), again.add(prompt=2, output=9)
+    store, budget = Refusing(1000), AdaptiveBudget(limit=4, lowest=1, highest=4)
+    again = Play(store, budget, max_chunk=2)
+    _, second = again.add(prompt=2, output=9), again.add(prompt=2, output=9)
     for _ in range(4):
         again.step()
-    again.scheduler._preempt(first, Draft(again.clock(), 0))
+    store.refused = second
+    again.step()
+    store.refused = None
     again.add(prompt=1, output=5)
     again.step()
-    again.scheduler.budget.limit = 2
+    budget.limit = 2
     again.step()
     expect(
-        again.steps[-2:],
-        [{1: (5, 1), 0: (0, 2), 2: (0, 1)}, {1: (6, 1), 2: (1, 1)}],
-        call="two steps, of 4 tokens and of 2, after request 0 was preempted with 4 tokens out",
+        again.steps[-3:],
+        [{0: (5, 1)}, {0: (6, 1), 1: (0, 2), 2: (0, 1)}, {0: (7, 1), 2: (1, 1)}],
+        call="three steps: the store refuses request 1, which has 4 tokens out, so that it is "
+        "preempted; then one of 4 tokens and one of 2",
         given={"run": again.picture()},
         cause="who computes its tokens again is an unfinished prompt, though it has output",
     )
+
+
+class Refusing(CountingStore):
+    """It has no room for one of the requests."""
+
+    refused = None
+
+    def reserve(self, request, num_tokens):
+        return request is not self.refused and super().reserve(request, num_tokens)
 
 
 class Telling(CountingStore):
@@ -467,8 +480,7 @@ class Telling(CountingStore):
 
 @pytest.mark.check(task=4, points=1, title="The store is asked, believed, and told")
 def test_store():
-    play = Play(budget=16)
-    play.store = play.scheduler.store = Telling(24)
+    play = Play(Telling(24), budget=16)
     requests = [play.add(prompt=6, output=8) for _ in range(3)]
     play.step()
     expect(

@@ -85,10 +85,10 @@ def serve(
 
 def owners(manager: BlockManager) -> list[list[int]]:
     """The request ids that hold each block."""
-    held = manager.block_owners()
+    held = manager.owners()
     return [
         [request.sequence.request_id for request in held.get(block_id, [])]
-        for block_id in range(manager.pool.num_blocks)
+        for block_id in range(manager.num_blocks)
     ]
 
 
@@ -135,7 +135,7 @@ def main() -> None:
     rates = [count / run.seconds for run in runs.values()]
     table.add_row("tokens/s", f"{rates[0]:.0f}", f"[bold green]{rates[1]:.0f}[/]")
     console.print(table)
-    stats = store.manager.prefix.stats
+    stats = store.prefix_stats
     same = runs["slots"].answers == runs["blocks"].answers
     console.print(
         f"Both gave {'[green]the same answers[/]' if same else '[red]NOT the same answers[/]'}; "

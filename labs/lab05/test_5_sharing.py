@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from grader import expect
+from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request
 from nanovllm.batching.simulated import SimulatedSequence
 from nanovllm.model.config import ModelConfig
@@ -141,24 +142,21 @@ def sample_of(number, index, prompt, output=0, request_id=0):
     return Request(number, sequence, 0.0, prompt + 8)
 
 
-def running(manager, request, block_ids, num_tokens):
-    """Make a request one that the manager holds, with these blocks, without admit."""
-    table = BlockTable(manager.block_size, list(block_ids), num_tokens)
-    for block_id in block_ids:
-        manager.pool.owners.setdefault(block_id, {})[table] = None
-        manager.pool.free_queue.pop(block_id, None)
-    manager.tables[request] = table
-    manager._samples.setdefault(request.sequence.request_id, {})[request] = None
-    return table
+def running(manager, request, num_tokens):
+    """Admit a request, and store so many of its tokens; its blocks."""
+    start = manager.admit(request)
+    plan = Plan((Chunk(request, start, num_tokens - start, request.num_tokens),))
+    manager.commit(plan)
+    request.num_computed_tokens = num_tokens
+    return manager.block_ids(request)
 
 
 @pytest.mark.check(task=5, points=2, title="A further sample begins with its sibling's prompt")
 def test_siblings():
     manager = BlockManager(20, 4, enable_prefix_caching=False)
     first = sample_of(0, 0, prompt=10, output=3)
-    table = running(manager, first, [4, 2, 9, 7], 13)
-    half = sample_of(1, 0, prompt=10, request_id=7)
-    half_table = running(manager, half, [11, 12, 13], 6)
+    whole = running(manager, first, 13)
+    half = running(manager, sample_of(1, 0, prompt=10, request_id=7), 6)
     cases = {
         "a new sample": sample_of(2, 1, prompt=10),
         "a sample of 10 + 2 tokens that was preempted": sample_of(3, 2, prompt=10, output=2),
@@ -166,16 +164,16 @@ def test_siblings():
         "a request of its own": sample_of(5, 0, prompt=10, request_id=8),
     }
     want = {
-        "a new sample": [table, 9],
-        "a sample of 10 + 2 tokens that was preempted": [table, 10],
-        "a sample whose sibling has stored 6 of 10": [half_table, 6],
-        "a request of its own": [None, 0],
+        "a new sample": [9, whole],
+        "a sample of 10 + 2 tokens that was preempted": [10, whole],
+        "a sample whose sibling has stored 6 of 10": [6, half],
+        "a request of its own": [0, []],
     }
     for case, request in cases.items():
         source, tokens = manager.source(request)
         expect(
             [tokens, source.block_ids],
-            [want[case][1], want[case][0].block_ids if want[case][0] else []],
+            want[case],
             call=f"source of {case}: how many tokens it can begin with, and the blocks",
             given={"sibling": "10 prompt tokens and 3 generated ones are stored, blocks of 4"},
             cause="shared is what both have in common, but for the last token",

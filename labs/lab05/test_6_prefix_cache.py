@@ -5,6 +5,7 @@ import pytest
 from grader import expect
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
+from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request
 from nanovllm.batching.simulated import SimulatedSequence
 from nanovllm.generation.events import Finished
@@ -225,11 +226,11 @@ def test_lookup():
         cause="a key may be shared by chance",
     )
     manager = BlockManager(8, 4)
-    chain(manager.prefix.index, *blocks)
     sibling, sample = request_of([*prompt, 9]), request_of([*prompt, 9], 1)
     sibling.sequence.request_id = sample.sequence.request_id = 0
-    manager.tables[sibling] = table_of(manager.pool, [5], 3)
-    manager._samples[0] = {sibling: None}
+    manager.admit(sibling)
+    manager.commit(Plan((Chunk(sibling, 0, 3, 13),)))
+    chain(manager.prefix.index, *blocks)
     source, tokens = manager.source(sample)
     expect(
         [source.block_ids, tokens],
@@ -264,8 +265,8 @@ def test_can_admit():
     for stored, num_blocks in ((4, 8), (10, 8), (10, 4), (10, 3)):
         manager = BlockManager(num_blocks, 4, enable_prefix_caching=False)
         first = Request(0, SimulatedSequence(0, 10, 5, index=0), 0.0, 14)
-        manager.tables[first] = table_of(manager.pool, [0, 1, 2], stored)
-        manager._samples[0] = {first: None}
+        manager.admit(first)
+        manager.commit(Plan((Chunk(first, 0, stored, 10),)))
         second = Request(1, SimulatedSequence(0, 10, 5, index=1), 0.0, 14)
         seen.append([stored, num_blocks, manager.can_admit(second)])
     expect(
@@ -329,9 +330,9 @@ def test_turns(rng):
         queries += len(prompt) + 6 * turn
         hits += (len(prompt) - 4) // 4 * 4 if turn else 0
         expect(
-            [store.manager.prefix.stats.queries, store.manager.prefix.stats.hits],
+            [store.prefix_stats.queries, store.prefix_stats.hits],
             [queries, hits],
-            call=f"prefix.stats.queries and hits after turn {turn}",
+            call=f"prefix_stats.queries and hits after turn {turn}",
             given={"prompt tokens of the turns so far": [9 + 10 * i for i in range(turn + 1)]},
             cause="the next turn's prompt begins with 7 + 9 tokens of the last, of which 15 are "
             "stored: whole blocks of them are hit",

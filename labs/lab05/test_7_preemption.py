@@ -6,6 +6,7 @@ from grader import expect
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Preempted
+from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request
 from nanovllm.batching.simulated import SimulatedSequence
 from nanovllm.generation.events import TokenGenerated
@@ -142,16 +143,16 @@ def test_suspend(rng):
     for mode in ("recompute", "swap"):
         manager = BlockManager(6, 4, preemption=mode, num_host_blocks=4)
         request = Request(0, SimulatedSequence(0, 6, 9), 0.0, 14)
-        table = BlockTable(4, [2, 5], num_tokens=6)
-        manager.pool = BlockPool.holding(6, {table: [2, 5]}, manager.prefix.index)
-        manager.tables[request], manager._samples[0] = table, {request: None}
-        manager.num_unused_slots = 2
+        manager.admit(request)
+        manager.commit(Plan((Chunk(request, 0, 6, 6),)))
+        request.num_computed_tokens = 6
+        first, second = manager.block_ids(request)
         manager.suspend(request)
-        swapped = [("out", 2, 0), ("out", 5, 1)] if mode == "swap" else []
+        swapped = [("out", first, 0), ("out", second, 1)] if mode == "swap" else []
         expect(
-            [moves(manager.transfers), manager.swap.pool.num_used, manager.pool.num_free],
-            [swapped, len(swapped), 6],
-            call=f'suspend with preemption="{mode}": transfers, host blocks in use, free blocks',
+            [moves(manager.transfers), manager.swap.pool.num_used, manager.free_tokens],
+            [swapped, len(swapped), 24],
+            call=f'suspend with preemption="{mode}": transfers, host blocks in use, free slots',
             cause="its blocks are free at once, in both modes",
         )
     hashed = []
@@ -163,8 +164,7 @@ def test_suspend(rng):
     manager = BlockManager(6, 4, hash_of=counted)
     request = Request(0, SimulatedSequence(0, 9, 5), 0.0, 14)
     manager.prefix.contents(request, 1)
-    manager.tables[request] = BlockTable(4)
-    manager._samples[0] = {request: None}
+    manager.admit(request)
     manager.suspend(request)
     manager.prefix.contents(request, 1)
     expect(
@@ -201,9 +201,9 @@ def test_suspend(rng):
             call=call,
         )
         expect(
-            [store.manager.pool.num_free, store.manager.swap.pool.num_free],
-            [6, host],
-            call=f"free blocks and free host blocks in the end, with {call}",
+            [store.free_tokens, store.manager.swap.pool.num_free],
+            [24, host],
+            call=f"free slots and free host blocks in the end, with {call}",
         )
         if host != 3:  # 3 blocks may be too few for anybody
             used = store.manager.swap.stats.blocks_out

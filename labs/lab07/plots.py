@@ -32,7 +32,7 @@ def beats(scenes: dict[str, Sequence[float]]) -> None:
 def frames(sent: dict[str, list[tuple[float, bytes]]]) -> None:
     """Each reader's chunks on a time line: the text that it got, by choice."""
     _, axes = plt.subplots(figsize=(10, 3.6))
-    for row, (name, pieces) in enumerate(sent.items()):
+    for row, pieces in enumerate(sent.values()):
         chunks = 0
         for when, piece in pieces:
             for data in EventReader().push(piece):

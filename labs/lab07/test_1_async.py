@@ -157,7 +157,7 @@ def test_stream():
         stream = Stream([4, 9])
         mine = [token(4, text="a"), token(9, text="b")]
         stream.put(mine)
-        mine.clear()
+        mine.append(token(4, text="z"))
         stream.put([token(4, text="c")])
         batches = [[e.text for e in await anext(stream)]]
         stream.put([finished(4), token(9, text="d"), finished(9)])
@@ -169,7 +169,8 @@ def test_stream():
         run(read_late(), "a reader who is late"),
         [["a", "b", "c"], ["Finished", "TokenGenerated", "Finished"]],
         call="what a reader gets who comes after two puts, then after the rest",
-        cause="everything since the last look, in order; then the end",
+        cause="everything since the last look, in order; what the caller does to its list later is "
+        "its own affair",
     )
 
     async def read_early():

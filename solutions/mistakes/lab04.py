@@ -696,7 +696,7 @@ MISTAKES = [
     Mistake(
         name="output-by-row",
         task=6,
-        symbol="engine:Engine._draw",
+        symbol="engine:Engine.draw",
         old="return [outcome_of.get(chunk.request) for chunk in plan.chunks]",
         new="drawn_in_order = list(outcome_of.values())\n        return [*drawn_in_order, *[None] * (len(plan.chunks) - len(drawn_in_order))]",
         says="You hand tokens out by row number; unfinished chunks stand among the rows, so go by "
@@ -705,7 +705,7 @@ MISTAKES = [
     Mistake(
         name="nan-not-noticed",
         task=6,
-        symbol="engine:Engine._draw",
+        symbol="engine:Engine.draw",
         old="logits.amax(dim=-1).isfinite().tolist()",
         new="[True] * len(logits)",
         says="You draw a token from a row of NaN; look at the largest logit of each row.",
@@ -729,7 +729,7 @@ MISTAKES = [
     Mistake(
         name="failed-chunk-counted",
         task=6,
-        symbol="engine:Engine._update",
+        symbol="engine:Engine.update",
         old="            if isinstance(outcome, Exception):\n                events.append(self._fail(chunk.request, outcome))\n            elif",
         new="            if isinstance(outcome, Exception):\n                continue\n            elif",
         says="A request whose chunk failed is not ended: it stays in the batch.",
@@ -738,8 +738,8 @@ MISTAKES = [
         name="unknown-abort-raises",
         task=6,
         symbol="engine:Engine._collect",
-        old="self._requests.get(request_id, ())",
-        new="self._requests[request_id]",
+        old="            if not request.ended:\n",
+        new="            if request:\n",
         says="Your step stumbles over an abort of a request that has ended meanwhile.",
     ),
     Mistake(
@@ -771,8 +771,8 @@ MISTAKES = [
         name="registered-before-refused",
         task=6,
         symbol="engine:Engine.add_request",
-        old="        for request in requests:\n            self.scheduler.refuse_unfit(request)\n        self._requests[request_id] = requests\n",
-        new="        self._requests[request_id] = requests\n        for request in requests:\n            self.scheduler.refuse_unfit(request)\n",
+        old="        for request in requests:\n            self.scheduler.refuse_unfit(request)\n        self._register(request_id, requests)\n",
+        new="        self._register(request_id, requests)\n        for request in requests:\n            self.scheduler.refuse_unfit(request)\n",
         says="A refused request stays in the books; refuse first, then register.",
     ),
     Mistake(
@@ -786,7 +786,7 @@ MISTAKES = [
     Mistake(
         name="infinite-logits-drawn",
         task=6,
-        symbol="engine:Engine._draw",
+        symbol="engine:Engine.draw",
         old="logits.amax(dim=-1).isfinite().tolist()",
         new="(~logits.isnan().any(dim=-1)).tolist()",
         says="You look for NaN alone; a row whose largest logit is inf or -inf is no choice "
@@ -795,7 +795,7 @@ MISTAKES = [
     Mistake(
         name="masked-row-fails",
         task=6,
-        symbol="engine:Engine._draw",
+        symbol="engine:Engine.draw",
         old="logits.amax(dim=-1).isfinite().tolist()",
         new="logits.isfinite().all(dim=-1).tolist()",
         says="You fail rows with a -inf; beside finite logits that is a mask.",
@@ -803,7 +803,7 @@ MISTAKES = [
     Mistake(
         name="broken-rows-shown",
         task=6,
-        symbol="engine:Engine._draw",
+        symbol="engine:Engine.draw",
         old="        rows = [complete[row].request.sequence.row for row in good]\n        drawn = dict(zip(good, self.sampler(logits[good], rows) if good else (), strict=True))\n",
         new="        rows = [chunk.request.sequence.row for chunk in complete]\n        both = zip(finite, self.sampler(logits, rows) if rows else (), strict=True)\n        drawn = {row: token for row, (well, token) in enumerate(both) if well}\n",
         says="You show broken rows to the sampler, which may raise for the whole batch.",
@@ -827,7 +827,7 @@ MISTAKES = [
     Mistake(
         name="failed-chunk-committed",
         task=6,
-        symbol="engine:Engine._update",
+        symbol="engine:Engine.update",
         old=" if not isinstance(outcome, Exception)))",
         new="))",
         says="You commit and count chunks that failed.",
@@ -836,16 +836,16 @@ MISTAKES = [
         name="abort-ends-one-sample",
         task=6,
         symbol="engine:Engine._collect",
-        old="in list(self._requests.get(request_id, ())):",
-        new="in list(self._requests.get(request_id, ()))[:1]:",
+        old="        for request in given_up:\n",
+        new="        for request in given_up[:1]:\n",
         says="Your abort ends the first sample of a request alone.",
     ),
     Mistake(
         name="abort-skips-samples",
         task=6,
         symbol="engine:Engine._collect",
-        old="in list(self._requests.get(request_id, ())):",
-        new="in self._requests.get(request_id, ()):",
+        old="        for request in given_up:\n",
+        new="        ids = {request.sequence.request_id for request in given_up}\n        for request in (r for i in ids for r in self._requests[i]):\n",
         says="You walk the list of samples while _end takes them out of it, so every second "
         "one stays.",
     ),
@@ -885,8 +885,8 @@ MISTAKES = [
         name="running-after-the-step",
         task=6,
         symbol="engine:Engine.step",
-        old="        running = len(self.scheduler.running)\n        outcomes = self._outcomes(plan)\n        events += self._update(plan, outcomes)\n",
-        new="        outcomes = self._outcomes(plan)\n        events += self._update(plan, outcomes)\n        running = len(self.scheduler.running)\n",
+        old="        running = len(self.scheduler.running)\n        outcomes = self._outcomes(plan)\n        events += self.update(plan, outcomes)\n",
+        new="        outcomes = self._outcomes(plan)\n        events += self.update(plan, outcomes)\n        running = len(self.scheduler.running)\n",
         says="You count who runs when the step is over; those that it ended ran in it, too.",
     ),
     Mistake(
@@ -901,8 +901,8 @@ MISTAKES = [
         name="started-after-the-model",
         task=6,
         symbol="engine:Engine.step",
-        old="        events += self._update(plan, outcomes)\n",
-        new="        started = self.clock()\n        events += self._update(plan, outcomes)\n",
+        old="        events += self.update(plan, outcomes)\n",
+        new="        started = self.clock()\n        events += self.update(plan, outcomes)\n",
         says="Your step starts its clock when the model has run.",
     ),
     Mistake(

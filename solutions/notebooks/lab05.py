@@ -194,8 +194,8 @@ def serve(store: PagedStore, seats: int = 8) -> tuple[dict, list, np.ndarray]:
             events.append(event)
             if isinstance(event, Finished):
                 answers[event.request_id] = event.completion.token_ids
-        owners = store.manager.block_owners()
-        held = [owners.get(block, []) for block in range(store.manager.pool.num_blocks)]
+        owners = store.manager.owners()
+        held = [owners.get(block, []) for block in range(store.num_blocks)]
         columns.append(
             [-1 if not h else -2 if len(h) > 1 else h[0].sequence.request_id for h in held]
         )
@@ -260,7 +260,7 @@ with needs("05", 2, 3, 4, 5, 6, 7):
             )
         for _ in engine.run():
             pass
-        rates.append(store.manager.prefix.stats.hit_rate)
+        rates.append(store.prefix_stats.hit_rate)
     figure, axis = plt.subplots(figsize=(6, 3))
     axis.plot(shares, rates, "o-", label="measured")
     axis.plot(shares, [share / 96 for share in shares], ":", color="gray", label="what is shared")

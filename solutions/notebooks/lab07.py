@@ -342,7 +342,7 @@ with needs("07", 5):
                 true.setdefault(event.request_id, event.time)
     plots.buckets(list(true.values()), *plots.counted(metrics))
 
-# %% nbgrader={"grade": true, "grade_id": "lab07-task-5", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="07" nanovllm_task=5
+# %% nbgrader={"grade": true, "grade_id": "lab07-task-5", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="07" nanovllm_task=5
 check_task("07", 5)
 
 # %% [markdown]
@@ -366,5 +366,5 @@ with needs("07", 6):
     rows, gone = plots.watched(engine, 25)
     plots.slots(rows, 25, gone["id"])
 
-# %% nbgrader={"grade": true, "grade_id": "lab07-task-6", "locked": true, "points": 6, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="07" nanovllm_task=6
+# %% nbgrader={"grade": true, "grade_id": "lab07-task-6", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="07" nanovllm_task=6
 check_task("07", 6)

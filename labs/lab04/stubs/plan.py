@@ -48,3 +48,12 @@ class Plan:
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
         return sum(chunk.length for chunk in self.chunks)
+
+    @property
+    def budget_left(self) -> int:
+        """Tokens that the step may still compute: what is left of its budget.
+
+        >>> Plan((Chunk(None, 4, 1, 5), Chunk(None, 0, 6, 9)), budget=16).budget_left
+        9
+        """
+        return max(self.budget - self.num_tokens, 0)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from nanovllm.batching.errors import require
-from nanovllm.batching.request import Request
 from nanovllm.paging.block_table import BlockTable
 
 if TYPE_CHECKING:
     from nanovllm.paging.manager import BlockManager
 
 
-def check_books(manager: BlockManager, requests: Iterable[Request]) -> None:
-    """Raise InvariantError unless exactly these requests are held and no block is lost."""
-    require(set(manager.tables) == set(requests), "blocks are held by requests that do not run")
+def check_books(manager: BlockManager) -> None:
+    """Raise InvariantError unless tables, pool and prefix index agree and no block is lost."""
     manager.pool.check()
     manager.swap.pool.check()
     manager.prefix.index.check()
@@ -35,16 +32,17 @@ def check_books(manager: BlockManager, requests: Iterable[Request]) -> None:
 
 
 def _check_owners(manager: BlockManager) -> None:
-    """The reverse map says of every block what the tables say, and nothing else holds any."""
-    owners: dict[int, set[BlockTable]] = {}
+    """The pool has for every block as many owners as hold it, and each table is one of them."""
     for table in manager.tables.values():
         require(
             len(set(table.block_ids)) == len(table.block_ids), "a table has one block in two places"
         )
         for block_id in table.block_ids:
-            owners.setdefault(block_id, set()).add(table)
-    held = {block_id: set(tables) for block_id, tables in manager.pool.owners.items()}
-    require(owners == held, "the pool's owners are not those in whose tables the blocks are")
+            known = table in manager.pool.owners.get(block_id, ())
+            require(known, f"block {block_id} is in a table, but the pool does not know it")
+    count = {block_id: len(holders) for block_id, holders in manager.owners().items()}
+    held = {block_id: len(holders) for block_id, holders in manager.pool.owners.items()}
+    require(count == held, "the pool's owners are not those who hold the blocks")
 
 
 def _check_cached(manager: BlockManager, table: BlockTable) -> None:

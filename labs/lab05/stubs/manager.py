@@ -1,10 +1,11 @@
 """The books of a paged store: which request holds which blocks. No tensors here.
 
 A BlockManager is all that lab 04's scheduler needs of a store, so paging can be simulated and
-tested without a model. What has to be copied it only notes, in `transfers`.
+tested without a model. What has to be copied it only notes, in `transfers`. What others may ask
+of it is in interface.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,13 +15,21 @@ from nanovllm.batching.request import Request
 from nanovllm.paging.block_pool import BlockPool
 from nanovllm.paging.block_table import BlockTable, blocks_for
 from nanovllm.paging.books import check_books
-from nanovllm.paging.prefix_cache import PrefixCache, SaltOf, no_salt
+from nanovllm.paging.errors import BlockOwnershipError
+from nanovllm.paging.prefix_cache import PrefixCache, PrefixStats, SaltOf, no_salt
 from nanovllm.paging.prefix_index import BlockHash, block_hash
-from nanovllm.paging.sharing import fork, reserve
+from nanovllm.paging.sharing import fork, needs_copy, reserve
 from nanovllm.paging.swap import SwapSpace
 from nanovllm.paging.transfers import Transfer
 
 Preemption = Literal["recompute", "swap"]
+
+
+@dataclass(frozen=True)
+class _Hold:
+    """Who called `hold`, as the pool knows it: a request that did is not its block table."""
+
+    owner: Hashable
 
 
 @dataclass
@@ -56,6 +65,7 @@ class BlockManager:
             raise ConfigError(f"num_host_blocks must be at least 0, got {num_host_blocks}.")
         if preemption not in ("recompute", "swap"):
             raise ConfigError(f'preemption must be "recompute" or "swap", got {preemption!r}.')
+        self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.preemption = preemption
@@ -63,6 +73,7 @@ class BlockManager:
         self.pool = BlockPool(num_blocks, self.prefix.index)
         self.swap = SwapSpace(num_host_blocks)
         self.tables: dict[Request, BlockTable] = {}
+        self.held: dict[Hashable, set[int]] = {}  # by those who called `hold`
         self.transfers: list[Transfer] = []  # to be carried out before the next write
         self.sharing = SharingStats()
         self.total_tokens = num_blocks * block_size
@@ -73,6 +84,11 @@ class BlockManager:
     def free_tokens(self) -> int:
         """Slots of free blocks, and slots that serve their owners alone (as in a SlotStore)."""
         return self.pool.num_free * self.block_size + self.num_unused_slots
+
+    @property
+    def prefix_stats(self) -> PrefixStats | None:
+        """Tokens looked up in the prefix cache, and found; None where there is none."""
+        return self.prefix.stats if self.enable_prefix_caching else None
 
     def fits(self, num_tokens: int) -> bool:
         """Whether a request of so many tokens could be held if it were the only one."""
@@ -127,8 +143,11 @@ class BlockManager:
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
         """Blocks for so many tokens behind the computed ones, none of them shared where written."""
-        start = request.num_computed_tokens
-        return self._make_room(self.tables[request], start, start + num_tokens)
+        table, start = self.tables[request], request.num_computed_tokens
+        end = start + num_tokens
+        if end <= table.num_slots and not needs_copy(self.pool, table, start):
+            return True  # nearly always
+        return self._make_room(table, start, end)
 
     def _make_room(self, table: BlockTable, start: int, end: int) -> bool:
         noted, slots = len(self.transfers), table.num_slots
@@ -143,7 +162,8 @@ class BlockManager:
             table = self.tables[chunk.request]
             self.num_unused_slots -= chunk.end - table.num_tokens
             table.num_tokens = chunk.end
-            if self.enable_prefix_caching:
+            num_full = chunk.end // self.block_size
+            if self.enable_prefix_caching and num_full > len(table.cached):
                 self.prefix.register(self.pool, chunk.request, table)
 
     def suspend(self, request: Request) -> None:
@@ -176,17 +196,71 @@ class BlockManager:
         """The blocks of an admitted request, in the order of its tokens."""
         return list(self.tables[request].block_ids)
 
-    def block_owners(self) -> dict[int, list[Request]]:
-        """Who holds each block that is held: for a live map of the pool."""
-        owners: dict[int, list[Request]] = {}
+    def owners(self) -> dict[int, list[Hashable]]:
+        """Who holds each block that is held: requests, and whoever called `hold`."""
+        owners: dict[int, list[Hashable]] = {}
         for request, table in self.tables.items():
             for block_id in table.block_ids:
                 owners.setdefault(block_id, []).append(request)
+        for owner, block_ids in self.held.items():
+            for block_id in block_ids:
+                owners.setdefault(block_id, []).append(owner)
         return owners
 
-    def check(self, requests: Iterable[Request]) -> None:
-        """Raise InvariantError unless all books agree, and exactly these requests are held."""
-        check_books(self, requests)
+    def hold(self, block_ids: Iterable[int], owner: Hashable) -> None:
+        """One more owner of blocks that are held or cached: nobody gets or writes them meanwhile.
+
+        Raises:
+            BlockOwnershipError: a block is free and its content is not kept, or the owner has it
+                already; nothing has changed.
+        """
+        block_ids = list(block_ids)
+        taken = set(self.held.get(owner, ()))
+        if owner in self.tables:
+            taken.update(self.tables[owner].block_ids)
+        for block_id in block_ids:
+            kept = self.pool.ref_count(block_id) or block_id in self.pool.keeper
+            if not kept or block_id in taken:
+                raise BlockOwnershipError(
+                    f"Block {block_id} cannot be held: it is free, or {owner} has it already."
+                )
+            taken.add(block_id)
+        for block_id in block_ids:
+            self.pool.share(block_id, _Hold(owner))
+        if block_ids:
+            self.held.setdefault(owner, set()).update(block_ids)
+
+    def drop(self, block_ids: Iterable[int], owner: Hashable) -> None:
+        """The owner gives up blocks that it took by `hold`; who is the last sets them free.
+
+        Raises:
+            BlockOwnershipError: it does not hold one of them; nothing has changed.
+        """
+        block_ids = list(block_ids)
+        held = self.held.get(owner, set())
+        if len(set(block_ids)) < len(block_ids) or not held.issuperset(block_ids):
+            raise BlockOwnershipError(
+                f"{owner} cannot drop blocks {block_ids}: it holds {sorted(held)} by hold()."
+            )
+        self.pool.free(block_ids, _Hold(owner))
+        held.difference_update(block_ids)
+        if not held:
+            self.held.pop(owner, None)
+
+    def cached_blocks(self) -> list[int]:
+        """Blocks that nobody holds, but that requests which begin alike would find: by number."""
+        return sorted(b for b in self.pool.free_queue if b in self.pool.keeper)
+
+    def check(self, requests: Iterable[Request] | None = None) -> None:
+        """Raise InvariantError unless its own data agree.
+
+        requests: if given, exactly these must be admitted.
+        """
+        check_books(self)
+        if requests is not None:
+            require(
+                set(self.tables) == set(requests), "blocks are held by requests that do not run"
+            )
 
 
 def _prompt_len(request: Request) -> int:

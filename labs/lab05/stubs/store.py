@@ -13,9 +13,11 @@ from nanovllm.model.attention import Attend
 from nanovllm.model.config import ModelConfig
 from nanovllm.paging.attention import PagedAttention, paged_attention
 from nanovllm.paging.batch import PagedBatch, make_batch
+from nanovllm.paging.block_table import BlockTable
 from nanovllm.paging.cache import PagedCache
+from nanovllm.paging.interface import BlockManagerInterface
 from nanovllm.paging.manager import BlockManager, Preemption
-from nanovllm.paging.prefix_cache import SaltOf, no_salt
+from nanovllm.paging.prefix_cache import PrefixStats, SaltOf, no_salt
 from nanovllm.paging.transfers import Direction, Transfer, runs
 
 
@@ -35,13 +37,15 @@ class PagedStore:
     """K and V of many requests in blocks; `Engine(model, store=PagedStore(...))` uses it.
 
     attention: what computes a step's attention (see attention.py). cache: where K and V are; a
-    PagedCache of the sizes given here if None.
+    PagedCache of the sizes given here if None. manager: who says which blocks; lab 05's
+    BlockManager if None. With a manager of your own, num_blocks, block_size, prefix caching,
+    preemption and salts are its affair, not arguments here.
     """
 
     def __init__(
         self,
         config: ModelConfig,
-        num_blocks: int,
+        num_blocks: int = 0,
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -52,9 +56,10 @@ class PagedStore:
         attention: PagedAttention = paged_attention,
         cache: PagedCache | None = None,
         salt_of: SaltOf = no_salt,
+        manager: BlockManagerInterface | None = None,
     ) -> None:
         self.config = config
-        self.manager = BlockManager(
+        self.manager: BlockManagerInterface = manager or BlockManager(
             num_blocks,
             block_size,
             enable_prefix_caching=enable_prefix_caching,
@@ -62,15 +67,16 @@ class PagedStore:
             num_host_blocks=num_host_blocks,
             salt_of=salt_of,
         )
+        self.num_blocks, self.block_size = self.manager.num_blocks, self.manager.block_size
         self.cache = cache or PagedCache(
-            config, num_blocks, block_size, dtype, device, num_host_blocks
+            config, self.num_blocks, self.block_size, dtype, device, num_host_blocks
         )
         self.attention = attention
         self.total_tokens = self.manager.total_tokens
 
     def bind(self, plan: Plan) -> Attend:
         """Make the copies that are due; then every layer writes its tokens and attends."""
-        carry_out(self.manager.transfers, self.cache)
+        self.make_copies()
         batch = self.batch(plan)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -81,11 +87,28 @@ class PagedStore:
 
         return attend
 
-    def batch(self, plan: Plan) -> PagedBatch:
-        """What attention is told about a plan."""
-        tables = self.manager.tables
-        spans = [(tables[chunk.request], chunk.start, chunk.end) for chunk in plan.chunks]
-        return make_batch(spans, self.cache.device)
+    def make_copies(self) -> None:
+        """Copy the blocks whose copies are due; to be called before anything is written."""
+        if self.manager.transfers:
+            carry_out(self.manager.transfers, self.cache)
+
+    def batch(self, plan: Plan, device: torch.device | str | None = None) -> PagedBatch:
+        """What attention is told about a plan; on the cache's device if None."""
+        spans = [
+            (BlockTable(self.block_size, self.block_ids(chunk.request)), chunk.start, chunk.end)
+            for chunk in plan.chunks
+        ]
+        return make_batch(spans, self.cache.device if device is None else device)
+
+    def block_ids(self, request: Request) -> list[int]:
+        return self.manager.block_ids(request)
+
+    @property
+    def prefix_stats(self) -> PrefixStats | None:
+        return self.manager.prefix_stats
+
+    def cached_blocks(self) -> list[int]:
+        return self.manager.cached_blocks()
 
     @property
     def free_tokens(self) -> int:

@@ -12,8 +12,8 @@ Names = Mapping[int, str]  # engine request id to the name that people know
 def blocks_of(store: Any, request: Request) -> list[int]:
     """The blocks of the store that a running request holds, a list of its own; or an empty one.
 
-    Lab 05's store tells by `manager.block_ids(request)`; in a slot store the slot is the one
-    block; a store that knows neither has no blocks to show.
+    A store tells by `block_ids(request)` (in a slot store the slot is the one block); one that
+    has no such method, for it only counts tokens, has no blocks to show.
     """
     raise NotImplementedError("lab07 task 6: blocks_of")
 
@@ -48,24 +48,15 @@ def kv_facts(store: Any) -> dict[str, Any]:
     cached_blocks: held by nobody, but kept for requests that begin alike. prefix: tokens that were
     looked up in the prefix cache and those found, since the start; None where there is no cache.
     """
-    cached, prefix = [], None
-    if manager := getattr(store, "manager", None):
-        block_size, num_blocks = manager.block_size, manager.pool.num_blocks
-        if manager.enable_prefix_caching:
-            stats, pool = manager.prefix.stats, manager.pool
-            cached = sorted(b for b in pool.free_queue if b in pool.keeper)
-            prefix = {"queries": stats.queries, "hits": stats.hits}
-    else:
-        block_size = getattr(store, "capacity", 0)
-        num_blocks = getattr(store, "num_slots", 0)
+    stats = getattr(store, "prefix_stats", None)
     return {
         "total_tokens": store.total_tokens,
         "free_tokens": store.free_tokens,
         "usage": 1.0 - store.free_tokens / store.total_tokens,
-        "block_size": block_size,
-        "num_blocks": num_blocks,
-        "cached_blocks": cached,
-        "prefix": prefix,
+        "block_size": getattr(store, "block_size", 0),
+        "num_blocks": getattr(store, "num_blocks", 0),
+        "cached_blocks": [] if stats is None else store.cached_blocks(),
+        "prefix": None if stats is None else {"queries": stats.queries, "hits": stats.hits},
     }
 
 

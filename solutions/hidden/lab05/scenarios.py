@@ -181,7 +181,7 @@ def _serve(rng, store, prompts, params, budget):
                 failed.append(type(event.error).__name__)
         steps += 1
         engine.check()
-    return {"tokens": tokens, "failed": failed, "free": store.manager.pool.num_free}
+    return {"tokens": tokens, "failed": failed, "free": store.free_tokens}
 
 
 @scenario(task=6)

@@ -586,7 +586,6 @@ def states_of_a_run(nanovllm, rng):
     from nanovllm.generation.params import SamplingParams
     from nanovllm.model.config import ModelConfig
     from nanovllm.model.loader import dummy_model
-    from nanovllm.serving.monitor import Monitor
     from nanovllm.serving.snapshot import blocks_of, engine_state
 
     shape = ModelConfig("qwen3", 50, 32, 2, 4, 2, 8, 48, 40, qk_norm=True, eos_token_ids=(2,))
@@ -594,7 +593,7 @@ def states_of_a_run(nanovllm, rng):
     policy = ["sjf", "priority", "fcfs"][int(rng.integers(3))]
     config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=7, policy=policy)
     engine = Engine(dummy_model(shape, seed=int(rng.integers(99))), config, clock=clock)
-    monitor, states = Monitor(clock, window=float(rng.uniform(3, 9))), []
+    states = []
     for i in range(8):
         params = SamplingParams(max_tokens=int(rng.integers(1, 9)), n=1 + i % 2)
         priority = list(Priority)[int(rng.integers(3))]
@@ -604,16 +603,13 @@ def states_of_a_run(nanovllm, rng):
         if step == 5:
             engine.abort(int(rng.integers(8)))
         clock.advance(float(rng.uniform(0.05, 1.5)))
-        monitor.observe(engine.step(), 0.0)
+        engine.step()
         if step % 4 == 0:
             states.append(engine_state(engine, {1: "one", 3: "three"}))
-            states.append(monitor.recent())
     first, second = object(), object()
-    manager = SimpleNamespace(block_ids=lambda request: [3, 1] if request is first else [])
-    paged = SimpleNamespace(manager=manager)
-    slots = SimpleNamespace(slot_of={second: 0})
-    blocks = [blocks_of(s, r) for s in (paged, slots, object()) for r in (first, second)]
-    return {"states": states, "blocks": blocks, "open": len(monitor.lines)}
+    held = {first: _numbers(rng, 0, 9, 3), second: ()}
+    stores = SimpleNamespace(block_ids=held.__getitem__), object()
+    return {"states": states, "blocks": [blocks_of(s, r) for s in stores for r in held]}
 
 
 @scenario(task=7)

@@ -1,5 +1,6 @@
 """The engine: a loop that never stops for one request, and never mixes two up."""
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from nanovllm.batching.events import (
     Queued,
     Stepped,
 )
+from nanovllm.batching.interface import SchedulerInterface, SchedulerMaker
 from nanovllm.batching.plan import Plan
 from nanovllm.batching.request import Priority, Request, Status
 from nanovllm.batching.scheduler import Scheduler
@@ -45,9 +47,13 @@ Outcome = Sampled | Exception | None  # of a chunk: a token, an error, or nothin
 class Engine:
     """Many requests, one model: they join, share steps, and leave, each as if it were alone.
 
-    store: where K and V live; slots for config.max_num_seqs requests if None. The engine is
-    driven by `step` from one thread; `add_request` and `abort` may be called from anywhere, and
-    at any moment: they leave a note that the next step reads.
+    store: where K and V live; slots for config.max_num_seqs requests if None. make_scheduler: who
+    plans the steps (interface.py). The engine is driven by `step` from one thread; `add_request`
+    and `abort` may be called from any thread, at any moment: they leave a note that the next step
+    reads.
+
+    A step is `plan = scheduler.schedule()`, then `update(plan, draw(plan, execute(plan)))`. These
+    three are public: an engine of another kind replaces `execute` or `draw`, and calls the rest.
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class Engine:
         store: KVStore | None = None,
         sampler: Sampler = sample,
         clock: Callable[[], float] = time.perf_counter,
+        make_scheduler: SchedulerMaker = Scheduler,
     ) -> None:
         self.model = model
         self.config = config or EngineConfig()
@@ -76,7 +83,7 @@ class Engine:
         self.store = store or SlotStore(
             model.config, self.config.max_num_seqs, self.max_model_len, weight.dtype, weight.device
         )
-        self.scheduler = Scheduler(
+        self.scheduler: SchedulerInterface = make_scheduler(
             self.store,
             self.config.make_policy(),
             self.config.make_budget(),
@@ -86,7 +93,8 @@ class Engine:
         )
         self._requests: dict[int, list[Request]] = {}  # by request id, those that have not ended
         self._arrived: deque[Request] = deque()  # not seen by a step yet
-        self._given_up: deque[int] = deque()  # request ids to abort
+        self._given_up: deque[Request] = deque()  # those to abort
+        self._lock = threading.Lock()  # an id and its requests come and go at one moment
         self._ids, self._numbers = count(), count()
 
     @property
@@ -111,17 +119,22 @@ class Engine:
             RequestError: it can never be answered (lab 03's reasons, or RequestTooLargeError).
             DuplicateRequestError: the id is in use.
         """
-        if request_id in self._requests:
-            raise DuplicateRequestError(f"Request id {request_id} is in use; choose another.")
         ### BEGIN SOLUTION
         request_id = self._next_id() if request_id is None else request_id
         requests = self._make_requests(prompt_token_ids, params, priority, seed, request_id)
         for request in requests:
             self.scheduler.refuse_unfit(request)
-        self._requests[request_id] = requests
-        self._arrived.extend(requests)
+        self._register(request_id, requests)
         return request_id
         ### END SOLUTION
+
+    def _register(self, request_id: int, requests: list[Request]) -> None:
+        """All samples of an id arrive at one moment, or none. Raises DuplicateRequestError."""
+        with self._lock:
+            if request_id in self._requests:
+                raise DuplicateRequestError(f"Request id {request_id} is in use; choose another.")
+            self._requests[request_id] = requests
+            self._arrived.extend(requests)
 
     def _make_requests(
         self,
@@ -155,10 +168,10 @@ class Engine:
 
         The next step begins with it: its room is free before anything is planned.
         """
-        if request_id not in self._requests:
-            return False
-        self._given_up.append(request_id)
-        return True
+        with self._lock:
+            requests = self._requests.get(request_id, ())
+            self._given_up.extend(requests)
+        return bool(requests)
 
     def run(self) -> Iterator[EngineEvent]:
         """Step until nothing is left to do, and yield the events as they happen."""
@@ -181,7 +194,7 @@ class Engine:
             return events
         running = len(self.scheduler.running)
         outcomes = self._outcomes(plan)
-        events += self._update(plan, outcomes)
+        events += self.update(plan, outcomes)
         events.append(self._stepped(plan, running, started))
         return events
         ### END SOLUTION
@@ -190,7 +203,7 @@ class Engine:
         """Read the notes: hand arrivals to the scheduler (Queued), then end what was given up.
 
         Each sample of an id is ended, FINISHED, and has an Aborted with its index, tokens and
-        text. An id that is not there (any more) is no error: it may have ended meanwhile.
+        text. One that has ended meanwhile, or was given up twice, is no error.
         """
         ### BEGIN SOLUTION
         # Read before the arrivals: who is given up has arrived before, and is in the queue by then.
@@ -201,8 +214,8 @@ class Engine:
             self.scheduler.add(request)
             sequence = request.sequence
             events.append(Queued(sequence.request_id, sequence.index, request.arrival))
-        for request_id in given_up:
-            for request in list(self._requests.get(request_id, ())):
+        for request in given_up:
+            if not request.ended:
                 self._end(request, Status.FINISHED)
                 sequence = request.sequence
                 said = tuple(sequence.output_token_ids), sequence.text
@@ -220,7 +233,7 @@ class Engine:
         """
         ### BEGIN SOLUTION
         try:
-            return self._draw(plan, self._execute(plan))
+            return self.draw(plan, self.execute(plan))
         except NotImplementedError:
             raise
         except Exception as error:
@@ -251,17 +264,26 @@ class Engine:
         return ids, places, rows
         ### END SOLUTION
 
-    def _execute(self, plan: Plan) -> Float[Tensor, "N V"]:
-        """Run the model over the plan; logits of the chunks that complete, in order."""
+    @torch.inference_mode()
+    def execute(self, plan: Plan) -> Float[Tensor, "N V"]:
+        """Run the model over the plan's T tokens; logits of the N chunks that complete, in order.
+
+        K and V of all tokens are written, but nothing is counted: that is for `update`. A plan, or
+        any one of its chunks, may be executed again before that, with the same result. Raises
+        whatever the model raises. An engine of another kind may return something else than a
+        tensor (a launch on a device); it is for the same engine's `draw`.
+        """
         ### BEGIN SOLUTION
         token_ids, positions, last = self._prepare(plan)
         hidden = self.model(token_ids, positions, self.store.bind(plan))
         return self.model.logits(hidden[last])
         ### END SOLUTION
 
-    def _draw(self, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Outcome]:
-        """A token for every chunk that completes, None for one that does not.
+    @torch.inference_mode()
+    def draw(self, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Outcome]:
+        """What comes of each chunk of the plan, in order: a token where it completes, else None.
 
+        logits: what `execute` gave for this plan. Draws change no state: again, they are the same.
         A row whose largest logit is not finite (NaN, inf, or -inf alone) gets a
         NonFiniteLogitsError and is not shown to the sampler; -inf beside others is a mask's.
         """
@@ -278,11 +300,13 @@ class Engine:
         return [outcome_of.get(chunk.request) for chunk in plan.chunks]
         ### END SOLUTION
 
-    def _update(self, plan: Plan, outcomes: Seq[Outcome]) -> list[EngineEvent]:
+    def update(self, plan: Plan, outcomes: Seq[Outcome]) -> list[EngineEvent]:
         """Count what was computed, append the tokens, end what has ended; the events of it all.
 
-        A chunk whose outcome is an error is neither committed nor counted; its request fails. So
-        does a request whose own `append` raises (its tokenizer, say).
+        outcomes: one a chunk of the plan, as `draw` gives them. Once for each plan: from then on
+        its tokens belong to the requests. A chunk whose outcome is an error is neither committed
+        nor counted; its request fails. So does a request whose own `append` raises (its tokenizer,
+        say).
         """
         ### BEGIN SOLUTION
         pairs = list(zip(plan.chunks, outcomes, strict=True))
@@ -323,10 +347,11 @@ class Engine:
     def _end(self, request: Request, status: Status) -> None:
         """Let go of a request; when the last sample of its id has ended, of the id as well."""
         self.scheduler.end(request, status)
-        samples = self._requests[request.sequence.request_id]
-        samples.remove(request)
-        if not samples:
-            del self._requests[request.sequence.request_id]
+        with self._lock:
+            samples = self._requests[request.sequence.request_id]
+            samples.remove(request)
+            if not samples:
+                del self._requests[request.sequence.request_id]
 
     def _arrivals_and_departures(self, plan: Plan) -> list[EngineEvent]:
         now = self.clock()
@@ -351,10 +376,15 @@ class Engine:
         )
 
     def check(self) -> None:
-        """Raise InvariantError unless all books agree: scheduler, store, requests, tokens."""
+        """Raise InvariantError unless scheduler, store, requests and tokens agree.
+
+        To be called by the thread that steps, between two steps.
+        """
         self.scheduler.check()
-        known = [request for samples in self._requests.values() for request in samples]
-        held = [*self._arrived, *self.scheduler.waiting, *self.scheduler.running]
+        self.store.check(self.scheduler.running)
+        with self._lock:
+            known = [request for samples in self._requests.values() for request in samples]
+            held = [*self._arrived, *self.scheduler.waiting, *self.scheduler.running]
         require(
             len(known) == len(held) and set(known) == set(held),
             f"{len(known)} requests have not ended, but {len(held)} wait or run",
@@ -362,6 +392,9 @@ class Engine:
         for request in known:
             require(not request.ended, f"{request} has ended and is still here")
             require(request.num_tokens - 1 <= request.limit, f"{request} is longer than its limit")
+        for request in self.scheduler.running:
+            places = len(self.store.block_ids(request)) * self.store.block_size
+            require(request.num_computed_tokens <= places, f"{request} is in {places} places")
 
 
 def _not_finite(request: Request) -> NonFiniteLogitsError:

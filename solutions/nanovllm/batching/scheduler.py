@@ -28,6 +28,8 @@ class Draft:
 class Scheduler:
     """Decides at every step: who is running goes on, then the queue, as far as room and budget go.
 
+    What others may ask of it is in interface.py.
+
     max_num_seqs: the most requests that run at once. max_chunk: the most tokens of one request
     in one step; None for no such limit.
     """
@@ -59,6 +61,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether anybody waits or runs."""
         return bool(self.waiting or self.running)
+
+    def queue(self) -> list[Request]:
+        """Those that wait, in the order in which they would be admitted now: a new list."""
+        now = self.clock()
+        return sorted(self.waiting, key=lambda request: self.policy.rank(request, now))
 
     def refuse_unfit(self, request: Request) -> None:
         """Refuse a request that could not be held even alone: waiting would never help it.

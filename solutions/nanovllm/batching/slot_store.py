@@ -48,6 +48,20 @@ class SlotStore:
         return self.k.shape[2]
 
     @property
+    def num_blocks(self) -> int:
+        """As every store: a slot is a block."""
+        return self.num_slots
+
+    @property
+    def block_size(self) -> int:
+        """As every store: places in each slot."""
+        return self.capacity
+
+    def block_ids(self, request: Request) -> list[int]:
+        """The slot of an admitted request, its one block."""
+        return [self.slot_of[request]]
+
+    @property
     def nbytes(self) -> int:
         """Bytes reserved, whether used or not."""
         return self.k.nbytes + self.v.nbytes

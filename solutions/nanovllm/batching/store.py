@@ -1,4 +1,7 @@
-"""What the engine asks of whatever holds K and V; lab 04 answers with slots, lab 05 with pages."""
+"""What the engine asks of whatever holds K and V; lab 04 answers with slots, lab 05 with pages.
+
+The data behind it are the store's own: whoever stands above reads what is named here, no more.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,16 @@ if TYPE_CHECKING:  # the scheduler and the simulator need no torch
 
 
 class KVStore(Protocol):
-    """Room for the K and V of many requests: admit, reserve, bind, commit, release."""
+    """Room for the K and V of many requests: admit, reserve, bind, commit, release.
+
+    The room is cut into equal blocks, and a request holds some of them; where each has a slot of
+    its own, the slot is its one block. A store that keeps blocks of requests that have ended, for
+    others that begin alike, has `cached_blocks()` and `prefix_stats` as well (lab 05).
+    """
 
     total_tokens: int  # places for one token each, free or not
+    num_blocks: int
+    block_size: int  # places in each block
 
     @property
     def free_tokens(self) -> int:
@@ -23,6 +33,9 @@ class KVStore(Protocol):
 
     def fits(self, num_tokens: int) -> bool:
         """Whether a request of so many tokens could be held if it were the only one."""
+
+    def block_ids(self, request: Request) -> list[int]:
+        """The blocks of an admitted request, in the order of its tokens: a list of its own."""
 
     def can_admit(self, request: Request) -> bool:
         """Whether the request can come in now."""
@@ -52,7 +65,7 @@ class KVStore(Protocol):
         """The request leaves for good."""
 
     def check(self, requests: Iterable[Request]) -> None:
-        """Raise InvariantError unless the books are right and exactly these are held."""
+        """Raise InvariantError unless its own data agree and exactly these requests are held."""
 
 
 class SchedulingStore(Protocol):

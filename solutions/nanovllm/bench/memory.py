@@ -63,41 +63,37 @@ def sharegpt_like(seed: int, count: int, longest: int) -> list[Arrival]:
     return [Arrival(0.0, size(MEAN_PROMPT, half), size(MEAN_OUTPUT, half)) for _ in range(count)]
 
 
-class _WatchedBlocks(BlockManager):
-    """Lab 05's books, sampled after every step."""
+def watch(store: SlotStore | BlockManager, scheduler: Scheduler) -> list[Sample]:
+    """A list that gets a sample whenever the store has booked a step."""
+    samples: list[Sample] = []
+    commit = store.commit
 
-    samples: list[Sample]
+    def sampled(plan: Plan) -> None:
+        commit(plan)
+        requests = list(scheduler.running)
+        held = {block_id for request in requests for block_id in store.block_ids(request)}
+        stored = store.total_tokens - store.free_tokens
+        places = len(held) * store.block_size
+        samples.append(Sample(stored, places, store.total_tokens, len(requests)))
 
-    def commit(self, plan: Plan) -> None:
-        super().commit(plan)
-        held = self.pool.num_used * self.block_size
-        stored = held - self.num_unused_slots
-        self.samples.append(Sample(stored, held, self.total_tokens, len(self.tables)))
-
-
-class _WatchedSlots(SlotStore):
-    """Lab 04's slots, sampled after every step."""
-
-    samples: list[Sample]
-
-    def commit(self, plan: Plan) -> None:
-        super().commit(plan)
-        held = len(self.slot_of) * self.capacity
-        self.samples.append(Sample(sum(self.lengths), held, self.total_tokens, len(self.slot_of)))
+    store.commit = sampled
+    return samples
 
 
-def usage(trace: list[Arrival], store: Any, budget: int = 2048) -> tuple[Usage, list[Sample]]:
-    """Run a trace over a store that takes samples; seats for all, so that only room is short.
+def usage(
+    trace: list[Arrival], store: SlotStore | BlockManager, budget: int = 2048
+) -> tuple[Usage, list[Sample]]:
+    """Run a trace over a store, and sample it at every step; seats for all: only room is short.
 
     Raises ValueError if nobody ever waited for room.
     """
-    store.samples = []
     scheduler = Scheduler(
         store, budget=FixedBudget(budget), max_num_seqs=len(trace), clock=ManualClock()
     )
+    samples = watch(store, scheduler)
     run: Run = simulate(trace, scheduler, StepCost())
     steps = [event for event in run.events if isinstance(event, Stepped)]
-    pairs = zip(store.samples, steps, strict=True)
+    pairs = zip(samples, steps, strict=True)
     full = [sample for sample, step in pairs if waits_for_room(step, budget) and sample.held]
     if not full:
         raise ValueError("Nobody waited for room: ask for more requests, or for less memory.")
@@ -109,7 +105,7 @@ def usage(trace: list[Arrival], store: Any, budget: int = 2048) -> tuple[Usage, 
             stored=mean(s.stored / s.total for s in full),
             steps=len(steps),
         ),
-        store.samples,
+        samples,
     )
 
 
@@ -126,9 +122,9 @@ def compare(
     trace = sharegpt_like(seed, count, max_model_len)
     small = replace(config, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=2, windows=())
     stores = {
-        "contiguous": _WatchedSlots(small, kv_tokens // max_model_len, max_model_len),
+        "contiguous": SlotStore(small, kv_tokens // max_model_len, max_model_len),
         # simulated requests all have the same token ids: nothing that they share is real
-        "paged": _WatchedBlocks(kv_tokens // block_size, block_size, enable_prefix_caching=False),
+        "paged": BlockManager(kv_tokens // block_size, block_size, enable_prefix_caching=False),
     }
     found, samples = {}, {}
     for name, store in stores.items():

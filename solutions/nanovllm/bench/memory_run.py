@@ -49,7 +49,7 @@ def _run(engine: Engine) -> tuple[Usage, dict[int, tuple[int, ...]]]:
         elif isinstance(event, Stepped):
             steps += 1
             if waits_for_room(event, engine.config.max_num_batched_tokens):
-                full.append((event.running, *_places(engine.store)))
+                full.append((event.running, *_places(engine)))
     total = engine.store.total_tokens
     usage = Usage(
         sequences=mean(running for running, _, _ in full),
@@ -61,9 +61,8 @@ def _run(engine: Engine) -> tuple[Usage, dict[int, tuple[int, ...]]]:
     return usage, texts
 
 
-def _places(store: SlotStore | PagedStore) -> tuple[int, int]:
+def _places(engine: Engine) -> tuple[int, int]:
     """Places that hold a token, and places that belong to a request."""
-    stored = store.total_tokens - store.free_tokens
-    if isinstance(store, SlotStore):
-        return stored, max(1, len(store.slot_of) * store.capacity)
-    return stored, max(1, store.manager.pool.num_used * store.manager.block_size)
+    store, requests = engine.store, engine.scheduler.running
+    held = {block_id for request in requests for block_id in store.block_ids(request)}
+    return store.total_tokens - store.free_tokens, max(1, len(held) * store.block_size)

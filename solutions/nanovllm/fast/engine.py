@@ -13,7 +13,9 @@ from torch import Tensor
 
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine, Outcome
+from nanovllm.batching.interface import SchedulerMaker
 from nanovllm.batching.plan import Plan
+from nanovllm.batching.scheduler import Scheduler
 from nanovllm.drawing import wants_argmax
 from nanovllm.fast.availability import BLOCK_MULTIPLE, FastPathError, available
 from nanovllm.fast.build import Say, load_library, say
@@ -23,11 +25,16 @@ from nanovllm.fast.weights import NativeWeights
 from nanovllm.generation.events import Sampled
 from nanovllm.generation.request import weight_of
 from nanovllm.model.transformer import Transformer
+from nanovllm.paging.interface import BlockManagerInterface
 from nanovllm.tokenization.tokenizer import Tokenizer
 
 
 class FastEngine(Engine):
-    """Lab 04's Engine whose steps run in native code; `ready` says whether they do yet.
+    """Lab 04's Engine whose `execute` runs in native code; `ready` says whether it does yet.
+
+    Scheduler and block manager may be any (make_scheduler, manager): `execute` reads the plan, and
+    the blocks of its requests by `store.block_ids`. Where a row wants more than the likeliest
+    token, the sampler draws.
 
     Compiling and packing happen in a thread of their own; until then, and where the compiler
     fails, the model runs plainly over the same K and V.
@@ -46,16 +53,27 @@ class FastEngine(Engine):
         block_size: int = BLOCK_MULTIPLE,
         clock: Callable[[], float] = time.perf_counter,
         notify: Say = say,
+        make_scheduler: SchedulerMaker = Scheduler,
+        manager: BlockManagerInterface | None = None,
     ) -> None:
         weight = weight_of(model)
+        block_size = block_size if manager is None else manager.block_size
         reason = available(model.config, weight.dtype, weight.device, block_size)
         if reason is not None:
             raise FastPathError(f"The fast path cannot be used: {reason}.")
-        store = FastStore(model.config, num_blocks, block_size, weight.dtype)
-        super().__init__(model, config, tokenizer=tokenizer, store=store, clock=clock)
+        store = FastStore(model.config, num_blocks, block_size, weight.dtype, manager)
+        super().__init__(
+            model,
+            config,
+            tokenizer=tokenizer,
+            store=store,
+            clock=clock,
+            make_scheduler=make_scheduler,
+        )
         self.store: FastStore = store
         self._native: NativeStep | None = None
-        self._likeliest: Seq[int] = ()  # of the last step's rows; none where it ran plainly
+        self._logits: Tensor | None = None  # of the newest native step
+        self._likeliest: Seq[int] = ()  # of their rows
         self._notify = notify
         self._maker = threading.Thread(target=self._make, name="nanovllm-fast", daemon=True)
         self._maker.start()
@@ -79,22 +97,24 @@ class FastEngine(Engine):
         except FastPathError as error:
             self._notify(f"going on without the fast CPU step: {error}")
 
-    def _execute(self, plan: Plan) -> Float[Tensor, "N V"]:
+    def execute(self, plan: Plan) -> Float[Tensor, "N V"]:
         """As the plain engine: K and V written, logits of the chunks that complete."""
         if self._native is None:
-            self._likeliest = ()
-            return super()._execute(plan)
+            return super().execute(plan)
         self.store.make_copies()
-        given = StepInput.of(plan, self.store.manager.tables)
-        logits, self._likeliest = self._native(given, self.store.cache)
-        return logits
+        given = StepInput.of(plan, self.store.block_ids)
+        self._logits, self._likeliest = self._native(given, self.store.cache)
+        return self._logits
 
-    def _draw(self, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Outcome]:
-        """The argmax is known; with any row that wants more, or has a NaN, the plain way."""
+    def draw(self, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Outcome]:
+        """The argmax is known; with any row that wants more, or has a NaN, the plain way.
+
+        So it is for logits that are not the newest step's own.
+        """
         complete = [chunk.request.sequence for chunk in plan.chunks if chunk.completes]
-        known = len(self._likeliest) == len(complete) and min(self._likeliest, default=0) >= 0
+        known = logits is self._logits and min(self._likeliest, default=0) >= 0
         if not known or not all(map(wants_argmax, complete)):
-            return super()._draw(plan, logits)
+            return super().draw(plan, logits)
         drawn = iter(self._likeliest)
         return [Sampled(next(drawn)) if chunk.completes else None for chunk in plan.chunks]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,6 @@ from nanovllm.batching.request import Request
 from nanovllm.fast import structs
 from nanovllm.fast.cache import FastCache
 from nanovllm.fast.weights import NativeWeights
-from nanovllm.paging.block_table import BlockTable
 
 
 @dataclass
@@ -35,7 +34,7 @@ class StepInput:
     block_starts: array
 
     @classmethod
-    def of(cls, plan: Plan, tables: Mapping[Request, BlockTable]) -> StepInput:
+    def of(cls, plan: Plan, block_ids: Callable[[Request], Sequence[int]]) -> StepInput:
         """What a plan says, with the blocks of its requests."""
         token_ids: list[int] = []
         starts, ends, completes, blocks, block_starts = [0], [], [], [], []
@@ -49,7 +48,7 @@ class StepInput:
             ends.append(chunk.end)
             completes.append(int(chunk.completes))
             block_starts.append(len(blocks))
-            blocks += tables[chunk.request].block_ids
+            blocks += block_ids(chunk.request)
         given = (token_ids, starts, ends, completes, blocks, block_starts)
         return cls(*(array("i", numbers) for numbers in given))
 

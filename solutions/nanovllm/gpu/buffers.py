@@ -11,6 +11,15 @@ from nanovllm.paging.batch import PagedBatch
 NO_SLOT = -1
 
 
+def slot_at(position: int, block_ids: Sequence[int], block_size: int) -> int:
+    """The slot of a request's token at `position`, from its blocks.
+
+    >>> slot_at(5, [7, 2], block_size=4)
+    9
+    """
+    return block_ids[position // block_size] * block_size + position % block_size
+
+
 @dataclass(frozen=True)
 class DecodeRow:
     """One sequence of a decode: the token at `position` is computed, and stored in `slot`.

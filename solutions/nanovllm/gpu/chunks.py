@@ -11,8 +11,7 @@ from torch import Tensor
 
 from nanovllm.batching.plan import Chunk
 from nanovllm.gpu.transfer import send
-from nanovllm.paging.batch import PagedBatch, make_batch
-from nanovllm.paging.block_table import BlockTable
+from nanovllm.paging.batch import PagedBatch
 
 
 @dataclass(frozen=True)
@@ -25,16 +24,15 @@ class ChunkInput:
     batch: PagedBatch
 
     @classmethod
-    def of(cls, chunks: Sequence[Chunk], tables: Sequence[BlockTable]) -> Self:
-        """What chunks say, with the blocks of each; in host memory."""
+    def of(cls, chunks: Sequence[Chunk], batch: PagedBatch) -> Self:
+        """What chunks say, and where their K and V are; in host memory."""
         tokens = [chunk.request.token_ids(chunk.start, chunk.end) for chunk in chunks]
         places = [range(chunk.start, chunk.end) for chunk in chunks]
         ends = zip(chunks, accumulate(chunk.length for chunk in chunks), strict=True)
         last = [end - 1 for chunk, end in ends if chunk.completes]
         parts = list(chain.from_iterable(tokens)), list(chain.from_iterable(places)), last
-        spans = [(t, c.start, c.end) for t, c in zip(tables, chunks, strict=True)]
         numbers = (torch.tensor(x, dtype=torch.int64) for x in parts)
-        return cls(*numbers, make_batch(spans))
+        return cls(*numbers, batch)
 
     def to(self, device: torch.device) -> Self:
         """The same on a device; the copies are on their way."""

@@ -4,20 +4,25 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
+from jaxtyping import Float
+from torch import Tensor
+
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine, Outcome
+from nanovllm.batching.interface import SchedulerMaker
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request
+from nanovllm.batching.scheduler import Scheduler
 from nanovllm.drawing import wants_token_alone
 from nanovllm.generation.events import Sampled
-from nanovllm.gpu.buffers import DecodeRow
+from nanovllm.gpu.buffers import DecodeRow, slot_at
 from nanovllm.gpu.draw import NOT_FINITE, Draw
 from nanovllm.gpu.flight import Flight, FlightCounts
 from nanovllm.gpu.graphs import Capture, cuda_capture
 from nanovllm.gpu.launched import Launched
 from nanovllm.gpu.runner import StepRunner
 from nanovllm.model.transformer import Transformer
-from nanovllm.paging.store import PagedStore, carry_out
+from nanovllm.paging.store import PagedStore
 from nanovllm.tokenization.tokenizer import Tokenizer
 
 
@@ -30,6 +35,9 @@ class GpuEngine(Engine):
     reports. Tokens are drawn on the device. But a request may want more than a token drawn from
     the raw logits (log-probabilities, penalties, a bias, a minimum of tokens); in a step with
     such a one lab 03's sampler draws for all, waits for the device, and nothing flies.
+
+    Scheduler and block manager may be any: it reads the plan, the blocks of a request by
+    `store.block_ids`, and asks `store.reserve` for the slot of a flight.
 
     store: on the model's device. capture: what makes the graphs; tests replace it.
     Raises GpuPathError for a model family that has no fused kernels. Not verified on a GPU.
@@ -44,8 +52,16 @@ class GpuEngine(Engine):
         store: PagedStore,
         clock: Callable[[], float] = time.perf_counter,
         capture: Capture = cuda_capture,
+        make_scheduler: SchedulerMaker = Scheduler,
     ) -> None:
-        super().__init__(model, config, tokenizer=tokenizer, store=store, clock=clock)
+        super().__init__(
+            model,
+            config,
+            tokenizer=tokenizer,
+            store=store,
+            clock=clock,
+            make_scheduler=make_scheduler,
+        )
         self.store: PagedStore = store
         self.runner = StepRunner(
             model, store.cache, self.config.max_num_seqs, self.max_model_len, capture
@@ -53,14 +69,13 @@ class GpuEngine(Engine):
         self.flights = FlightCounts()
         self._flight: Flight | None = None
 
-    def _execute(self, plan: Plan) -> Launched:
-        """Launch what no flight has computed; `_draw` gets what comes of it, not logits."""
-        manager = self.store.manager
+    def execute(self, plan: Plan) -> Launched:
+        """Launch what no flight has computed; `draw` gets what comes of it, not logits."""
         complete = [chunk.request for chunk in plan.chunks if chunk.completes]
         drawn = all(wants_token_alone(request.sequence) for request in complete)
-        carry_out(manager.transfers, self.store.cache)
+        self.store.make_copies()
         flight, self._flight = self._flight, None
-        places = flight.places(plan, manager.tables) if flight is not None else {}
+        places = flight.places(plan, self.store) if flight is not None else {}
         self.flights.rows_taken += len(places)
         launches = [flight.launch] if flight is not None and places else []
         if not launches:
@@ -71,9 +86,9 @@ class GpuEngine(Engine):
                 places = {chunk.request: place for place, chunk in enumerate(decodes)}
         others = [chunk for chunk in plan.chunks if chunk.request not in places]
         if others:
-            tables = [manager.tables[chunk.request] for chunk in others]
+            batch = self.store.batch(Plan(tuple(others)), "cpu")
             ends = [chunk for chunk in others if chunk.completes]
-            launches.append(self.runner.compute(others, tables, _draws(ends) if drawn else []))
+            launches.append(self.runner.compute(others, batch, _draws(ends) if drawn else []))
             first = launches[-1].first
             places.update({chunk.request: first + i for i, chunk in enumerate(ends)})
         in_order = {request: places[request] for request in complete}
@@ -81,23 +96,25 @@ class GpuEngine(Engine):
 
     def _row(self, chunk: Chunk) -> DecodeRow:
         """A decode whose token the host knows."""
-        table = self.store.manager.tables[chunk.request]
-        [slot] = table.slots(chunk.start, chunk.end)
+        block_ids = self.store.block_ids(chunk.request)
         [token_id] = chunk.request.token_ids(chunk.start, chunk.end)
-        return DecodeRow(chunk.start, slot, table.block_ids, token_id)
+        slot = slot_at(chunk.start, block_ids, self.store.block_size)
+        return DecodeRow(chunk.start, slot, block_ids, token_id)
 
-    def _draw(self, plan: Plan, launched: Launched) -> list[Outcome]:
+    def draw(self, plan: Plan, launched: Launched | Float[Tensor, "N V"]) -> list[Outcome]:
         """The tokens drawn on the device, read after the next flight is off; else the plain way.
 
         A row without a finite logit is rare: then the step is computed again, for the plain way
-        to say whose it is.
+        to say whose it is. Logits that somebody else computed are drawn from the plain way.
         """
+        if not isinstance(launched, Launched):
+            return super().draw(plan, launched)
         if not launched.drawn:
-            return super()._draw(plan, launched.logits())
+            return super().draw(plan, launched.logits())
         self._flight = self._take_off(plan, launched)
         token_of = launched.tokens()
         if NOT_FINITE in token_of.values():
-            return super()._draw(plan, self._execute(plan).logits())
+            return super().draw(plan, self.execute(plan).logits())
         return [
             Sampled(token_of[chunk.request]) if chunk.completes else None for chunk in plan.chunks
         ]
@@ -113,10 +130,10 @@ class GpuEngine(Engine):
                 continue
             if not self.store.reserve(request, chunk.length + 1):
                 return None
-            table = self.store.manager.tables[request]
-            [slot] = table.slots(position, position + 1)
+            block_ids = self.store.block_ids(request)
+            slot = slot_at(position, block_ids, self.store.block_size)
             source = launched.places[request]
-            rows[request] = DecodeRow(position, slot, table.block_ids, source=source)
+            rows[request] = DecodeRow(position, slot, block_ids, source=source)
             draws.append(_draw_at(request, position + 1))
         if not rows:
             return None

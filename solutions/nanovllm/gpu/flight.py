@@ -25,14 +25,13 @@ Beams have an engine of their own (lab 05's) and never meet a flight. Samples of
 blocks that are full, or have been copied for one of them when the other was admitted.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nanovllm.batching.plan import Plan
 from nanovllm.batching.request import Request
-from nanovllm.gpu.buffers import DecodeRow
+from nanovllm.batching.store import KVStore
+from nanovllm.gpu.buffers import DecodeRow, slot_at
 from nanovllm.gpu.runner import Launch
-from nanovllm.paging.block_table import BlockTable
 
 
 @dataclass
@@ -50,13 +49,15 @@ class Flight:
     launch: Launch
     rows: dict[Request, DecodeRow]
 
-    def places(self, plan: Plan, tables: Mapping[Request, BlockTable]) -> dict[Request, int]:
+    def places(self, plan: Plan, store: KVStore) -> dict[Request, int]:
         """Where the tokens are of those chunks of a plan that the flight has computed."""
         moved = {*plan.admitted, *plan.preempted}
         chunk_of = {c.request: c for c in plan.chunks if c.request not in moved}
         found = {}
         for place, (request, row) in enumerate(self.rows.items()):
             chunk = chunk_of.get(request)
-            if chunk and tables[request].slots(chunk.start, chunk.end) == [row.slot]:
-                found[request] = place
+            if chunk and chunk.length == 1:
+                slot = slot_at(chunk.start, store.block_ids(request), store.block_size)
+                if slot == row.slot:
+                    found[request] = place
         return found

@@ -15,7 +15,7 @@ from nanovllm.gpu.decoder import FusedDecoder
 from nanovllm.gpu.draw import Draw, draw_tokens, likeliest
 from nanovllm.gpu.graphs import Capture, DecodeGraphs, cuda_capture
 from nanovllm.model.transformer import Transformer
-from nanovllm.paging.block_table import BlockTable
+from nanovllm.paging.batch import PagedBatch
 from nanovllm.paging.cache import PagedCache
 
 
@@ -92,14 +92,12 @@ class StepRunner:
         return self._fetch(0, logits)
 
     @torch.inference_mode()
-    def compute(
-        self, chunks: Sequence[Chunk], tables: Sequence[BlockTable], draws: Sequence[Draw]
-    ) -> Launch:
+    def compute(self, chunks: Sequence[Chunk], batch: PagedBatch, draws: Sequence[Draw]) -> Launch:
         """Start any chunks of a plan, uncaptured, and a draw for each chunk that completes.
 
-        Without draws the likeliest is taken.
+        batch: where their K and V are, in host memory. Without draws the likeliest is taken.
         """
-        given = ChunkInput.of(chunks, tables).to(self.cache.device)
+        given = ChunkInput.of(chunks, batch).to(self.cache.device)
         hidden = self.decoder.forward(given.token_ids, given.positions, self.cache, given.batch)
         logits = self.decoder.model.logits(hidden[given.last])
         first = self.buffers.max_num_seqs

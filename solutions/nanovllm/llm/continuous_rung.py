@@ -37,4 +37,4 @@ class ContinuousRung(StaticRung):
     def describe(self, engine: Engine) -> str:
         """How many slots there are."""
         store = engine.store
-        return f"the step is {self.step}; {store.num_slots} slots of {store.capacity} tokens"
+        return f"the step is {self.step}; {store.num_blocks} slots of {store.block_size} tokens"

@@ -38,7 +38,7 @@ class PagedRung(ContinuousRung):
 
     def describe(self, engine: Engine) -> str:
         """What kind of step it is, and why; the blocks, and who shares them."""
-        manager = engine.store.manager
-        shared = "prefixes are cached" if manager.enable_prefix_caching else "no prefix cache"
-        size = f"{manager.pool.num_blocks} blocks of {manager.block_size} tokens"
+        store = engine.store
+        shared = "no prefix cache" if store.prefix_stats is None else "prefixes are cached"
+        size = f"{store.num_blocks} blocks of {store.block_size} tokens"
         return f"the step is {self.step}; {size}, {shared}"

@@ -2,7 +2,8 @@
 
 What is free at the end could be given back to the system, or to another model. Nothing is
 computed, but every move costs a copy; and the blocks of requests that run now stay where they
-are, for a step that is under way reads them.
+are, for a step that is under way reads them. So do blocks that a transfer holds
+(`BlockManager.hold`): it knows them by their numbers.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from nanovllm.batching.request import Request
-from nanovllm.paging.block_pool import BlockPool
-from nanovllm.paging.block_table import BlockTable
+from nanovllm.paging.block_pool import BlockPool, Owner
 from nanovllm.paging.transfers import Direction, Transfer
 
 if TYPE_CHECKING:
@@ -24,12 +24,13 @@ def span(pool: BlockPool) -> int:
     return max(pool.owners, default=-1) + 1
 
 
-def plan_moves(pool: BlockPool, pinned: Collection[BlockTable]) -> list[tuple[int, int]]:
+def plan_moves(pool: BlockPool, pinned: Collection[Owner]) -> list[tuple[int, int]]:
     """Which block goes where: the highest that may move into the lowest that is free.
 
     As long as that is further down. A block may move if none of its owners is pinned. A free
     block whose content is kept is no place to go: it may be hit.
 
+    >>> from nanovllm.paging.block_table import BlockTable
     >>> a, b = BlockTable(4, [1, 5]), BlockTable(4, [4])
     >>> pool = BlockPool.holding(6, {a: [1, 5], b: [4]})
     >>> plan_moves(pool, pinned=()), plan_moves(pool, pinned=[a])
@@ -72,8 +73,9 @@ def compact(manager: BlockManager, running: Collection[Request] = ()) -> int:
 
     Between two steps nobody's must. This looks through the whole pool: not for every step.
     """
-    pinned = [manager.tables[request] for request in running]
-    moves = plan_moves(manager.pool, pinned)
+    tables = set(manager.tables.values()) - {manager.tables[request] for request in running}
+    owners = {owner for held in manager.pool.owners.values() for owner in held}
+    moves = plan_moves(manager.pool, owners - tables)
     for old, new in moves:
         move_block(manager, old, new)
     return len(moves)
