@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from grader.catalog import find_lab
-from grader.machine import NOT_VERIFIED, obstacle, unverified
-from grader.paths import ROOT
+from grader.course.hardware import NOT_VERIFIED, obstacle, unverified
+from grader.course.lab_toml import find_lab
+from grader.course.paths import ROOT
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.offline import generate_continuous
 from nanovllm.generation.params import SamplingParams

@@ -26,8 +26,9 @@ import matplotlib.pyplot as plt
 import tokenizers
 import torch
 
-from grader.notebook import needs, style
-from grader.paths import MODELS
+from grader.student.notebook import needs
+from grader.student.notebook import style
+from grader.course.paths import MODELS
 from nanovllm.model.accounting import (
     generation_flops,
     kv_bytes_per_token,
@@ -59,7 +60,7 @@ with needs("02", 1):
         print(f"x * {factor:<6}", rms_norm(factor * x, torch.ones(4), eps=1e-6))
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-1", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=1
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 1)
 
@@ -97,7 +98,7 @@ with needs("02", 2):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-2", "locked": true, "points": 15, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=2
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 2)
 
@@ -123,17 +124,17 @@ with needs("02", 3):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-3", "locked": true, "points": 20, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=3
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 3)
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-4", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=4
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 4)
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-5", "locked": true, "points": 15, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=5
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 5)
 
@@ -273,7 +274,7 @@ with needs("02", 1, 2, 3, 4, 5, 6):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-6", "locked": true, "points": 18, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=6
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 6)
 
@@ -343,6 +344,6 @@ with needs("02", 7):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-7", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=7
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 7)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from grader.scenarios import scenario
+from grader.checks.scenarios import scenario
 
 
 def _tensor(rng, *shape, scale=1.0):

@@ -89,7 +89,7 @@ def yours(stage: str) -> list[str]:
 
 
 def _why_not(error: Exception) -> str:
-    from grader.unwritten import unwritten  # it knows the names of files that start empty
+    from grader.checks.unwritten import unwritten  # it knows the names of files that start empty
 
     absent = unwritten(error)
     if absent:

@@ -63,7 +63,7 @@ def _absent(error: Exception) -> str:
         return str(error)
     if not isinstance(error, ImportError | AttributeError):
         return ""
-    from grader.unwritten import unwritten
+    from grader.checks.unwritten import unwritten
 
     return str(unwritten(error) or "")
 
