@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis.generation import GenerationMode
 
-from tests.serving_tools import live, tiny_engine
+from tests.serving_tools import live, tiny_engine, wait_until
 
 # `SCHEMATHESIS_CASES=2000 pytest tests/test_serving_inputs.py -k schema` runs the long version.
 CASES = int(os.environ.get("SCHEMATHESIS_CASES", "200"))
@@ -158,6 +158,7 @@ def test_ids_of_requests_are_kept_if_harmless(server) -> None:
 def test_every_request_leaves_one_line_in_the_log(server, caplog) -> None:
     with caplog.at_level(logging.INFO, "nanovllm.serving.access"):
         answer = post(server, COMPLETIONS, b'{"prompt": "a", "max_tokens": 2}')
+        wait_until(lambda: caplog.records)  # the line is written after the answer was sent
     (record,) = [r for r in caplog.records if r.name == "nanovllm.serving.access"]
     fields = record.fields
     assert fields["request_id"] == answer.headers["X-Request-Id"]

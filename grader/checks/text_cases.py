@@ -1,12 +1,22 @@
-"""What lab 01's checks share: a tokenizer without merges, and a count of the lines that run."""
+"""What lab 01's checks share: random cases, a tokenizer without merges, a count of lines."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+
+def many_cases(seed: int, examples: int, *cases: Any) -> Callable[[Callable], Callable]:
+    """Run a function on random arguments by hypothesis; the shortest that fails is shown."""
+    from hypothesis import Phase, given, settings
+    from hypothesis import seed as seeded
+
+    phases = (Phase.generate, Phase.shrink)
+    limits = settings(database=None, deadline=None, max_examples=examples, phases=phases)
+    return lambda function: seeded(seed)(limits(given(*cases)(function)))
 
 
 class ByteTokenizer:
@@ -39,49 +49,48 @@ class ByteTokenizer:
     def encode(
         self,
         text: str,
-        allowed_special: Collection[str] = (),
-        add_special_tokens: bool = False,
-        continues: bool = False,
+        allowed: Any = (),
+        framed: bool = False,
+        continues: Any = False,
+        **more: Any,
     ) -> list[int]:
-        found = {t.content: t.id for t in self.spec.added_tokens}
-        if allowed_special != "all":
-            found = {content: id for content, id in found.items() if content in allowed_special}
-        ids: list[int] = []
-        rest, start = text, not continues
-        while rest:
-            places = {content: rest.find(content) for content in found if content in rest}
-            first = min(places, key=lambda c: (places[c], -len(c)), default="")
-            cut = places[first] if first else len(rest)
-            ids += self._plain(rest[:cut], start)
-            ids += [found[first]] if first else []
-            rest, start = rest[cut + len(first) :], False
-        if add_special_tokens:
-            ids = [*self.spec.prefix_ids, *ids, *self.spec.suffix_ids]
-        return ids
+        allowed = more.get("allowed_special", allowed)
+        known = [t for t in self.spec.added_tokens if allowed == "all" or t.content in allowed]
+        found, place = [], 0
+        while place < len(text):
+            here = [t for t in known if text.startswith(t.content, place)]
+            if here:
+                longest = max(here, key=lambda t: len(t.content))
+                found.append(longest.id)
+                place += len(longest.content)
+                continue
+            places = [text.find(t.content, place) for t in known]
+            end = min([at for at in places if at > 0], default=len(text))
+            found += self._plain(text[place:end], not (place or continues))
+            place = end
+        frame = more.get("add_special_tokens", framed)
+        return [*self.spec.prefix_ids, *found, *self.spec.suffix_ids] if frame else found
 
     def _plain(self, text: str, start: bool) -> list[int]:
-        vocab, ids = self.model.vocab, []
+        vocab, found = self.model.vocab, []
         for word in self.spec.words(self.spec.normalize(text), start):
-            if not self.model.byte_fallback:
-                ids += [vocab[bytes([byte])] for byte in word]
-                continue
-            for piece in (character.encode() for character in word.decode()):
-                parts = [piece] if piece in vocab else [f"<0x{b:02X}>".encode() for b in piece]
-                ids += [vocab[part] for part in parts]
-        return ids
+            whole = self.model.byte_fallback
+            for unit in map(str.encode, word.decode()) if whole else [b"%c" % b for b in word]:
+                parts = [unit] if unit in vocab else [b"<0x%02X>" % b for b in unit]
+                found += [vocab[part] for part in parts]
+        return found
 
-    def token_bytes(self, token_id: int) -> bytes:
+    def token_bytes(self, one: int) -> bytes:
         self.reads += 1
-        return self._bytes.get(int(token_id), b"")
+        return self._bytes.get(int(one), b"")
 
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        return b"".join(map(self.token_bytes, ids))
+    def decode_bytes(self, several: Iterable[int]) -> bytes:
+        return bytes(byte for one in several for byte in self.token_bytes(one))
 
-    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
-        skipped = self.special_ids if skip_special_tokens else ()
-        data = self.decode_bytes(id for id in ids if id not in skipped)
-        text = data.decode("utf-8", "replace")
-        return text.removeprefix(" ") if self.spec.strip_space else text
+    def decode(self, several: Iterable[int], skip_special_tokens: bool = False) -> str:
+        shown = [i for i in several if not (skip_special_tokens and i in self.special_ids)]
+        whole = str(self.decode_bytes(shown), "utf-8", "replace")
+        return whole[1:] if self.spec.strip_space and whole[:1] == " " else whole
 
 
 def lines_run(action: Callable[[], Any], package: str = "tokenization") -> int:

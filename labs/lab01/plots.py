@@ -62,8 +62,8 @@ def stories(count: int, seed: int) -> list[str]:
 def counts_before(texts: Sequence[str]) -> None:
     """The most frequent pairs of letters inside words, before anything is merged."""
     counts: dict[str, int] = {}
-    for text in texts:
-        for word in text.replace(" ", "\n ").split("\n"):
+    for story in texts:
+        for word in story.replace(" ", "\n ").split("\n"):
             for pair in itertools.pairwise(word):
                 counts["".join(pair)] = counts.get("".join(pair), 0) + 1
     top = sorted(counts, key=lambda pair: -counts[pair])[:12]

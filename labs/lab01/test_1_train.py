@@ -3,12 +3,11 @@
 from collections import Counter
 from itertools import pairwise
 
-import hypothesis
 import pytest
 from hypothesis import strategies as st
 
 from grader import expect
-from grader.checks.text_cases import lines_run
+from grader.checks.text_cases import lines_run, many_cases
 from nanovllm.tokenization.bpe import train_bpe
 from nanovllm.tokenization.errors import TokenizerError
 from nanovllm.tokenization.pretokenize import PATTERN_GPT2, PATTERN_QWEN2, pretokenize
@@ -211,9 +210,7 @@ def test_any_corpus(seed):
     word = st.text(st.sampled_from([*"aab é🙂1'"]), max_size=12)
     texts = st.lists(st.lists(word, max_size=6).map(" ".join), max_size=3)
 
-    @hypothesis.seed(seed)
-    @hypothesis.settings(database=None, deadline=None, max_examples=40)
-    @hypothesis.given(texts, st.integers(0, 30), st.sampled_from([(), ("a1",), ("b", "aab")]))
+    @many_cases(seed, 40, texts, st.integers(0, 30), st.sampled_from([(), ("a1",), ("b", "aab")]))
     def same(texts, merges, special):
         model = train_bpe(iter(texts), 256 + len(special) + merges, iter(special))
         learned = _recounted(texts, merges, special)

@@ -4,14 +4,13 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 
-import hypothesis
 import pytest
 import tokenizers
 from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from grader import expect
-from grader.checks.text_cases import lines_run
+from grader.checks.text_cases import lines_run, many_cases
 from nanovllm.tokenization.byte_level import to_bytes
 from nanovllm.tokenization.encode import Encoder, merge_word, split_special
 from nanovllm.tokenization.errors import TokenizerError
@@ -273,6 +272,7 @@ def test_normalized():
         AddedToken("cafe\u0301", 302, special=False, normalized=True),
         AddedToken("A\u030a<x>", 303, special=False),
         AddedToken("<|late|>", 304, normalized=True),
+        AddedToken("z", 305, special=False, normalized=True),
     )
     model = BPEModel(BYTES | {"é".encode(): 256}, [(b"\xc3", b"\xa9")], {"<|end|>": 300})
     spec = replace(plain_spec(model), added_tokens=added, normalizers=(Form("NFC"),))
@@ -283,6 +283,7 @@ def test_normalized():
         ("caf\u00e9 cafe\u0301", (), [302, 32, 302]),
         ("A\u030a<x>\u00c5<x>", (), [303, *"Å<x>".encode()]),
         ("<|end|>e\u0301", "all", [300, 256]),
+        ("z z\u0301", (), [305, 32, *"ź".encode()]),
         ("<|late|>", (), [*b"<|late|>"]),
         ("e\u0301<|late|>", ["<|late|>"], [256, 304]),
     ):
@@ -351,9 +352,7 @@ def test_any_text(rng, seed):
     )
     texts = st.lists(st.one_of(odd, st.text(max_size=4)), max_size=8).map("".join)
 
-    @hypothesis.seed(seed)
-    @hypothesis.settings(database=None, deadline=None, max_examples=80)
-    @hypothesis.given(texts, st.booleans())
+    @many_cases(seed, 80, texts, st.booleans())
     def same(text, honoured):
         library.encode_special_tokens = not honoured
         expect(

@@ -4,13 +4,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import hypothesis
 import pytest
 import tokenizers
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from grader import expect
+from grader.checks.text_cases import many_cases
 from nanovllm.tokenization.byte_level import byte_token, to_chars
 from nanovllm.tokenization.decode import Decoder
 from nanovllm.tokenization.encode import Encoder
@@ -113,9 +113,7 @@ def _loaded(library, path, old_merges=False):
 def _same(kind, library, tokenizer, seed, examples=25):
     """Compare with the library over texts that hypothesis makes up."""
 
-    @hypothesis.seed(seed)
-    @hypothesis.settings(database=None, deadline=None, max_examples=examples)
-    @hypothesis.given(TEXT)
+    @many_cases(seed, examples, TEXT)
     def same(text):
         ids = library.encode(text, add_special_tokens=False).ids
         expect(

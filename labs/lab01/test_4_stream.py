@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 
-import hypothesis
 import pytest
 from hypothesis import strategies as st
 
 from grader import expect
-from grader.checks.text_cases import ByteTokenizer
+from grader.checks.text_cases import ByteTokenizer, many_cases
 from nanovllm.tokenization.byte_level import byte_token
 from nanovllm.tokenization.detokenizer import StreamingDetokenizer
 from nanovllm.tokenization.hf_format import plain_spec
@@ -168,9 +167,7 @@ def test_random_streams(seed):
     single = st.sampled_from([0x20, 0x41, 0xC3, 0xA9, 0xE4, 0xB8, 0x96, 0xF0, 0x9F, 0xFF])
     ids = st.lists(st.one_of(single, st.integers(END, END + 5), st.just(999)), max_size=14)
 
-    @hypothesis.seed(seed)
-    @hypothesis.settings(database=None, deadline=None, max_examples=120)
-    @hypothesis.given(ids, st.booleans(), st.sampled_from([*kinds]))
+    @many_cases(seed, 120, ids, st.booleans(), st.sampled_from([*kinds]))
     def same(ids, skip, kind):
         _joined(kinds[kind], ids, skip, f"; skip_special_tokens={skip}{kind}")
 

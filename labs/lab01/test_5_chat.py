@@ -3,14 +3,13 @@
 from copy import deepcopy
 from dataclasses import replace
 
-import hypothesis
 import jinja2
 import pytest
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from grader import expect
-from grader.checks.text_cases import ByteTokenizer
+from grader.checks.text_cases import ByteTokenizer, many_cases
 from nanovllm.tokenization.chat import ChatTemplate, compile_template
 from nanovllm.tokenization.errors import ChatTemplateError
 from nanovllm.tokenization.hf_format import plain_spec
@@ -286,9 +285,7 @@ def test_random_conversations(seed):
     )
     texts = st.lists(part, max_size=5).map("".join)
 
-    @hypothesis.seed(seed)
-    @hypothesis.settings(database=None, deadline=None, max_examples=60)
-    @hypothesis.given(st.lists(st.tuples(texts, texts), min_size=1, max_size=3))
+    @many_cases(seed, 60, st.lists(st.tuples(texts, texts), min_size=1, max_size=3))
     def same(turns):
         messages = [{"role": role, "content": content} for role, content in turns]
         expect(

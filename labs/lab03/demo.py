@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
-from torch import Tensor
 
 from nanovllm.generation.beam import BeamSearchParams, beam_search
 from nanovllm.generation.events import Completion, Finished, TokenGenerated
@@ -41,7 +41,9 @@ class Steps:
         self._cached = 0
         forward = model.forward
 
-        def counted(token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        def counted(
+            token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
+        ) -> torch.Tensor:
             tokens = len(token_ids)
             work = step_work(LLAMA, 1, tokens, self._cached)
             self.clock.advance(least_seconds(work, H100))
@@ -79,7 +81,7 @@ def one_request(console: Console, tokenizer: Tokenizer) -> None:
     console.print(f"Asked for {NAMES[0]}'s code, 3571, it says:[bold]{done.text}[/]\n")
 
 
-def samplers(console: Console, model: Transformer, tokenizer: Tokenizer) -> None:
+def samplers(console: Console, tokenizer: Tokenizer, model: Transformer) -> None:
     """The same prompt under five samplers, and under beam search."""
     prompt = tokenizer.encode("One day")
     table = Table(title='After "One day"', show_lines=True)
@@ -95,7 +97,7 @@ def samplers(console: Console, model: Transformer, tokenizer: Tokenizer) -> None
 
 def batch_chart(prompts: list[list[int]], result: StaticResult) -> str:
     """A line a row: pads, prompt, generated tokens, and places computed for nobody."""
-    width = max(len(prompt) for prompt in prompts)
+    width = max(map(len, prompts))
     longest = max(len(samples[0].token_ids) for samples in result.completions)
     lines = []
     for prompt, samples in zip(prompts, result.completions, strict=True):
@@ -107,7 +109,7 @@ def batch_chart(prompts: list[list[int]], result: StaticResult) -> str:
     return "\n".join(lines)
 
 
-def twelve_prompts(console: Console, model: Transformer, tokenizer: Tokenizer) -> None:
+def twelve_prompts(console: Console, tokenizer: Tokenizer, model: Transformer) -> None:
     """One at a time, then as one static batch."""
     prompts = [tokenizer.encode(OPENINGS[i % len(OPENINGS)]) for i in range(12)]
     params = [
@@ -151,8 +153,8 @@ def main() -> None:
     tokenizer = Tokenizer.from_pretrained(TARGET)
     one_request(console, tokenizer)
     model = load_model(TARGET)
-    samplers(console, model, tokenizer)
-    twelve_prompts(console, model, tokenizer)
+    samplers(console, tokenizer, model)
+    twelve_prompts(console, tokenizer, model)
 
 
 if __name__ == "__main__":

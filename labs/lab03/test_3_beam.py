@@ -269,8 +269,8 @@ def _slow_search(model, prompt, params, eos) -> list:
         if not beams:
             break
         if len(finished) == width:
-            hopeful = params.early_stopping == "never" and params.length_penalty > 0
-            best = score(beams[0][1], params.max_tokens if hopeful else length)
+            lengths = [length, params.max_tokens] if params.early_stopping == "never" else [length]
+            best = max(score(beams[0][1], possible) for possible in lengths)
             if params.early_stopping is True or best <= finished[-1][0]:
                 break
     return [[list(tokens), value] for value, tokens in finished]

@@ -17,8 +17,8 @@ from nanovllm.serving.errors import EngineDeadError
 from nanovllm.serving.scripted import HeldEngine, ScriptedEngine
 from nanovllm.serving.stream import Stream
 
-LONG = SamplingParams(max_tokens=100_000)
-PATIENCE = 15.0  # seconds, for a machine that is very busy
+LONG = SamplingParams(max_tokens=60)
+PATIENCE = 8.0  # seconds, for a machine that is very busy
 
 
 def token(request_id, index=0, text="x"):
@@ -89,7 +89,7 @@ def run(coroutine, call):
 
 async def held(engine):
     """Wait for the next step; a sentence in place of a hang."""
-    if not await engine.until_held(PATIENCE - 5):
+    if not await engine.until_held(PATIENCE - 3):
         raise TimeoutError(f"nobody steps the engine, which has work to do; {waits()}")
     for _ in range(10):  # what the step before brought is on its way through the loop
         await asyncio.sleep(0)
@@ -117,7 +117,7 @@ def texts(stream, heard):
 
 
 def endless(prompt, index):
-    return [f"{prompt[0]} "] * 100_000
+    return [f"{prompt[0]} "] * 100
 
 
 @pytest.mark.check(task=1, points=2, title="Choices are numbered prompt by prompt")
@@ -157,7 +157,7 @@ def test_stream():
         stream = Stream([4, 9])
         mine = [token(4, text="a"), token(9, text="b")]
         stream.put(mine)
-        mine.clear()
+        mine.append(token(4, text="z"))
         stream.put([token(4, text="c")])
         batches = [[e.text for e in await anext(stream)]]
         stream.put([finished(4), token(9, text="d"), finished(9)])
@@ -169,7 +169,8 @@ def test_stream():
         run(read_late(), "a reader who is late"),
         [["a", "b", "c"], ["Finished", "TokenGenerated", "Finished"]],
         call="what a reader gets who comes after two puts, then after the rest",
-        cause="everything since the last look, in order; then the end",
+        cause="everything since the last look, in order; what the caller does to its list later is "
+        "its own affair",
     )
 
     async def read_early():

@@ -175,7 +175,7 @@ def test_phases():
     )
 
 
-@pytest.mark.check(task=5, points=1, title="Tokens a step, and tokens found in the prefix cache")
+@pytest.mark.check(task=5, points=2, title="Tokens a step, and tokens found in the prefix cache")
 def test_steps():
     metrics = Metrics("tiny")
     queued = [Queued(1, 0, 0.0), Queued(1, 1, 0.0), Queued(2, 0, 0.0), Queued(3, 0, 0.0)]
@@ -222,7 +222,7 @@ def model(events):
     return {name: round(number, 6) for name, number in found.items()}
 
 
-@pytest.mark.check(task=5, points=2, title="Random ending: a real engine, preempted and aborted")
+@pytest.mark.check(task=5, points=3, title="Random ending: a real engine, preempted and aborted")
 def test_identities(rng, seed):
     metrics, clock = Metrics("tiny"), ManualClock()
     config = EngineConfig(max_num_seqs=3, max_num_batched_tokens=9, policy=RoundRobin(2))

@@ -13,8 +13,8 @@ class Decoder:
 
     Decoder(spec)
     token_bytes(token_id) -> bytes
-    decode_bytes(ids) -> bytes
-    decode(ids, skip_special_tokens=False) -> str
+    decode_bytes(token_ids) -> bytes
+    decode(token_ids, skip_special_tokens=False) -> str
 
     What must hold:
     - The bytes of a token are those of the vocabulary; those of an added token are the UTF-8 of

@@ -65,23 +65,19 @@ class Tokenizer:
         return self.vocab_size
 
     def encode(
-        self,
-        text: str,
-        allowed_special: Allowed = (),
-        add_special_tokens: bool = False,
-        continues: bool = False,
+        self, text: str, allowed_special: Allowed = (), *flags: bool, **named: bool
     ) -> list[int]:
-        """Return the ids of a text, as `Encoder` says.
+        """Return the ids of a text, as `Encoder` says; it has these arguments too.
 
         A chat template writes special tokens itself: encode its text without add_special_tokens.
         """
         if not isinstance(text, str):
             raise TokenizerError(f"encode takes a str, not {type(text).__name__}.")
-        return self.encoder.encode(text, allowed_special, add_special_tokens, continues)
+        return self.encoder.encode(text, allowed_special, *flags, **named)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of one token."""
-        return self.decoder.token_bytes(token_id)
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token, given its id."""
+        return self.decoder.token_bytes(token)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """Return the bytes of ids, which may end, or begin, inside a character."""

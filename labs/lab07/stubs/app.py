@@ -80,10 +80,11 @@ class Server:
     async def drain(self) -> None:
         """Take on nothing more, and wait for what is open, as long as the settings say."""
         self.admission.draining = True
-        streams = self.engine.streams
         log.info("draining", extra={"fields": {"open": self.engine.num_open}})
         cut = await drain(
-            lambda: list(set(streams.values())), self.engine.cancel, self.config.drain_timeout
+            lambda: set(self.engine.streams.values()),
+            self.engine.cancel,
+            self.config.drain_timeout,
         )
         log.info("drained", extra={"fields": {"cut_short": cut}})
 

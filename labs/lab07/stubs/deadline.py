@@ -1,7 +1,7 @@
 """A limit on how long a request may take, and how long a server may take to stop."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -26,24 +26,27 @@ class Handle(Protocol):
 
 @contextmanager
 def deadline(loop: Timer, seconds: float | None, cancel: Cancel, stream: Stream) -> Iterator[None]:
-    """Cancel `stream` with reason "timeout" after so many seconds, unless the block ends before.
+    """For a `with`: calls `cancel(stream, "timeout")` unless the block ends within so many seconds.
 
-    The stream then ends as soon as the engine has heard of it, and its reader keeps what came
-    until then. None sets no limit; no timer outlives the block.
+    The block goes on all the same: the stream ends as soon as the engine has heard of it, and its
+    reader keeps what came until then. Nothing is called after the block has ended, however it
+    ends. None sets no limit.
     """
     raise NotImplementedError("lab07 task 4: deadline")
 
 
 async def drain(
-    streams: Callable[[], list[Stream]],
+    streams: Callable[[], Collection[Stream]],
     cancel: Cancel,
     seconds: float,
-    sleep: Callable[[float], object] = asyncio.sleep,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     tick: float = 0.05,
 ) -> int:
-    """Wait until no stream is open, at most so many seconds; then give up those that are left.
+    """Wait until no stream is open, for at most so many seconds; then cancel those that are left.
 
-    It looks every `tick` seconds. The streams given up get the reason "shutdown"; their number is
-    returned. `sleep` is awaited.
+    `streams()` gives those that are open at the moment of the call. The wait is made of
+    `await sleep(...)` of at most `tick` seconds each, and nothing else takes time: it ends within a
+    tick of the moment at which the last stream ends, or within a tick after `seconds`. Those
+    left get the reason "shutdown", each once; returns how many there were.
     """
     raise NotImplementedError("lab07 task 4: drain")

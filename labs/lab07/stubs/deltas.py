@@ -8,10 +8,6 @@ from nanovllm.generation.events import Finished, Logprob, TokenGenerated
 from nanovllm.serving.errors import ApiError
 from nanovllm.serving.stream import Stream
 
-# How the choices of a stream end that was given up, by its reason: finish_reason, stop_reason.
-GIVEN_UP = {"timeout": ("length", "timeout"), "cancelled": ("abort", "cancelled")}
-ABORTED = ("abort", None)
-
 
 @dataclass(slots=True)
 class Delta:
@@ -28,11 +24,26 @@ class Delta:
 def merge(stream: Stream, events: Sequence[EngineEvent]) -> list[Delta]:
     """One Delta for each choice that has something new, in the order in which they first appear.
 
-    The text is that of the events (what the engine holds back is not in them), never decoded
-    anew. A sample that was aborted ends as `GIVEN_UP` says for `stream.reason`, else as ABORTED.
+    Text, token ids and log-probabilities are those of the TokenGenerated events: what the engine
+    holds back is not in them, and nothing is decoded anew. A Finished brings its completion's
+    finish_reason and stop_reason. An Aborted ends its choice by the stream's `reason`; events of
+    other kinds bring nothing:
+
+    | reason | finish_reason | stop_reason |
+    |---|---|---|
+    | "timeout", and the sample has tokens | "length" | "timeout" |
+    | "timeout", and it has none | "abort" | "timeout" |
+    | "cancelled" | "abort" | "cancelled" |
+    | another, or None | "abort" | None |
 
     Raises:
-        ApiError: a sample failed, so nobody's answer is whole; of status 500, it names the type
-            and the text of the sample's error.
+        ApiError: a sample failed, so nobody's answer is whole. Its status is 500, and its message
+            holds the type and the text of the sample's error.
+
+    >>> stream = Stream([7])
+    >>> stream.reason = "timeout"
+    >>> [delta] = merge(stream, [Aborted(7, 0, token_ids=(), text="", time=0.0)])
+    >>> delta.finish_reason, delta.stop_reason
+    ('abort', 'timeout')
     """
     raise NotImplementedError("lab07 task 3: merge")

@@ -10,28 +10,34 @@ from nanovllm.tokenization.errors import ChatTemplateError, TokenizerError
 
 
 def api_error(error: Exception) -> ApiError:
-    """The ApiError that a client gets for `error`.
+    """The ApiError that a client gets for `error`; itself, if it is one.
 
-    An ApiError stands for itself. What the client can mend (RequestValidationError, RequestError,
-    ParamsError, ChatTemplateError, TokenizerError) is a BadRequestError with the error's own
-    sentence; for a RequestValidationError the first of its errors: of its place without `body`,
-    only the parts that are fields (`is_field`), as in `messages.role: Field required.`, or the
-    sentence alone where none is; param is the first of these parts, or None. An HTTPException
-    keeps its detail, status and headers; its type is NotFoundError for 404, else BadRequestError.
-    Anything else is an ApiError of status 500 that shows nothing of it, not even its type.
+    - RequestError, ParamsError, ChatTemplateError, TokenizerError: a BadRequestError with the text
+      of the error.
+    - RequestValidationError: a BadRequestError; see below.
+    - HTTPException: a NotFoundError for status 404, else a BadRequestError with its status; both
+      with its detail as the message, and its headers.
+    - Anything else: an ApiError of status 500, whose message shows nothing of the error, not even
+      its type.
+
+    A RequestValidationError holds one or more `errors()`, each with a place `loc` and a sentence
+    `msg`. The answer tells of one of them, by choice: its message holds the sentence and the
+    fields of the place, and `param` is the first of these. A field is a text in `loc` after
+    "body"; in ("body", "messages", 0, "role") `param` is "messages". A broken JSON has a place
+    without fields: `param` is None.
+
+    >>> api_error(ParamsError("n must be at least 1, got 0.")).status
+    400
     """
     raise NotImplementedError("lab07 task 2: api_error")
-
-
-def is_field(part: object) -> bool:
-    """Whether a part of an error's place names a field; of a broken JSON it is a position."""
-    return isinstance(part, str)
 
 
 def check_model(asked: str | None, served: str) -> None:
     """Refuse a model that is not served; no name means the one that is.
 
     Raises:
-        NotFoundError: param is "model".
+        NotFoundError: another name; param is "model", and the message holds the name.
+
+    >>> check_model(None, "tiny")
     """
     raise NotImplementedError("lab07 task 2: check_model")

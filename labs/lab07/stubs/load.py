@@ -41,7 +41,8 @@ def arrival_times(
 
     The gap before every request, the first included, is drawn from a gamma distribution with mean
     1 / rate and shape `burstiness`: 1 is a Poisson process, less comes in bursts, more is
-    more even. An infinite rate sends all at 0.
+    more even. An infinite rate sends all at 0. The same arguments give the same times, other seeds
+    others; random numbers that the rest of the program draws are left alone.
 
     Raises:
         ValueError: rate or burstiness is not above 0.
@@ -51,14 +52,14 @@ def arrival_times(
     """
     if not (rate > 0 and burstiness > 0):
         raise ValueError(f"rate and burstiness must be above 0, got {rate} and {burstiness}.")
-    draws = random.Random(seed)
     raise NotImplementedError("lab07 task 7: arrival_times")
 
 
 async def open_loop(send: Send, times: Sequence[float]) -> list[Record]:
     """Send request i at times[i], whatever has become of those before; the records, in order.
 
-    Times count from the call, on the clock of the event loop, which `due` is on too.
+    Times count from the call, on the clock of the event loop, which `due` is on too: the moment
+    for which the request was planned, also where it is sent later.
     """
     loop = asyncio.get_running_loop()
     start = loop.time()
@@ -74,8 +75,8 @@ async def open_loop(send: Send, times: Sequence[float]) -> list[Record]:
 async def closed_loop(send: Send, count: int, concurrency: int) -> list[Record]:
     """Keep `concurrency` requests under way until `count` were sent; the records, in order.
 
-    Each of so many users sends the next request as soon as an answer of his is complete, so a
-    slow server is asked less: `due` is when the user was ready.
+    Each of so many users sends the next request as soon as the answer to their last one is
+    complete: that moment is its `due`. Requests are numbered in the order in which they are sent.
     """
     loop = asyncio.get_running_loop()
     records: list[Record | None] = [None] * count

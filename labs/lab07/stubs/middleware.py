@@ -9,9 +9,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nanovllm.serving.admission import authorize
 from nanovllm.serving.config import ServeConfig
 from nanovllm.serving.errors import ApiError, BadRequestError
+from nanovllm.serving.keys import authorize
 from nanovllm.serving.responses import error_response
 
 log = logging.getLogger("nanovllm.serving.access")

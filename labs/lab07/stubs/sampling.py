@@ -4,14 +4,14 @@ from typing import Any
 
 from nanovllm.generation.params import SamplingParams
 from nanovllm.serving.errors import BadRequestError
-from nanovllm.serving.protocol import ChatCompletionRequest, CompletionRequest, SamplingFields
+from nanovllm.serving.protocol import ChatCompletionRequest, SamplingFields
 
 PLAIN = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos",
     "min_tokens", "skip_special_tokens", "include_stop_str_in_output",
-)  # fmt: skip
-DEFAULT_MAX_TOKENS = 16  # of a completion; a chat goes on to the end of the context
+)  # fmt: skip  # fields with the same name and meaning in a request and in SamplingParams
+DEFAULT_MAX_TOKENS = 16  # of a completion
 
 
 def sampling_params(
@@ -20,31 +20,27 @@ def sampling_params(
     """What a request asks of the sampler, every default filled in.
 
     num_prompt_tokens: of its longest prompt. A field that is null or missing gets SamplingParams'
-    default; 0 is a value. The tokens to report log-probabilities of are `logprobs` of a completion,
-    and `top_logprobs` (0 if not given) of a chat whose `logprobs` is true.
+    default; 0 is a value. The number of log-probabilities is `logprobs` of a completion, and
+    `top_logprobs` (0 if not given) of a chat whose `logprobs` is true.
+
+    The context is for prompt and answer, and an answer is never cut to fit in silence. A client
+    asks for a length with `max_tokens`; a chat also with `max_completion_tokens`, which wins. Where
+    nothing is asked for, a completion gets 16 tokens, or what the context has left if that is
+    less; a chat gets all that is left.
 
     Raises:
-        BadRequestError: prompt and answer do not fit into the context, or top_logprobs comes
-            without logprobs.
+        BadRequestError: the prompt leaves no room for one token, or more is asked for than the
+            context has left. param is the field that asked for the length (max_tokens or
+            max_completion_tokens), else the prompt's: prompt of a completion, messages of a chat.
+            The message holds four numbers: the context, all that was asked for (prompt and
+            answer, of which at least one token), the prompt's part and the answer's. Or: a
+            `top_logprobs` above 0 comes without logprobs; param is top_logprobs.
         ParamsError: a value that SamplingParams refuses.
 
+    >>> from nanovllm.serving.protocol import CompletionRequest
     >>> request = CompletionRequest(prompt="Hi", temperature=0.5, stop=None)
     >>> params = sampling_params(request, num_prompt_tokens=4, max_model_len=64)
     >>> params.max_tokens, params.temperature, params.stop
     (16, 0.5, ())
     """
     raise NotImplementedError("lab07 task 2: sampling_params")
-
-
-def _max_tokens(request: SamplingFields, num_prompt_tokens: int, max_model_len: int) -> int:
-    """The most tokens of an answer; never cut to fit in silence.
-
-    A chat's `max_completion_tokens` wins over `max_tokens`. Where neither is given: 16 for a
-    completion, or what the context has left if that is less; all it has left for a chat.
-
-    Raises:
-        BadRequestError: the prompt leaves no room for a token, or what was asked for is more
-            than the context has left; param is the field that asked for it (max_tokens or
-            max_completion_tokens), else the prompt's: prompt of a completion, messages of a chat.
-    """
-    raise NotImplementedError("lab07 task 2: _max_tokens")

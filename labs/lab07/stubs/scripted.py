@@ -3,6 +3,7 @@
 For checks and experiments with the server around it.
 """
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -164,3 +165,58 @@ class ScriptedEngine:
         waiting = len(self.samples) - sum(sample.running for sample in self.samples)
         free = self.store.free_tokens
         return Stepped(chunks, len(chunks), waiting, 512, free, started, self.clock())
+
+
+@dataclass
+class HeldEngine(ScriptedEngine):
+    """A scripted engine whose steps end only when they are let go: nothing is left to chance.
+
+    A step computes, and is then held inside `step`, before anybody hears of it. What is asked
+    meanwhile (requests, aborts) is there when the next step begins. `log` has the events of every
+    step that was computed. A step that is to raise is held as well.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.held = False  # a step has been computed and waits
+        self.free = False  # steps are held no more
+        self.dead = False  # a step has raised
+        self.log: list[list[EngineEvent]] = []
+        self._go = threading.Semaphore(0)
+
+    def step(self) -> list[EngineEvent]:
+        """Compute, wait to be let go, then return or raise."""
+        fault, events = None, []
+        try:
+            events = super().step()
+        except Exception as error:
+            fault = error
+        self.log.append(events)
+        if not self.free:
+            self.held = True
+            self._go.acquire(timeout=60)
+        if fault is not None:
+            self.dead = True
+            raise fault
+        return events
+
+    def let_go(self) -> None:
+        """End the step that is held."""
+        self.held = False
+        self._go.release()
+
+    def let_all_go(self) -> None:
+        """Hold no step any more."""
+        self.free = True
+        self.let_go()
+
+    async def until_held(self, seconds: float = 20.0) -> bool:
+        """Wait until a step is held, there is nothing to compute, or a step has raised.
+
+        False if none of this happens in time.
+        """
+        for _ in range(int(seconds / 0.001)):
+            if self.held or self.dead or not self.has_unfinished:
+                return True
+            await asyncio.sleep(0.001)
+        return False

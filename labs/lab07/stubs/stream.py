@@ -1,60 +1,35 @@
 """What one API request hears from the engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 from nanovllm.batching.events import Aborted, EngineEvent, Failed
 from nanovllm.generation.events import Finished
 
 
 class Stream:
-    """Lists of events, for an `async for`: everything that came since the last look.
+    """The events of one API request, for an `async for` that gives lists of them.
 
-    request_ids: the engine's id of each prompt, in order; each has n samples. The choices of the
-    answer are numbered prompt by prompt. Belongs to the event loop's thread.
+    Stream(request_ids, n=1, name=""). request_ids: the engine's id of each prompt, in order; each
+    prompt has n samples. name: by which people know the request. A stream belongs to the event
+    loop's thread.
+
+    - `request_ids` (a tuple), `n`, `name`: as they were given.
+    - `reason`: None, or why the request was given up. Whoever gives it up sets it.
+    - `num_open`: samples that have not ended. Finished, Aborted and Failed each end one sample.
+    - `ended`: whether nothing more will come: no sample is open, or the stream has failed.
+    - `choice(event)`: the number of the choice that an event of a sample belongs to. Choices are
+      numbered prompt by prompt.
+    - `put(events)`: add events of this request. The caller may change its list afterwards.
+    - `fail(error)`: end the stream with an error.
+    - Each turn of the `async for` gives all events since the last turn, in their order, and waits
+      while there are none. After the last event the iteration ends, or raises the error that the
+      stream failed with. A slow reader gets more at once, and keeps nobody waiting.
+
+    >>> from nanovllm.batching.events import Admitted
+    >>> Stream([7, 9], n=2).choice(Admitted(9, 1, time=0.0))
+    3
     """
 
-    def __init__(self, request_ids: Sequence[int], n: int = 1, name: str = "") -> None:
-        self.request_ids = tuple(request_ids)
-        self.n = n
-        self.name = name  # by which people know it
-        self.reason: str | None = None  # why it was given up
-        self.num_open = n * len(self.request_ids)  # samples that have not ended
-        self._base = {request_id: n * i for i, request_id in enumerate(self.request_ids)}
-        self._pending: list[EngineEvent] = []
-        self._error: Exception | None = None
-        self._news = asyncio.Event()
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will come."""
-        return self.num_open == 0 or self._error is not None
-
-    def choice(self, event: EngineEvent) -> int:
-        """The number of the choice that an event of a sample belongs to.
-
-        >>> from nanovllm.batching.events import Admitted
-        >>> Stream([7, 9], n=2).choice(Admitted(9, 1, time=0.0))
-        3
-        """
-        raise NotImplementedError("lab07 task 1: Stream.choice")
-
-    def put(self, events: Sequence[EngineEvent]) -> None:
-        """Add what a step brought; Finished, Aborted and Failed each end one sample."""
-        raise NotImplementedError("lab07 task 1: Stream.put")
-
-    def fail(self, error: Exception) -> None:
-        """End it with an error, which the reader meets after what came before."""
-        self._error = error
-        self._news.set()
-
-    def __aiter__(self) -> AsyncIterator[list[EngineEvent]]:
-        return self
-
-    async def __anext__(self) -> list[EngineEvent]:
-        """All events since the last call, in order; waits while there are none.
-
-        A reader that is slow gets more at once, and holds nobody up. After the last event the
-        iteration ends, or raises the error that the stream ended with.
-        """
-        raise NotImplementedError("lab07 task 1: Stream.__anext__")
+    def __init__(self, *args, **kwargs):
+        raise NotImplementedError("lab07 task 1: Stream")

@@ -21,13 +21,17 @@ class ChunkWriter(Protocol):
 
 
 def event_stream(steps: AsyncIterator[list[Delta]], writer: ChunkWriter) -> AsyncIterator[bytes]:
-    """The bytes of a streamed answer: one piece for all that a step brought.
+    """The bytes of a streamed answer, as pieces that may be sent at once.
 
-    Each choice begins with `writer.opening` (where it is not None), before its first chunk. A
-    delta without text, log-probabilities and finish reason is not shown. After the last step
-    comes `writer.usage`, where it is not None. If the steps raise, an event with the body of the
-    `api_error` takes the place of what is missing, usage included. DONE is always the last, unless
-    the reader itself is cancelled or closes the stream: then nothing more is sent.
+    steps: the deltas that each step of the engine brought. What a step brought is given before the
+    next one is asked for, in one piece; a step with nothing to show gives none. A delta has
+    something to show if it has text, log-probabilities or a finish reason: then it is one event,
+    `writer.chunk(delta)`. Before the first event of a choice comes `writer.opening(index)`, where
+    that is not None; after the last step `writer.usage()`, where that is not None; at the end DONE.
+
+    If the steps raise, an event with the body of the `api_error` takes the place of all that is
+    missing, usage included; DONE follows. If the reader itself is cancelled or closes the stream,
+    nothing more is given.
     """
     raise NotImplementedError("lab07 task 3: event_stream")
 
@@ -37,11 +41,11 @@ class ClientGoneError(Exception):
 
 
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled as soon as the client disconnects.
+    """The result of `work`, or its error; it is cancelled if the client disconnects before that.
 
-    `receive` gives the connection's messages; one of type "http.disconnect" says that the client
-    has gone. Whichever of the two ends first, the other is cancelled and awaited, and so are both
-    if the caller is cancelled: no task is left. An answer that is ready as the client goes counts.
+    `receive()` waits for the next message of the connection; one of type "http.disconnect" says
+    that the client has gone, others mean nothing. When this returns or raises, no task is left
+    that it began, and `work` has ended. An answer that is ready as the client goes counts.
 
     Raises:
         ClientGoneError: the client has gone.

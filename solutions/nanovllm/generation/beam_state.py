@@ -14,10 +14,7 @@ from nanovllm.generation.beam_params import Beam, BeamSearchParams, Hypothesis
 
 
 class BeamSearch:
-    """The open beams and the best hypotheses that have ended; `update` takes one step's scores.
-
-    Source: transformers' GenerationMixin._beam_search (version 5), whose results it equals.
-    """
+    """What is open and what has ended, as transformers' GenerationMixin._beam_search keeps it."""
 
     def __init__(self, params: BeamSearchParams, eos_token_ids: Sequence[int]) -> None:
         self.params = params
@@ -46,10 +43,7 @@ class BeamSearch:
         return parents
 
     def _best_first(self, logprobs: Float[Tensor, "W V"]) -> Iterator[tuple[int, int, float]]:
-        """Parent, token and sum of the best continuations of all beams together.
-
-        So many that beam_width open ones are among them, though each beam may end in every way.
-        """
+        """Parent, token and sum of so many that beam_width open ones must be among them."""
         sums = torch.tensor([beam.logprob for beam in self.beams], device=logprobs.device)
         totals = (sums[:, None] + logprobs).flatten()  # [W * V]
         count = self.params.beam_width * (1 + max(1, len(self.eos_token_ids)))

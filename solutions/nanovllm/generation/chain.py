@@ -18,13 +18,7 @@ Logits = Float[Tensor, "N V"]
 
 
 def apply_min_tokens(logits: Logits, rows: Sequence[SamplingRow]) -> Logits:
-    """Set every id that could end a row to -inf while the row has under `min_tokens` tokens.
-
-    >>> from nanovllm.generation.params import SamplingParams
-    >>> row = SamplingRow(SamplingParams(min_tokens=1), [5], [], seed=0, eos_token_ids=[2])
-    >>> apply_min_tokens(torch.zeros(1, 3), [row])
-    tensor([[0., 0., -inf]])
-    """
+    """Set every id that could end a row to -inf while the row has under `min_tokens` tokens."""
     logits = logits.clone()
     for i, row in enumerate(rows):
         if len(row.output_token_ids) < row.params.min_tokens:
@@ -104,11 +98,7 @@ def draw(
 def gather_logprobs(
     logits: Float[Tensor, "V"], token_id: int, num_logprobs: int
 ) -> dict[int, Logprob]:
-    """The chosen token's log-probability, then the `num_logprobs` likeliest tokens' (-1: all).
-
-    >>> gather_logprobs(torch.tensor([0.5, 0.25, 0.25]).log(), 1, 0)
-    {1: Logprob(logprob=-1.3862943649291992, rank=3)}
-    """
+    """The chosen token's log-probability, then the `num_logprobs` likeliest tokens' (-1: all)."""
     logprobs = logits.float().log_softmax(dim=-1)
     rank = int((logprobs >= logprobs[token_id]).sum())
     found = {token_id: Logprob(float(logprobs[token_id]), rank)}

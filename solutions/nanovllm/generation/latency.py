@@ -48,23 +48,19 @@ class Timeline:
     ### BEGIN SOLUTION
     @property
     def ttft(self) -> float:
-        """Time to first token: waiting and prefill together."""
         return self.token_times[0] - self.arrival
 
     @property
     def inter_token_latencies(self) -> list[float]:
-        """The gaps between tokens."""
         return [later - earlier for earlier, later in pairwise(self.token_times)]
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first."""
         gaps = self.inter_token_latencies
         return sum(gaps) / len(gaps) if gaps else None
 
     @property
     def e2e(self) -> float:
-        """From arrival to the last token."""
         return self.token_times[-1] - self.arrival
 
     ### END SOLUTION

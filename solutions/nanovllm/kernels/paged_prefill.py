@@ -1,12 +1,11 @@
 """Attention of chunks of prompts over the paged cache: ragged, causal (FlashAttention-2)."""
 
-### BEGIN SOLUTION
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
 from torch import Tensor
 
+### BEGIN SOLUTION
 from nanovllm.kernels.paged_decode import NO_WINDOW, attend_range, constants
 from nanovllm.kernels.runtime import launch
 
@@ -50,12 +49,11 @@ def paged_prefill_kernel(
 
 
 def paged_prefill(
-    q: Float[Tensor, "T H D"], k_cache: Float[Tensor, "B P G D"], v_cache: Float[Tensor, "B P G D"],
-    block_tables: Int[Tensor, "N M"], context_lens: Int[Tensor, "N"],
-    query_start_loc: Int[Tensor, "N+1"], max_query_len: int, scale: float | None = None,
-    window: int | None = None, out: Float[Tensor, "T H D"] | None = None,
-) -> Float[Tensor, "T H D"]:  # fmt: skip
-    """Each chunk's queries over its own blocks, causal; the queries are the newest positions."""
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor,
+    query_start_loc: Tensor, max_query_len: int, scale: float | None = None,
+    window: int | None = None, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Each chunk's queries [T, H, D] over its own blocks, causal; they are the newest positions."""
     out = torch.empty_like(q) if out is None else out
     _, num_heads, dim = q.shape
     rows = max(16, min(64, triton.next_power_of_2(max_query_len)))

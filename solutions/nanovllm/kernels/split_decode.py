@@ -1,12 +1,11 @@
 """Split-KV decode (Flash-Decoding, Dao et al. 2023): many programs share one long context."""
 
-### BEGIN SOLUTION
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
 from torch import Tensor
 
+### BEGIN SOLUTION
 from nanovllm.kernels.paged_decode import NO_WINDOW, attend_range, constants
 from nanovllm.kernels.runtime import launch
 
@@ -79,11 +78,10 @@ def combine_kernel(
 
 
 def split_decode(
-    q: Float[Tensor, "N H D"], k_cache: Float[Tensor, "B P G D"], v_cache: Float[Tensor, "B P G D"],
-    block_tables: Int[Tensor, "N M"], context_lens: Int[Tensor, "N"], splits: int,
-    scale: float | None = None, window: int | None = None, out: Float[Tensor, "N H D"] | None = None
-) -> Float[Tensor, "N H D"]:  # fmt: skip
-    """`paged_decode` with `splits` programs for each sequence and key head."""
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, context_lens: Tensor,
+    splits: int, scale: float | None = None, window: int | None = None, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """`paged_decode` [N, H, D] with `splits` programs for each sequence and key head."""
     out = torch.empty_like(q) if out is None else out
     num_seqs, num_heads, dim = q.shape
     partial = q.new_empty((num_seqs, num_heads, splits, dim), dtype=torch.float32)

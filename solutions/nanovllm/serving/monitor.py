@@ -1,4 +1,4 @@
-"""What has happened lately: the curves of a dashboard."""
+"""What has happened lately: the curves of a dashboard (given)."""
 
 import time
 from collections import deque
@@ -44,7 +44,6 @@ class Monitor:
         token gives a point of `ttfts`; a Finished gives one of `tpots`, unless it has but one
         token. Points are (time of the event, seconds).
         """
-        ### BEGIN SOLUTION
         if isinstance(event, TokenGenerated):
             self.totals["tokens"] += 1
             self.tokens.append((event.time, 1))
@@ -65,18 +64,15 @@ class Monitor:
             line = self.lines.pop((event.request_id, event.index), None)
             if isinstance(event, Finished) and line is not None and line.tpot is not None:
                 self.tpots.append((event.time, line.tpot))
-        ### END SOLUTION
 
     def _trim(self, now: float) -> None:
         """Forget tokens, ttfts and tpots older than the window; what is exactly as old stays.
 
         The steps are bounded by their number, not by the window.
         """
-        ### BEGIN SOLUTION
         for points in (self.tokens, self.ttfts, self.tpots):
             while points and now - points[0][0] > self.window:
                 points.popleft()
-        ### END SOLUTION
 
     def recent(self) -> dict[str, Any]:
         """Rates, latencies and the newest step, all over the window up to now.

@@ -7,18 +7,17 @@ from itertools import pairwise
 
 import regex
 
+from nanovllm.tokenization import errors, vocabulary
 from nanovllm.tokenization.byte_level import well_formed
-from nanovllm.tokenization.errors import TokenizerError
 from nanovllm.tokenization.pretokenize import PATTERN_GPT2, pretokenize
-from nanovllm.tokenization.vocabulary import BPEModel, Pair
+
+Pair = vocabulary.Pair
+Texts = Iterable[str]
 
 
 def train_bpe(
-    texts: Iterable[str],
-    vocab_size: int,
-    special_tokens: Collection[str] = (),
-    pattern: str = PATTERN_GPT2,
-) -> BPEModel:
+    texts: Texts, vocab_size: int, special_tokens: Texts = (), pattern: str = PATTERN_GPT2
+) -> vocabulary.BPEModel:
     """Learn a byte-level BPE vocabulary of at most `vocab_size` ids from texts.
 
     >>> model = train_bpe(["low low lower"], vocab_size=259, special_tokens=["<|end|>"])
@@ -35,23 +34,24 @@ def train_bpe(
         merges.append(pair)
         vocab.setdefault(pair[0] + pair[1], len(vocab))
     specials = {token: len(vocab) + index for index, token in enumerate(special_tokens)}
-    return BPEModel(vocab, merges, specials, pattern)
+    return vocabulary.BPEModel(vocab, merges, specials, pattern)
 
 
-def _refuse(texts: Iterable[str], vocab_size: int, special_tokens: list[str]) -> None:
+def _refuse(texts: Texts, vocab_size: int, special_tokens: Collection[str]) -> None:
     if isinstance(texts, str):
-        raise TokenizerError("texts is one string; pass a list of texts, as in [text].")
+        raise errors.TokenizerError("texts is one string; pass a list of texts, as in [text].")
     if len(set(special_tokens)) < len(special_tokens) or "" in special_tokens:
-        raise TokenizerError(f"special_tokens {special_tokens} must be distinct and not empty.")
+        raise errors.TokenizerError(
+            f"special_tokens {special_tokens} must be distinct and not empty."
+        )
     least = 256 + len(special_tokens)
     if vocab_size < least:
-        raise TokenizerError(
-            f"vocab_size {vocab_size} has no room for the 256 bytes and {len(special_tokens)} "
-            f"special tokens; ask for {least} or more."
+        raise errors.TokenizerError(
+            f"vocab_size {vocab_size} is too small; ask for {least} or more."
         )
 
 
-def _count_words(texts: Iterable[str], specials: list[str], pattern: str) -> Counter[bytes]:
+def _count_words(texts: Texts, specials: Collection[str], pattern: str) -> Counter[bytes]:
     """How often each word occurs; special tokens are cut out first."""
     longest_first = sorted(specials, key=len, reverse=True)
     cuts = regex.compile("|".join(map(regex.escape, longest_first)) or r"(?!)")

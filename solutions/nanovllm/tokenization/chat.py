@@ -112,16 +112,14 @@ class ChatTemplate:
         tokenizer: Tokenizer,
         messages: Messages,
         add_generation_prompt: bool = True,
-        **variables: Any,
+        **kw: Any,
     ) -> list[int]:
         specials = [token for token in tokenizer.spec.added_tokens if token.special]
         names = [token.content for token in specials]
-        stands = stand_ins(names, messages, variables)
-        text = self.render(
-            self._hidden(messages, names, stands),
-            add_generation_prompt,
-            **self._hidden(variables, names, stands),
-        )
+        stands = stand_ins(names, messages, kw)
+        hidden = self._hidden(messages, names, stands)
+        more = self._hidden(kw, names, stands)
+        text = self.render(hidden, add_generation_prompt, **more)
         shown = str.maketrans({stand: char for char, stand in stands.items()})
         ids: list[int] = []
         for number, part in enumerate(split_special(text, specials)):
@@ -131,17 +129,18 @@ class ChatTemplate:
                 ids += tokenizer.encode(part.translate(shown), continues=number > 0)
         return ids
 
-    def _hidden(self, value: Any, tokens: Sequence[str], stands: Mapping[str, str]) -> Any:
+    def _hidden(self, part: Any, tokens: Sequence[str], stands: Mapping[str, str]) -> Any:
         """A copy in which the first character of a token, whole or begun, is its stand-in."""
-        if isinstance(value, Mapping):
-            return {
-                self._hidden(key, tokens, stands): self._hidden(entry, tokens, stands)
-                for key, entry in value.items()
-            }
-        if isinstance(value, list | tuple):
-            return [self._hidden(entry, tokens, stands) for entry in value]
-        if not isinstance(value, str):
-            return value
+        if isinstance(part, str):
+            return self._veiled(part, tokens, stands)
+        if isinstance(part, tuple | list):
+            return [self._hidden(each, tokens, stands) for each in part]
+        if not isinstance(part, Mapping):
+            return part
+        pairs = ([self._hidden(each, tokens, stands) for each in pair] for pair in part.items())
+        return dict(pairs)
+
+    def _veiled(self, value: str, tokens: Sequence[str], stands: Mapping[str, str]) -> str:
         for token in tokens:
             value = value.replace(token, stands[token[0]] + token[1:])
         for token in tokens:

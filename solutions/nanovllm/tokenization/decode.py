@@ -13,8 +13,8 @@ class Decoder:
 
     Decoder(spec)
     token_bytes(token_id) -> bytes
-    decode_bytes(ids) -> bytes
-    decode(ids, skip_special_tokens=False) -> str
+    decode_bytes(token_ids) -> bytes
+    decode(token_ids, skip_special_tokens=False) -> str
 
     What must hold:
     - The bytes of a token are those of the vocabulary; those of an added token are the UTF-8 of
@@ -52,12 +52,12 @@ class Decoder:
             raise TokenizerError(f"{token_id} is no token id; ids count from 0.")
         return self.bytes_of.get(int(token_id), b"")
 
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        return b"".join(map(self.token_bytes, ids))
+    def decode_bytes(self, token_ids: Iterable[int]) -> bytes:
+        return b"".join(map(self.token_bytes, token_ids))
 
-    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         skipped = self.special if skip_special_tokens else ()
-        data = self.decode_bytes(id for id in ids if id not in skipped)
+        data = self.decode_bytes(id for id in token_ids if id not in skipped)
         text = data.decode("utf-8", "replace")
         return text.removeprefix(" ") if self.strip_space else text
 

@@ -7,13 +7,7 @@ from nanovllm.tokenization.tokenizer import Tokenizer
 
 
 class StreamingDetokenizer:
-    """Turns the tokens of one request into text as they come.
-
-    >>> from nanovllm.tokenization.vocabulary import BPEModel
-    >>> stream = StreamingDetokenizer(Tokenizer(BPEModel({bytes([b]): b for b in range(256)}, [])))
-    >>> [stream.push(byte) for byte in "né".encode()]
-    ['n', '', 'é']
-    """
+    """Turns the tokens of one request into text as they come."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer

@@ -116,8 +116,7 @@ class Encoder:
 
     ### BEGIN SOLUTION
     def __init__(self, spec: TokenizerSpec) -> None:
-        self.spec = spec
-        self.vocab = spec.model.vocab
+        self.spec, self.vocab = spec, spec.model.vocab
         self.ranks: dict[Pair, int] = {}
         for rank, pair in enumerate(spec.model.merges):
             self.ranks.setdefault(pair, rank)
@@ -131,11 +130,7 @@ class Encoder:
         continues: bool = False,
     ) -> list[int]:
         tokens = self._wanted(allowed_special)
-        late = [
-            replace(token, content=self.spec.normalize(token.content))
-            for token in tokens
-            if token.normalized
-        ]
+        late = [replace(t, content=self.spec.normalize(t.content)) for t in tokens if t.normalized]
         ids: list[int] = []
         start = not continues
         for part in split_special(well_formed(text), [t for t in tokens if not t.normalized]):

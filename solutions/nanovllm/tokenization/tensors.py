@@ -27,10 +27,7 @@ def embed(token_ids: Int[Tensor, "*T"], weight: Float[Tensor, "V E"]) -> Float[T
     ### BEGIN SOLUTION
     outside = token_ids[(token_ids < 0) | (token_ids >= len(weight))]
     if outside.numel():
-        raise TokenizerError(
-            f"token id {outside[0].item()} has no row in an embedding of {len(weight)} rows; "
-            "the tokenizer and the model are not of one kind."
-        )
+        raise TokenizerError(f"id {outside[0].item()} has no row in an embedding of {len(weight)}.")
     return weight[token_ids]
     ### END SOLUTION
 
