@@ -7,7 +7,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from nanovllm.model.attention import Attend, causal_mask
+from nanovllm.model.attend import Attend
 from nanovllm.model.cache import CacheFullError
 from nanovllm.model.config import ModelConfig
 
@@ -69,21 +69,33 @@ class BatchCache:
                 f"{num_columns} more columns do not fit: {start} of {self.capacity} are filled."
             )
 
+        masks: dict[int | None, Tensor] = {}  # by window: made once, for all layers that have it
+
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self.k[layer, :, start:end] = k.unflatten(0, (self.num_rows, num_columns))
             self.v[layer, :, start:end] = v.unflatten(0, (self.num_rows, num_columns))
             window = self.config.window(layer)
-            if mask_for is None:
-                mask = causal_mask(num_columns, end, window, q.device)
-            else:
-                mask = mask_for(window)[:, None]  # [N, 1, S, K]
+            if window not in masks and mask_for is None:
+                masks[window] = _causal(start, num_columns, window, q.device)
+            elif window not in masks:
+                masks[window] = mask_for(window)[:, None]  # [N, 1, S, K]
             out = scaled_dot_product_attention(
                 q.unflatten(0, (self.num_rows, num_columns)).transpose(1, 2),  # [N, H, S, D]
                 self.k[layer, :, :end].transpose(1, 2),  # [N, G, K, D]
                 self.v[layer, :, :end].transpose(1, 2),
-                attn_mask=mask,
+                attn_mask=masks[window],
                 enable_gqa=True,
             )
             return out.transpose(1, 2).flatten(0, 1)  # [N*S, H, D]
 
         return attend
+
+
+def _causal(
+    start: int, num_columns: int, window: int | None, device: torch.device
+) -> Bool[Tensor, "S K"]:
+    """Column start + s sees the columns up to its own, of which a window leaves the last ones."""
+    column = torch.arange(start, start + num_columns, device=device)[:, None]
+    seen = torch.arange(start + num_columns, device=device)
+    visible = seen <= column
+    return visible if window is None else visible & (seen > column - window)

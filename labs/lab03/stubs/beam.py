@@ -12,7 +12,7 @@ from nanovllm.generation.beam_params import Beam, BeamSearchParams, Hypothesis
 from nanovllm.generation.errors import check_request
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.request import weight_of
-from nanovllm.model.attention import Attend
+from nanovllm.model.attend import Attend
 from nanovllm.model.transformer import Transformer
 
 __all__ = ["Beam", "BeamCache", "BeamSearchParams", "Hypothesis", "beam_search"]

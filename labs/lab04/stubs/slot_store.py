@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from nanovllm.batching.errors import require
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request
-from nanovllm.model.attention import Attend
+from nanovllm.model.attend import Attend
 from nanovllm.model.config import ModelConfig
 
 GROUP = 8  # decodes looked at together: larger groups save calls, smaller ones padding
