@@ -34,7 +34,7 @@ class FastEngine(Engine):
 
     Scheduler and block manager may be any (make_scheduler, manager): `execute` reads the plan, and
     the blocks of its requests by `store.block_ids`. Where a row wants more than the likeliest
-    token, the sampler draws.
+    token, or where `draws` is false, the sampler draws.
 
     Compiling and packing happen in a thread of their own; until then, and where the compiler
     fails, the model runs plainly over the same K and V.
@@ -53,6 +53,7 @@ class FastEngine(Engine):
         block_size: int = BLOCK_MULTIPLE,
         clock: Callable[[], float] = time.perf_counter,
         notify: Say = say,
+        draws: bool = True,
         make_scheduler: SchedulerMaker = Scheduler,
         manager: BlockManagerInterface | None = None,
     ) -> None:
@@ -74,6 +75,7 @@ class FastEngine(Engine):
         self._native: NativeStep | None = None
         self._logits: Tensor | None = None  # of the newest native step
         self._likeliest: Seq[int] = ()  # of their rows
+        self._draws = draws
         self._notify = notify
         self._maker = threading.Thread(target=self._make, name="nanovllm-fast", daemon=True)
         self._maker.start()
@@ -112,7 +114,7 @@ class FastEngine(Engine):
         So it is for logits that are not the newest step's own.
         """
         complete = [chunk.request.sequence for chunk in plan.chunks if chunk.completes]
-        known = logits is self._logits and min(self._likeliest, default=0) >= 0
+        known = self._draws and logits is self._logits and min(self._likeliest, default=0) >= 0
         if not known or not all(map(wants_argmax, complete)):
             return super().draw(plan, logits)
         drawn = iter(self._likeliest)
@@ -128,8 +130,10 @@ def fast_engine(
     block_size: int = BLOCK_MULTIPLE,
     dtype: torch.dtype | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    draws: bool = True,
 ) -> FastEngine:
-    """An engine with the fast path. dtype: as the model's weights, or left out.
+    """An engine with the fast path. dtype: as the model's weights, or left out; draws: whether it
+    may take the argmax itself where that is all that a request wants.
 
     Raises:
         FastPathError: it cannot be used for this model, or here; `available` says so beforehand.
@@ -144,4 +148,5 @@ def fast_engine(
         num_blocks=num_blocks,
         block_size=block_size,
         clock=clock,
+        draws=draws,
     )

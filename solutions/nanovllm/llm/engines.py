@@ -10,7 +10,11 @@ from nanovllm.model.transformer import Transformer
 from nanovllm.paging.store import PagedStore
 from nanovllm.tokenization.tokenizer import Tokenizer
 
-REPLACED = ("model", "generation", "batching", "paging")  # labs 02 to 05
+# Whose code a step computes in place of: it makes way for the student's own. The rest of labs 03
+# to 05 (sampler, scheduler, block manager) works above the compiled step, whoever wrote it.
+COMPILED_REPLACES = ("model",)
+GRAPHS_REPLACE = ("model", "generation", "batching", "paging")
+ABOVE = ("generation", "batching", "paging")
 
 
 def make_store(model: Transformer, max_model_len: int, options: EngineOptions) -> PagedStore:
@@ -27,18 +31,23 @@ def make_store(model: Transformer, max_model_len: int, options: EngineOptions) -
 
 
 def step_kind(model: Transformer, options: EngineOptions) -> str:
-    """What kind of step answers: "CUDA graphs", "compiled", or "plain" and why."""
+    """What kind of step answers: "CUDA graphs", "compiled" and whose work it is beneath, or
+    "plain" and why.
+    """
     on_gpu = weight_of(model).device.type == "cuda"
     why = why_not_gpu(model, options) if on_gpu else why_not_fast(model, options)
     if why is not None:
         return f"plain: {why}"
-    return "CUDA graphs" if on_gpu else "compiled"
+    if on_gpu:
+        return "CUDA graphs"
+    mine = [package for package in ABOVE if is_mine(package)]
+    return f"compiled, beneath your own {', '.join(mine)}" if mine else "compiled"
 
 
 def why_not_gpu(model: Transformer, options: EngineOptions) -> str | None:
     """Why the GPU path cannot answer; None if it can. Lab 06's kernels may be the student's."""
     weight = weight_of(model)
-    why = _why_plain(options)
+    why = _why_plain(options, GRAPHS_REPLACE)
     if why is None and attention_backend(weight.device) != "triton":
         why = why_missing("lab06") or "attention is to run on torch's operations"
     if why is not None:
@@ -50,7 +59,7 @@ def why_not_gpu(model: Transformer, options: EngineOptions) -> str | None:
 
 def why_not_fast(model: Transformer, options: EngineOptions) -> str | None:
     """Why the compiled step cannot answer; None if it can."""
-    why = _why_plain(options)
+    why = _why_plain(options, COMPILED_REPLACES)
     if why is not None:
         return why
     if not options.enable_prefix_caching:
@@ -63,11 +72,11 @@ def why_not_fast(model: Transformer, options: EngineOptions) -> str | None:
     return available(model.config, weight.dtype, weight.device, options.block_size)
 
 
-def _why_plain(options: EngineOptions) -> str | None:
-    """Why no step may compute in place of labs 02 to 05: it makes way for a student's own code."""
+def _why_plain(options: EngineOptions, replaced: tuple[str, ...]) -> str | None:
+    """Why no other step may compute in place of these packages."""
     if options.enforce_eager:
         return "enforce_eager is set"
-    mine = [package for package in REPLACED if is_mine(package)]
+    mine = [package for package in replaced if is_mine(package)]
     return f"your own code of {', '.join(mine)} is to run" if mine else None
 
 
@@ -77,7 +86,7 @@ def make_engine(
     """Return the engine that answers; without a tokenizer, in token ids alone."""
     config = options.config(max_model_len)
     kind = step_kind(model, options)
-    if kind == "compiled":
+    if kind.startswith("compiled"):
         from nanovllm.fast import fast_engine
 
         return fast_engine(
@@ -87,6 +96,7 @@ def make_engine(
             num_blocks=_num_blocks(model, max_model_len, options),
             block_size=options.block_size,
             dtype=weight_of(model).dtype,
+            draws=not is_mine("generation"),
         )
     store = make_store(model, max_model_len, options)
     if kind == "CUDA graphs":
