@@ -12,7 +12,7 @@ from grader.authoring.mistakes import bank
 from grader.checks.hints_file import decoded
 from grader.course.lab_toml import Lab, labs
 from grader.course.paths import HIDDEN, NOTEBOOK_SOURCES
-from grader.course.stubs import has_empty_file, lab_stubs, solutions
+from grader.course.stubs import has_empty_file, lab_stubs, regions, solutions
 from grader.release.lab_selection import Selection
 
 WINDOW = 3  # so many lines of a solution in a row are a leak, even where the rest is missing
@@ -103,9 +103,21 @@ def secrets(selection: Selection) -> Iterator[Secret]:
         cells = json.loads(source.read_text(encoding="utf-8"))["cells"] if source.is_file() else []
         for cell in cells:
             if cell["metadata"].get("nbgrader", {}).get("solution"):
-                for line in _lines("".join(cell["source"])):
-                    if len(line) >= LONG:
-                        yield Secret(f"a model answer of {lab.key}'s notebook", (line,))
+                yield from _model_answers(lab, cell["cell_type"], "".join(cell["source"]), given)
+
+
+def _model_answers(lab: Lab, kind: str, source: str, given: set[str]) -> Iterator[Secret]:
+    """Each long line of an answer in words; of an experiment's code, what a student writes."""
+    what = f"a model answer of {lab.key}'s notebook"
+    if kind == "markdown":
+        yield from (Secret(what, (line,)) for line in _lines(source) if len(line) >= LONG)
+        return
+    for region in regions(source):
+        lines = [line for line in _lines(region.body) if " import " not in line]
+        for start in range(len(lines) - WINDOW + 1):
+            part = tuple(lines[start : start + WINDOW])
+            if not given.issuperset(part):
+                yield Secret(what, part)
 
 
 def _lines(text: str) -> list[str]:
