@@ -2,7 +2,7 @@
 
 import asyncio
 
-from grader.predict import Question
+from grader.student.predict import Question
 
 
 def eighth() -> float:

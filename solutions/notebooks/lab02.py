@@ -25,8 +25,12 @@
 import tokenizers
 import torch
 
-from grader.notebook import answer, movable, needs, plots_of, predict
-from grader.paths import MODELS
+from grader.student.notebook import answer
+from grader.student.notebook import movable
+from grader.student.notebook import needs
+from grader.student.notebook import plots_of
+from grader.student.notebook import predict
+from grader.course.paths import MODELS
 from nanovllm.model.config import ModelConfig
 
 torch.set_num_threads(1)
@@ -49,7 +53,7 @@ with needs("02", 1):
         print(f"x * {factor:<6}", rms_norm(factor * x, torch.ones(4), eps=1e-6))
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-1", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=1
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 1)
 
@@ -63,7 +67,9 @@ check_task("02", 1)
 
 # %%
 with needs("02", 2):
-    from nanovllm.model.rope import apply_rope, inverse_frequencies, rotation_angles
+    from nanovllm.model.rope import apply_rope
+    from nanovllm.model.rope import inverse_frequencies
+    from nanovllm.model.rope import rotation_angles
 
     plots.frequencies(rotation_angles, inverse_frequencies(64, theta=10_000.0))
 
@@ -82,12 +88,14 @@ def draw_distances(axes, theta):
 
 
 with needs("02", 2):
-    from nanovllm.model.rope import apply_rope, inverse_frequencies, rotation_angles
+    from nanovllm.model.rope import apply_rope
+    from nanovllm.model.rope import inverse_frequencies
+    from nanovllm.model.rope import rotation_angles
 
     movable(draw_distances, theta=[100, 1000, 10_000, 100_000, 1_000_000])
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-2", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=2
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 2)
 
@@ -133,17 +141,17 @@ for key in ("f", "g"):
 # D = 128 at?
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-3", "locked": true, "points": 24, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=3
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 3)
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-4", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=4
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 4)
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-5", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=5
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 5)
 
@@ -230,7 +238,8 @@ def rows_of_steps(cached: bool, count: int = 100) -> list[int]:
 
 # %%
 with needs("02", 1, 2, 3, 4, 5, 6):
-    from nanovllm.model.cache import ContiguousCache, forward_cached
+    from nanovllm.model.cache import ContiguousCache
+    from nanovllm.model.cache import forward_cached
 
     plots.steps(rows_of_steps)
 
@@ -253,7 +262,7 @@ with needs("02", 7):
     plots.flops(lengths, without, with_)
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-6", "locked": true, "points": 18, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=6
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 6)
 
@@ -323,7 +332,8 @@ REAL = {  # family, V, E, L, H, G, D, intermediate size, positions
 
 # %%
 with needs("02", 7):
-    from nanovllm.model.accounting import kv_bytes_per_token, weight_count
+    from nanovllm.model.accounting import kv_bytes_per_token
+    from nanovllm.model.accounting import weight_count
 
     answer("02", "a")
     for name, config in REAL.items():
@@ -341,7 +351,8 @@ def draw_memory(axes, model, requests):
 
 
 with needs("02", 7):
-    from nanovllm.model.accounting import kv_bytes_per_token, weight_count
+    from nanovllm.model.accounting import kv_bytes_per_token
+    from nanovllm.model.accounting import weight_count
 
     movable(draw_memory, model=list(REAL), requests=[1, 4, 8, 32, 128])
 
@@ -356,7 +367,9 @@ guess_d = predict("02", "d", ...)
 guess_e = predict("02", "e", ...)
 # %%
 with needs("02", 7):
-    from nanovllm.model.accounting import kv_bytes_per_token, training_bytes, weight_count
+    from nanovllm.model.accounting import kv_bytes_per_token
+    from nanovllm.model.accounting import training_bytes
+    from nanovllm.model.accounting import weight_count
 
     llama = REAL["Llama-2-7B"]
     bars = {
@@ -370,6 +383,6 @@ with needs("02", 7):
 for key in ("d", "e"):
     answer("02", key)
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-7", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=7
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 7)

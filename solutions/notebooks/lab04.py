@@ -23,25 +23,36 @@
 import matplotlib.pyplot as plt
 import torch
 
-from grader.notebook import needs, style
-from grader.paths import MODELS
-from nanovllm.batching.budget import AdaptiveBudget, FixedBudget
+from grader.student.notebook import needs
+from grader.student.notebook import style
+from grader.course.paths import MODELS
+from nanovllm.batching.budget import AdaptiveBudget
+from nanovllm.batching.budget import FixedBudget
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.events import Stepped
 from nanovllm.batching.offline import generate_continuous
-from nanovllm.batching.policies import POLICIES, Policy, PriorityWithAging, RoundRobin, make_policy
-from nanovllm.batching.replay import LEGEND, Replay
-from nanovllm.batching.request import Priority, Request, Status
+from nanovllm.batching.policies import POLICIES
+from nanovllm.batching.policies import Policy
+from nanovllm.batching.policies import PriorityWithAging
+from nanovllm.batching.policies import RoundRobin
+from nanovllm.batching.policies import make_policy
+from nanovllm.batching.replay import LEGEND
+from nanovllm.batching.replay import Replay
+from nanovllm.batching.request import Priority
+from nanovllm.batching.request import Request
+from nanovllm.batching.request import Status
 from nanovllm.batching.scheduler import Scheduler
-from nanovllm.batching.simulated import CountingStore, SimulatedSequence
-from nanovllm.batching.simulator import (
-    StepCost,
-    jain_fairness,
-    report,
-    simulate,
-    simulate_static,
-)
-from nanovllm.batching.traces import Arrival, bursty, heavy_tailed, steady
+from nanovllm.batching.simulated import CountingStore
+from nanovllm.batching.simulated import SimulatedSequence
+from nanovllm.batching.simulator import StepCost
+from nanovllm.batching.simulator import jain_fairness
+from nanovllm.batching.simulator import report
+from nanovllm.batching.simulator import simulate
+from nanovllm.batching.simulator import simulate_static
+from nanovllm.batching.traces import Arrival
+from nanovllm.batching.traces import bursty
+from nanovllm.batching.traces import heavy_tailed
+from nanovllm.batching.traces import steady
 from nanovllm.generation.latency import ManualClock
 from nanovllm.generation.params import SamplingParams
 from nanovllm.model.loader import load_model
@@ -70,7 +81,7 @@ with needs("04", 1):
     print({status.value: request.time_in(status, 10.0) for status in Status})
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-1", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=1
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 1)
 
@@ -95,7 +106,7 @@ with needs("04", 1, 2):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-2", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=2
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 2)
 
@@ -122,7 +133,7 @@ with needs("04", 3):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-3", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=3
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 3)
 
@@ -168,7 +179,7 @@ with needs("04", 1, 2, 3, 4, 7):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-4", "locked": true, "points": 24, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=4
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 4)
 
@@ -293,7 +304,7 @@ with needs("04", 1, 2, 3, 4, 7):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-7", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=7
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 7)
 
@@ -303,7 +314,7 @@ check_task("04", 7)
 # The slot store first (task 5), then the loop around it.
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-5", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=5
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 5)
 
@@ -353,6 +364,6 @@ with needs("04", 1, 2, 3, 4, 5, 6):
     print(page)
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-6", "locked": true, "points": 20, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=6
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 6)

@@ -24,22 +24,29 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from grader.notebook import needs, style
-from grader.paths import MODELS
+from grader.student.notebook import needs
+from grader.student.notebook import style
+from grader.course.paths import MODELS
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
-from nanovllm.batching.events import Preempted, Stepped
+from nanovllm.batching.events import Preempted
+from nanovllm.batching.events import Stepped
 from nanovllm.batching.traces import heavy_tailed
 from nanovllm.generation.events import Finished
 from nanovllm.generation.params import SamplingParams
 from nanovllm.model.loader import load_model
 from nanovllm.paging.block_pool import BlockPool
 from nanovllm.paging.block_table import BlockTable
-from nanovllm.paging.compaction import compact, span
-from nanovllm.paging.fragmentation import Blocks, Buddy, FirstFit
+from nanovllm.paging.compaction import compact
+from nanovllm.paging.compaction import span
+from nanovllm.paging.fragmentation import Blocks
+from nanovllm.paging.fragmentation import Buddy
+from nanovllm.paging.fragmentation import FirstFit
 from nanovllm.paging.manager import BlockManager
 from nanovllm.paging.occupancy import occupancy
-from nanovllm.paging.sharing import copy_on_write, fork, needs_copy
+from nanovllm.paging.sharing import copy_on_write
+from nanovllm.paging.sharing import fork
+from nanovllm.paging.sharing import needs_copy
 from nanovllm.paging.store import PagedStore
 from nanovllm.tokenization.tokenizer import Tokenizer
 
@@ -120,12 +127,12 @@ with needs("05", 1):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-1", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=1
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("05", 1)
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-2", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=2
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("05", 2)
 
@@ -157,12 +164,12 @@ with needs("05", 2, 3, 5):
             print(f"{line:<34}{first.block_ids!s:<12}{second.block_ids}")
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-3", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=3
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("05", 3)
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-5", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=5
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("05", 5)
 
@@ -236,7 +243,7 @@ with needs("05", 2, 3, 4, 5, 6, 7):
     print("the same answers:", with_cache == without)
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-4", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=4
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("05", 4)
 
@@ -272,7 +279,7 @@ with needs("05", 2, 3, 4, 5, 6, 7):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-6", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=6
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("05", 6)
 
@@ -336,7 +343,7 @@ with needs("05", 2, 3, 4, 5, 6, 7):
     print("the same answers everywhere:", same)
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-7", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=7
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("05", 7)
 
@@ -378,6 +385,6 @@ with needs("05", 2, 3, 5, 6, 7, 8):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-8", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=8
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("05", 8)
