@@ -16,9 +16,9 @@ from grader.course.paths import ROOT
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.offline import generate_continuous
 from nanovllm.generation.params import SamplingParams
-from nanovllm.llm.engines import EngineOptions, make_store, why_not_fast
-from nanovllm.llm.options import OptionError
+from nanovllm.llm.paged_engines import EngineOptions, make_store, why_not_fast
 from nanovllm.llm.paged_store import attention_backend, paged_store
+from nanovllm.llm.read_options import OptionError
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model
 from nanovllm.paging.attention import paged_attention

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -61,7 +62,7 @@ class Verbatim:
 
 def verbatim(files: dict[str, bytes], lab: Lab) -> Verbatim:
     """Every line of the lab's solutions that stands anywhere in the release, hints included."""
-    lines = {line for _, body in solutions(lab) for line in _lines(body) if len(line) >= TELLING}
+    lines = {line for _, body in solutions(lab) for line in _telling(body)}
     texts = {name: _squashed(_text(name, data)) for name, data in files.items()}
     found = {}
     for line in sorted(lines):
@@ -69,6 +70,23 @@ def verbatim(files: dict[str, bytes], lab: Lab) -> Verbatim:
         if places:
             found[line] = places
     return Verbatim(len(lines), found)
+
+
+def _telling(body: str) -> Iterator[str]:
+    """Lines of a solution that say something of it: not imports, signatures or docstrings."""
+    silent: set[int] = set()
+    for node in ast.walk(ast.parse(textwrap.dedent(body))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            silent.update(range(node.lineno, node.end_lineno + 1))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            first = node.body[0]
+            silent.update(range(node.lineno, max(node.lineno + 1, first.lineno)))
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                silent.update(range(first.lineno, first.end_lineno + 1))
+    for number, line in enumerate(body.splitlines(), start=1):
+        line = line.strip()
+        if number not in silent and len(line) >= TELLING and line != "super().__init__()":
+            yield from _lines(line)
 
 
 def _squashed(text: str) -> str:

@@ -62,6 +62,12 @@ def test_frequency(rng):
         4,
         "each place of a pair adds the number of times that its word occurs.",
     )
+    expect(
+        list(train_bpe(iter(["to be", "to bed"]), 258).merges),
+        _recounted(["to be", "to bed"], 2),
+        call="train_bpe(iter(['to be', 'to bed']), 258).merges",
+        cause="texts may be an iterator, which can be read once only.",
+    )
 
 
 @pytest.mark.check(task=1, points=3, title="A token belongs to one merge, the leftmost")

@@ -267,7 +267,7 @@ def test_fallback():
         ([ids["▁ab".encode()], ids[space], ids[b"a"]], "ab a"),
         ([ids[space], *parts, ids["▁a".encode()]], "世 a"),
         ([1, ids["▁a".encode()]], "<s> a"),
-        ([ids[space], ids["▁a".encode()]], " a"),
+        ([ids[space], ids["▁ab".encode()]], " ab"),
         ([3 + 32, ids["▁a".encode()], 3 + 0xE4], " a\ufffd"),
     )
     for given, text in cases:

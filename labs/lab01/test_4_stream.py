@@ -124,26 +124,44 @@ def test_special():
 def test_leading_space():
     tokenizer = _sentencepiece()
     space, space_a, b, spaces = (END + i for i in (1, 2, 3, 4))
-    for ids, skip, pieces in (
+    cases = (
+        ([b, spaces, space_a], True, ["b", "  ", " a", ""]),
         ([space_a, b, space_a], True, ["a", "b", " a", ""]),
         ([space, space_a], True, ["", " a", ""]),
         ([spaces, b], True, [" ", "b", ""]),
-        ([b, space_a], True, ["b", " a", ""]),
         ([END, space_a], True, ["", "a", ""]),
         ([END, space_a], False, ["<|end|>", " a", ""]),
+        ([999, space_a, b], True, ["", "a", "b", ""]),
         ([*"世".encode(), space_a], True, ["", "", "世", " a", ""]),
         ([0x20, space_a], True, ["", " a", ""]),
-    ):
+    )
+    streams = {
+        skip: StreamingDetokenizer(tokenizer, skip_special_tokens=skip) for skip in (False, True)
+    }
+    expect(
+        [*_pieces(StreamingDetokenizer(_tokenizer(b" a")), [END + 1, 0x20]), ""],
+        [" a", " ", ""],
+        call="push of b' a', b' ' where the spec does not strip",
+        cause="only `spec.strip_space` takes the first space away.",
+    )
+    for ids, skip, pieces in cases:
         stream = StreamingDetokenizer(tokenizer, skip_special_tokens=skip)
-        for _ in range(2):
-            expect(
-                [*_pieces(stream, ids), stream.flush()],
-                pieces,
-                call=f"push of {[tokenizer.token_bytes(id) for id in ids]}, then flush",
-                given={"skip_special_tokens": skip, "strip_space": True},
-                cause="the text loses one space at its very beginning, as `decode` does it; after "
-                "flush the next text begins.",
-            )
+        expect(
+            [*_pieces(stream, ids), stream.flush()],
+            pieces,
+            call=f"push of {[tokenizer.token_bytes(id) for id in ids]}, then flush",
+            given={"skip_special_tokens": skip, "strip_space": True},
+            cause="the text loses one space at its very beginning, as `decode` does it.",
+        )
+    for ids, skip, pieces in cases:
+        expect(
+            [*_pieces(streams[skip], ids), streams[skip].flush()],
+            pieces,
+            call=f"push of {[tokenizer.token_bytes(id) for id in ids]}, then flush, in a stream "
+            "that has been used and flushed before",
+            given={"skip_special_tokens": skip, "strip_space": True},
+            cause="after flush the next text begins, so it loses its first space too.",
+        )
 
 
 @pytest.mark.check(task=4, points=2, title="A token costs its own bytes, however long the stream")

@@ -35,7 +35,7 @@ def _oracle(q, k, v, window=None):
     """All tokens at once, causal, by torch's own attention."""
     tokens = len(q)
     mask = torch.ones(tokens, tokens).tril().bool()
-    if window is not None:
+    if window:
         mask &= ~torch.ones(tokens, tokens).tril(-window).bool()
     q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     return torch.nn.functional.scaled_dot_product_attention(
@@ -218,20 +218,24 @@ def test_clone_and_reset(generator):
         [4, 7, cache.nbytes],
         call="length, capacity and nbytes of cache.clone(), 4 of 7 tokens stored",
     )
-    _run(copy, _part(others, 4), [2, 1])
-    expect(cache.length, 4, call="cache.length after its copy went on for 3 tokens")
+    first, second = _run(cache, _part(layers, 4, 6), [2]), _run(copy, _part(others, 4, 6), [1, 1])
     mixed = [
         [torch.cat((x[:4], y[4:])) for x, y in zip(*pair, strict=True)]
         for pair in zip(layers, others, strict=True)
     ]
-    for which, name, expected in ((cache, "the cache", layers), (copy, "its copy", mixed)):
-        which.truncate(4)
+    for which, name, begun, all_of in (
+        (cache, "the cache", first, layers),
+        (copy, "its copy", second, mixed),
+    ):
+        rest = _run(which, _part(all_of, 6), [1])
         expect(
-            _run(which, _part(expected, 4), [3]),
-            [_oracle(*qkv)[4:] for qkv in expected],
-            call=f"3 more tokens for {name}, after the copy took 3 tokens of its own",
+            [torch.cat(parts) for parts in zip(begun, rest, strict=True)],
+            [_oracle(*qkv)[4:] for qkv in all_of],
+            call=f"{name}, 4 tokens stored, goes on for 2 tokens, and for 1 more after the other "
+            "has stored 2 of its own",
             cause="a copy has the stored tokens and shares no memory with the cache.",
         )
+    expect([cache.length, copy.length], [7, 7], call="cache.length and copy.length after that")
     cache.reset()
     expect(cache.length, 0, call="cache.reset(); cache.length")
     expect(

@@ -13,127 +13,144 @@
 # %% [markdown]
 # # Lab 02: KV cache
 #
-# The handout is `labs/lab02/README.md`; your code is in `nanovllm/model/`. This notebook draws what
-# you build there, on the bundled model. A cell that needs a task you have not written says so: write
-# the task, restart the kernel, run again.
+# The handout is `labs/lab02/README.md`; your code is in `nanovllm/model/`. Here you run experiments
+# on what you build there. A cell that needs a task you have not written says so: write the task,
+# restart the kernel, run again.
 #
-# **Before you run a cell that asks a question, write your guess down.**
+# **Where you read "Predict", guess first.** Write the number in place of `...` and run the cell.
+# `answer` then compares it with your own code, once the task passes. Three cells wait for a function
+# of yours; the cell after each of them draws it.
 
 # %%
-import time
-
-import matplotlib.pyplot as plt
 import tokenizers
 import torch
 
+from grader.student.notebook import answer
+from grader.student.notebook import movable
 from grader.student.notebook import needs
-from grader.student.notebook import style
+from grader.student.notebook import plots_of
+from grader.student.notebook import predict
 from grader.course.paths import MODELS
-from nanovllm.model.accounting import (
-    generation_flops,
-    kv_bytes_per_token,
-    matmul_parameters,
-    tokens_computed,
-)
-from nanovllm.model.attention import RecomputeAttend, causal_mask, masked_softmax
-from nanovllm.model.cache import ContiguousCache, forward_cached
 from nanovllm.model.config import ModelConfig
-from nanovllm.model.loader import load_model
-from nanovllm.model.norms import rms_norm
-from nanovllm.model.rope import apply_rope, inverse_frequencies, rotation_angles
 
 torch.set_num_threads(1)
-style()
-model = load_model(MODELS / "target")
+plots = plots_of("02")
 tokenizer = tokenizers.Tokenizer.from_file(str(MODELS / "target" / "tokenizer.json"))
-model.config
+CONFIG = ModelConfig.from_pretrained(MODELS / "target")
 
 # %% [markdown]
 # ## 1. Norms
 #
-# **Predict.** A token's vector is multiplied by 1000 before RMSNorm. What happens to the result?
+# **Predict.** A token's vector is multiplied by 1000 before RMSNorm. What happens to the result? And
+# if it is multiplied by 0.001?
 
 # %%
 with needs("02", 1):
+    from nanovllm.model.norms import rms_norm
+
     x = torch.tensor([[0.3, -0.1, 0.8, 0.2]])
     for factor in (1, 1000, 1e-3):
         print(f"x * {factor:<6}", rms_norm(factor * x, torch.ones(4), eps=1e-6))
 
-# %% nbgrader={"grade": true, "grade_id": "lab02-task-1", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=1
+# %% nbgrader={"grade": true, "grade_id": "lab02-task-1", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=1
 from grader.student.notebook import check_task
 
 check_task("02", 1)
 
 # %% [markdown]
+# Why is the last line smaller than the others? Look for the eps.
+#
 # ## 2. RoPE
 #
-# **Predict.** The same query and the same key stand at positions 10 and 7, then at 1010 and 1007.
-# In which of the two cases is their score larger?
+# **Predict.** A head of 64 numbers has 32 pairs. Over 200 positions, how many turns does pair 0 make?
+# And does pair 24 make even one?
 
 # %%
 with needs("02", 2):
-    head_dim = 64
-    frequencies = inverse_frequencies(head_dim, theta=10_000.0)
-    ones = torch.ones(1, 1, head_dim)
+    from nanovllm.model.rope import apply_rope
+    from nanovllm.model.rope import inverse_frequencies
+    from nanovllm.model.rope import rotation_angles
 
-    def turned(position):
-        """A head of ones, turned to a position."""
-        return apply_rope(ones, *rotation_angles(torch.tensor([position]), frequencies))[0, 0]
+    plots.frequencies(rotation_angles, inverse_frequencies(64, theta=10_000.0))
 
-    for a, b in ((10, 7), (1010, 1007)):
-        print(f"positions {a} and {b}: score {turned(a) @ turned(b):.3f}")
+# %% [markdown]
+# The same vector is used as query and as key. Their score depends on the distance alone.
+#
+# **Predict.** With a larger theta, does the score fall faster or more slowly with the distance? Which
+# theta would you choose for a context of 100,000 tokens? Then move it.
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2))
-    positions = torch.arange(0, 200)
-    cos, _ = rotation_angles(positions, frequencies)
-    for pair in (0, 8, 16, 24):
-        left.plot(positions, cos[:, pair], label=f"pair {pair}")
-    left.set(xlabel="position", ylabel="cosine of the angle", title="Fast pairs and slow pairs")
-    left.legend(loc="lower right", ncols=2, fontsize=7)
-    scores = [float(turned(0) @ turned(int(distance))) for distance in positions]
-    right.plot(positions, scores, color="C1")
-    right.set(xlabel="distance of query and key", ylabel="score of equal vectors")
-    right.set_title("The score depends on the distance alone")
-    figure.tight_layout()
-    plt.show()
 
-# %% nbgrader={"grade": true, "grade_id": "lab02-task-2", "locked": true, "points": 15, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=2
+# %%
+def draw_distances(axes, theta):
+    angles = rotation_angles(torch.arange(400), inverse_frequencies(64, theta))
+    turned = apply_rope(torch.full((400, 1, 64), 64**-0.5), *angles)[:, 0]
+    plots.score_by_distance(axes, (turned @ turned[0]).tolist())
+
+
+with needs("02", 2):
+    from nanovllm.model.rope import apply_rope
+    from nanovllm.model.rope import inverse_frequencies
+    from nanovllm.model.rope import rotation_angles
+
+    movable(draw_distances, theta=[100, 1000, 10_000, 100_000, 1_000_000])
+
+# %% nbgrader={"grade": true, "grade_id": "lab02-task-2", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=2
 from grader.student.notebook import check_task
 
 check_task("02", 2)
 
 # %% [markdown]
-# ## 3. Attention
+# ## 3. How sharp is attention?
 #
-# **Predict.** Three new tokens attend over eight. How many squares of the mask are dark?
+# The scores of a random query and random keys have a standard deviation of about sqrt(D) before the
+# division. **Predict**: with 64 keys and D = 64, how much weight does the largest score get with the
+# division, and without it?
+
+# %%
+guess = {"with": predict("02", "f", ...), "without": predict("02", "g", ...)}
+
+# %% [markdown]
+# Write the experiment. To read a single weight off your own `attention`, give the key that interests
+# you a value of 1, and all others 0. `scale=1.0` leaves the division out.
+
+
+# %% nbgrader={"grade": false, "grade_id": "lab02-sharpness", "locked": false, "schema_version": 3, "solution": true, "task": false, "cell_type": "code"}
+def largest_weight(D: int, divide: bool, keys: int = 64, repeats: int = 200) -> float:
+    """Mean weight of the best of random keys for a random query."""
+    ### BEGIN SOLUTION
+    total = 0.0
+    for _ in range(repeats):
+        q, k, v = torch.randn(1, 1, D), torch.randn(keys, 1, D), torch.zeros(keys, 1, D)
+        v[(k @ q[0, 0]).argmax()] = 1.0
+        total += attention(q, k, v, scale=None if divide else 1.0)[0, 0, 0].item()
+    return total / repeats
+    ### END SOLUTION
+
 
 # %%
 with needs("02", 3):
-    figure, axes = plt.subplots(1, 3, figsize=(9, 2.8))
-    for axis, (queries, keys, window) in zip(
-        axes, ((8, 8, None), (3, 8, None), (8, 8, 3)), strict=True
-    ):
-        mask = causal_mask(queries, keys, window=window)
-        axis.imshow(mask, cmap="Blues", vmin=0, vmax=1.4, aspect="equal")
-        title = f"causal_mask({queries}, {keys}" + (f", window={window})" if window else ")")
-        axis.set(xlabel="key", ylabel="query")
-        axis.set_title(f"{title}\n{int(mask.sum())} pairs", fontsize=9)
-        axis.set(xticks=range(keys), yticks=range(queries))
-        axis.grid(False)
-    figure.tight_layout()
-    plt.show()
+    from nanovllm.model.attention import attention
 
-# %% nbgrader={"grade": true, "grade_id": "lab02-task-3", "locked": true, "points": 20, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=3
+    plots.sharpness(largest_weight, guess)
+
+# %%
+for key in ("f", "g"):
+    answer("02", key)
+# %% [markdown]
+# What would happen to training if you forgot the division? Which point of your curves is a model with
+# D = 128 at?
+
+# %% nbgrader={"grade": true, "grade_id": "lab02-task-3", "locked": true, "points": 24, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=3
 from grader.student.notebook import check_task
 
 check_task("02", 3)
 
-# %% nbgrader={"grade": true, "grade_id": "lab02-task-4", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=4
+# %% nbgrader={"grade": true, "grade_id": "lab02-task-4", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=4
 from grader.student.notebook import check_task
 
 check_task("02", 4)
 
-# %% nbgrader={"grade": true, "grade_id": "lab02-task-5", "locked": true, "points": 15, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=5
+# %% nbgrader={"grade": true, "grade_id": "lab02-task-5", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=5
 from grader.student.notebook import check_task
 
 check_task("02", 5)
@@ -142,51 +159,32 @@ check_task("02", 5)
 # ## 4. What the bundled model looks at
 #
 # `attend` is the seam between the model and its memory, so it is also the place to look in: the one
-# below answers as `RecomputeAttend` does and keeps the weights of every layer.
+# below answers as `RecomputeAttend` does, and keeps the weights of every layer.
 #
-# **Predict.** The text ends with the word "red". Which earlier words will the model look at to find
-# out what follows?
+# **Predict.** The text ends with "Mia's code is 73". Which earlier token must a head look at, so that
+# the model can write "42"?
 
 # %%
-class WatchingAttend(RecomputeAttend):
-    """Attention without a cache that keeps each layer's weights [H, T, T]."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.weights = []
-
-    def __call__(self, layer, q, k, v):
-        keys = k.repeat_interleave(self.config.group_size, dim=1)
-        scores = torch.einsum("thd,shd->hts", q, keys) * self.config.head_dim**-0.5
-        self.weights.append(masked_softmax(scores, causal_mask(len(q), len(k))))
-        return super().__call__(layer, q, k, v)
-
-
 with needs("02", 1, 2, 3, 4, 5):
-    text = "Mia has a red ball. Tom has a blue kite. Mia plays with the red"
-    encoding = tokenizer.encode(text)
-    words = [tokenizer.decode([i]) for i in encoding.ids]
-    watching = WatchingAttend(model.config)
-    hidden = model(torch.tensor(encoding.ids), torch.arange(len(words)), watching)
+    from nanovllm.model.attend import RecomputeAttend
+    from nanovllm.model.loader import load_model
+
+    model = load_model(MODELS / "target")
+
+    class WatchingAttend(RecomputeAttend):
+        def __call__(self, layer, q, k, v):
+            weights.append(plots.weights_of(attention, q, k))
+            return super().__call__(layer, q, k, v)
+
+
+# %%
+with needs("02", 1, 2, 3, 4, 5):
+    weights, text = [], "Mia's code is 7342. Ben's code is 1805. Mia's code is 73"
+    ids = tokenizer.encode(text).ids
+    hidden = model(torch.tensor(ids), torch.arange(len(ids)), WatchingAttend(model.config))
     best = model.logits(hidden[-1:]).topk(3).indices[0].tolist()
     print(text, "->", [tokenizer.decode([token]) for token in best])
-
-    weights = torch.stack(watching.weights)  # [L, H, T, T]
-    # The two heads whose last row looks back most at single words that are neither first nor last.
-    peaks = weights[:, :, -1, 1:-1].amax(-1)
-    chosen = [divmod(int(i), weights.shape[1]) for i in peaks.flatten().topk(2).indices]
-    figure, axes = plt.subplots(1, 3, figsize=(12.5, 4.4))
-    pictures = [("mean of all layers and heads", weights.mean((0, 1)))]
-    pictures += [(f"layer {layer}, head {head}", weights[layer, head]) for layer, head in chosen]
-    for axis, (title, picture) in zip(axes, pictures, strict=True):
-        axis.imshow(picture, cmap="magma", vmin=0, vmax=float(picture[1:, 1:].max()))
-        axis.set_xticks(range(len(words)), words, rotation=90, fontsize=7)
-        axis.set_yticks(range(len(words)), words, fontsize=7)
-        axis.set(title=title, xlabel="looked at")
-        axis.grid(False)
-    axes[0].set_ylabel("looking")
-    figure.tight_layout()
-    plt.show()
+    plots.looked_at(weights, [tokenizer.decode([token]) for token in ids])
 
 # %% [markdown] nbgrader={"grade": false, "grade_id": "lab02-question-1-text", "locked": true, "schema_version": 3, "solution": false, "task": false, "cell_type": "markdown"}
 # **Question 1 (5 points).** Choose one head of the picture above. Say what it looks at, and
@@ -206,72 +204,62 @@ with needs("02", 1, 2, 3, 4, 5):
 # %% [markdown]
 # ## 5. With and without a cache
 #
-# **Predict.** One prompt of 4 tokens, then 128 new ones. How many tokens pass the model without a
-# cache, and how many with one?
+# **Predict.** How many tokens pass the model for 20 new tokens after a prompt of 5: without a cache,
+# and with one?
+
+# %%
+guess_b = predict("02", "b", ...)
+guess_c = predict("02", "c", ...)
+# %% [markdown]
+# Write the experiment: generate 100 tokens greedily after `PROMPT`, and note how many tokens pass the
+# model in each step. Two calls are all you need of the model:
+# `model(ids, positions, RecomputeAttend(model.config))` and `forward_cached(model, cache, ids)`.
+
+# %% nbgrader={"grade": false, "grade_id": "lab02-rows-of-steps", "locked": false, "schema_version": 3, "solution": true, "task": false, "cell_type": "code"}
+PROMPT = "Once upon a time, there was a"
+
+
+def rows_of_steps(cached: bool, count: int = 100) -> list[int]:
+    """How many tokens pass the model in each of `count` greedy steps."""
+    ### BEGIN SOLUTION
+    ids, rows = tokenizer.encode(PROMPT).ids, []
+    cache = ContiguousCache(model.config, capacity=len(ids) + count)
+    while len(rows) < count:
+        new = torch.tensor(ids[cache.length :] if cached else ids)
+        if cached:
+            hidden = forward_cached(model, cache, new)
+        else:
+            hidden = model(new, torch.arange(len(new)), RecomputeAttend(model.config))
+        rows.append(len(new))
+        ids.append(int(model.logits(hidden[-1:]).argmax()))
+    return rows
+    ### END SOLUTION
+
+
+# %%
+with needs("02", 1, 2, 3, 4, 5, 6):
+    from nanovllm.model.cache import ContiguousCache
+    from nanovllm.model.cache import forward_cached
+
+    plots.steps(rows_of_steps)
+
+# %%
+for key in ("b", "c"):
+    answer("02", key)
+# %% [markdown]
+# The same for a large model, by your accounting. **Predict**: with a cache, does the curve still bend
+# upwards? What makes it?
 
 # %%
 with needs("02", 7):
-    for cached in (False, True):
-        count = tokens_computed(prompt=4, generated=128, cached=cached)
-        print(f"{'with' if cached else 'without'} a cache: {count:,} tokens")
+    from nanovllm.model.accounting import generation_flops
 
-    lengths = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
     llama = ModelConfig("llama", 128_256, 4096, 32, 32, 8, 128, 14_336, 131_072)
-    figure, axis = plt.subplots(figsize=(6, 3.6))
-    for cached, color in ((False, "C1"), (True, "C0")):
-        flops = [generation_flops(llama, 128, n, cached) for n in lengths]
-        name = "with a cache" if cached else "without a cache"
-        axis.loglog(lengths, flops, "o-", ms=3, color=color, label=name)
-        axis.annotate(f"{flops[-1]:.1e}", (lengths[-1], flops[-1]), xytext=(4, 0),
-                      textcoords="offset points", va="center", color=color)  # fmt: skip
-    axis.set(xlabel="tokens generated after a prompt of 128", ylabel="operations",
-             title="Llama-3.1-8B: operations of a whole generation")  # fmt: skip
-    axis.set_xlim(right=16_000)
-    axis.legend()
-    plt.show()
-
-# %% [markdown]
-# Now measured on your own engine. **Predict** the shape of both curves before you run it.
-
-# %%
-def seconds_of_steps(step, prompt, count):
-    """How long each greedy step takes as the sequence grows."""
-    tokens, seconds = list(prompt), []
-    while len(seconds) < count:
-        start = time.perf_counter()
-        hidden = step(torch.tensor(tokens))
-        tokens.append(int(model.logits(hidden[-1:]).argmax()))
-        seconds.append(time.perf_counter() - start)
-    return torch.tensor(seconds)
-
-
-with needs("02", 1, 2, 3, 4, 5, 6):
-    prompt, count = tokenizer.encode("Once upon a time").ids, 144
-    attend = RecomputeAttend(model.config)
-    cache = ContiguousCache(model.config, capacity=len(prompt) + count)
-    forward_cached(model, cache, torch.tensor(prompt))  # warm up
-    cache.reset()
-    cached = seconds_of_steps(
-        lambda ids: forward_cached(model, cache, ids[cache.length :]), prompt, count
+    lengths = [2**i for i in range(13)]
+    without, with_ = (
+        [generation_flops(llama, 128, n, cached) for n in lengths] for cached in (False, True)
     )
-    plain = seconds_of_steps(lambda ids: model(ids, torch.arange(len(ids)), attend), prompt, count)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), width_ratios=(2, 1))
-    for seconds, name, color in (
-        (plain, "without a cache", "C1"),
-        (cached, "with a cache", "C0"),
-    ):
-        calm = seconds.unfold(0, 9, 1).median(-1).values  # other programs disturb single steps
-        left.plot(1000 * calm, color=color, label=name)
-    left.set(xlabel="tokens generated", ylabel="ms for one more", ylim=(0, None))
-    left.set_title("Time of a step (median of nine)")
-    left.legend()
-    rates = [float(count / seconds.sum()) for seconds in (plain, cached)]
-    drawn = right.bar(["without", "with"], rates, color=["C1", "C0"])
-    right.bar_label(drawn, fmt="%.0f")
-    right.set(ylabel="tokens/s", title=f"{count} tokens, one thread")
-    right.grid(axis="x")
-    figure.tight_layout()
-    plt.show()
+    plots.flops(lengths, without, with_)
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-6", "locked": true, "points": 18, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=6
 from grader.student.notebook import check_task
@@ -281,68 +269,119 @@ check_task("02", 6)
 # %% [markdown]
 # ## 6. Breaking it on purpose
 #
-# **Predict.** The cache is right, but each new token is told that it stands one position too late.
-# Does the text change at once, later, or not at all?
+# The cache is right, but each new token is told that it stands too late. **Predict**: one position too
+# late, how many of its choices for the next token change? And 64 positions too late?
+#
+# Write the experiment: read the first 20 tokens of `STORY` through a cache, then feed the others one
+# by one, each `shift` positions too late. Compare with the model at the right positions: in how many
+# places is the best next token the same, and by how much do the logits differ?
+
+# %% nbgrader={"grade": false, "grade_id": "lab02-damage", "locked": false, "schema_version": 3, "solution": true, "task": false, "cell_type": "code"}
+STORY = (
+    "One cold morning, a kind cat named Felix woke up early. Felix was afraid of high places. He did "
+    "not tell anyone. One night, there was a big storm. Felix wanted to run away."
+)
+
+
+def damage(shift: int) -> tuple[float, float]:
+    """From place 20 on: share of next tokens that stay the same, mean change of a logit."""
+    ### BEGIN SOLUTION
+    ids = torch.tensor(tokenizer.encode(STORY).ids)
+    right = model(ids, torch.arange(len(ids)), RecomputeAttend(model.config))
+    wanted = model.logits(right)
+    cache, same, change = ContiguousCache(model.config, len(ids)), [], []
+    forward_cached(model, cache, ids[:20])
+    for place in range(20, len(ids)):
+        position = torch.tensor([place + shift])
+        hidden = model(ids[place : place + 1], position, cache.attend)
+        cache.advance(1)
+        logits = model.logits(hidden)[0]
+        same.append(float(logits.argmax() == wanted[place].argmax()))
+        change.append((logits - wanted[place]).abs().mean().item())
+    return sum(same) / len(same), sum(change) / len(change)
+    ### END SOLUTION
+
 
 # %%
-def continue_text(prompt, count, shift):
-    """Greedy text whose decode steps are told positions that are `shift` too high."""
-    ids, tokens = tokenizer.encode(prompt).ids, []
-    cache = ContiguousCache(model.config, capacity=len(ids) + count)
-    hidden = forward_cached(model, cache, torch.tensor(ids))
-    while len(tokens) < count:
-        tokens.append(int(model.logits(hidden[-1:]).argmax()))
-        position = torch.tensor([cache.length + shift])
-        hidden = model(torch.tensor(tokens[-1:]), position, cache.attend)
-        cache.advance(1)
-    return tokenizer.decode(tokens)
-
-
 with needs("02", 1, 2, 3, 4, 5, 6):
-    for shift in (0, 1, 8, 64):
-        text = continue_text("Once upon a time, there was a", 40, shift)
-        print(f"shift {shift:>2}: {text!r}")
+    plots.damage(damage)
 
 # %% [markdown]
 # RoPE sees distances. New tokens that are all shifted alike keep their distances to one another; only
-# those to the prompt are wrong, by the shift. So a small error leaves the text fluent and is easy to
-# miss: the checks compare logits, never text. Which words of the text go wrong first?
+# those to the first 20 tokens are wrong. So a small error leaves the text fluent and is easy to miss.
+# The checks compare logits, never text.
 #
 # ## 7. What the cache costs
 #
-# **Predict.** Llama-2-70B has ten times the weights of Llama-2-7B. Which of them needs more cache
-# for one token?
+# **Predict.** Llama-2-70B has ten times the weights of Llama-2-7B. Which of them needs more cache for
+# one token? And (a): how much does a token of Llama-3-8B take?
 
 # %%
+guess_a = predict("02", "a", ...)
 REAL = {  # family, V, E, L, H, G, D, intermediate size, positions
     "Llama-2-7B": ModelConfig("llama", 32_000, 4096, 32, 32, 32, 128, 11_008, 4096),
-    "Llama-2-70B": ModelConfig("llama", 32_000, 8192, 80, 64, 8, 128, 28_672, 4096),
-    "Llama-3.1-8B": ModelConfig("llama", 128_256, 4096, 32, 32, 8, 128, 14_336, 131_072),
-    "Qwen3-0.6B": ModelConfig("qwen3", 151_936, 1024, 28, 16, 8, 128, 3072, 40_960),
-    "GPT-2": ModelConfig("gpt2", 50_257, 768, 12, 12, 12, 64, 3072, 1024),
-    "bundled model": model.config,
+    "Llama-3-8B": ModelConfig("llama", 128_256, 4096, 32, 32, 8, 128, 14_336, 8192),
+    "Llama-2-13B": ModelConfig("llama", 32_000, 5120, 40, 40, 40, 128, 13_824, 4096),
+    "Qwen3-4B": ModelConfig(
+        "qwen3", 151_936, 2560, 36, 32, 8, 128, 9728, 40_960, tie_embeddings=True
+    ),
+    "Qwen3-0.6B": ModelConfig(
+        "qwen3", 151_936, 1024, 28, 16, 8, 128, 3072, 40_960, tie_embeddings=True
+    ),
 }
-with needs("02", 7):
-    sizes = {name: kv_bytes_per_token(config) for name, config in REAL.items()}
-    print("                bytes of cache for a token    as much as the layers' weights at")
-    for name, config in REAL.items():
-        size = sizes[name]
-        even = 2 * matmul_parameters(config) // size
-        print(f"{name:<15} {size:>10,} = {size / 1024:>5.0f} KiB {even:>26,} tokens")
-    figure, axis = plt.subplots(figsize=(7, 4))
-    tokens = [2**i for i in range(7, 18)]
-    for name, config in REAL.items():
-        gib = [n * kv_bytes_per_token(config) / 2**30 for n in tokens]
-        shown = [(n, g) for n, g in zip(tokens, gib, strict=True) if n <= config.max_position]
-        (line,) = axis.loglog(*zip(*shown, strict=True), label=name)
-        axis.loglog(tokens, gib, ":", lw=0.8, color=line.get_color())
-    axis.axhline(80, color="black", lw=0.8)
-    axis.annotate("80 GiB: a large GPU, all of it", (130, 90), va="bottom")
-    axis.set(xlabel="tokens kept, all requests together", ylabel="GiB of K and V in 2 bytes",
-             ylim=(1e-4, 400), title="Solid: within one sequence's limit")  # fmt: skip
-    axis.legend(fontsize=7, loc="lower right")
-    plt.show()
 
+# %%
+with needs("02", 7):
+    from nanovllm.model.accounting import kv_bytes_per_token
+    from nanovllm.model.accounting import weight_count
+
+    answer("02", "a")
+    for name, config in REAL.items():
+        print(f"{name:<12} {kv_bytes_per_token(config) / 1024:>5.0f} KiB of cache for a token")
+
+# %% [markdown]
+# **Predict.** A GPU of 80 GiB, and 8 requests at the same time: which of these models reaches 32,000
+# tokens for each? Then move the model and the number of requests.
+
+
+# %%
+def draw_memory(axes, model, requests):
+    config = REAL[model]
+    plots.memory(axes, 2 * weight_count(config), kv_bytes_per_token(config), requests)
+
+
+with needs("02", 7):
+    from nanovllm.model.accounting import kv_bytes_per_token
+    from nanovllm.model.accounting import weight_count
+
+    movable(draw_memory, model=list(REAL), requests=[1, 4, 8, 32, 128])
+
+# %% [markdown]
+# ## 8. The same model in training
+#
+# **Predict.** Llama-2-7B decodes token 4,096 with 14.6 GiB. How much does a training step over 4,096
+# tokens need, and what takes most of it? And (d, e): how many operations?
+
+# %%
+guess_d = predict("02", "d", ...)
+guess_e = predict("02", "e", ...)
+# %%
+with needs("02", 7):
+    from nanovllm.model.accounting import kv_bytes_per_token
+    from nanovllm.model.accounting import training_bytes
+    from nanovllm.model.accounting import weight_count
+
+    llama = REAL["Llama-2-7B"]
+    bars = {
+        "training": vars(training_bytes(llama, 4096)),
+        "with checkpointing": vars(training_bytes(llama, 4096, checkpointed=True)),
+        "decoding": {"weights": 2 * weight_count(llama), "cache": 4096 * kv_bytes_per_token(llama)},
+    }
+    plots.training(bars)
+
+# %%
+for key in ("d", "e"):
+    answer("02", key)
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-7", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=7
 from grader.student.notebook import check_task
 

@@ -31,7 +31,8 @@ from grader.student.notebook import needs
 from grader.student.notebook import plots_of
 from grader.student.notebook import predict
 from grader.course.paths import MODELS
-from nanovllm.generation.latency import ManualClock, percentile
+from nanovllm.generation.latency import ManualClock
+from nanovllm.generation.latency import percentile
 from nanovllm.generation.params import SamplingParams
 from nanovllm.serving.scripted import ScriptedEngine
 
@@ -72,7 +73,8 @@ check_task("07", 1)
 # %%
 with needs("07", 2):
     from nanovllm.serving.failures import api_error
-    from nanovllm.serving.protocol import ChatCompletionRequest, CompletionRequest
+    from nanovllm.serving.protocol import ChatCompletionRequest
+    from nanovllm.serving.protocol import CompletionRequest
     from nanovllm.serving.sampling import sampling_params
 
     for asked in ({}, {"max_tokens": 14}, {"max_tokens": 15}, {"temperature": -1}):
@@ -156,7 +158,11 @@ with needs("07", 4):
 
 # %%
 with needs("07", 7):
-    from nanovllm.serving.load import Slo, arrival_times, closed_loop, goodput, open_loop
+    from nanovllm.serving.load import Slo
+    from nanovllm.serving.load import arrival_times
+    from nanovllm.serving.load import closed_loop
+    from nanovllm.serving.load import goodput
+    from nanovllm.serving.load import open_loop
 
     SHAPES = {"even": 20.0, "Poisson": 1.0, "bursts": 0.15}
     plots.arrivals({k: arrival_times(4.0, 200, burstiness=v, seed=5) for k, v in SHAPES.items()})

@@ -1,4 +1,8 @@
-"""Hidden scenarios of lab 02: inputs of other shapes than those of the visible checks."""
+"""Hidden scenarios of lab 02: paths that the visible checks do not take.
+
+Views in place of fresh tensors, parts used together, checkpoints written by hand, steps that are
+given up halfway, several caches at a time.
+"""
 
 from pathlib import Path
 
@@ -48,26 +52,40 @@ def _chunks(rng, total):
 
 
 @scenario(task=1)
-def norms_of_other_shapes(nanovllm, rng):
-    from nanovllm.model.norms import layer_norm, rms_norm
+def norms_of_views(nanovllm, rng):
+    """Views with other strides, vectors of one entry, and modules filled as checkpoints do it."""
+    import torch
+
+    from nanovllm.model.norms import LayerNorm, RMSNorm, layer_norm, rms_norm
 
     size = int(rng.integers(3, 40))
     eps = float(rng.uniform(0.01, 0.5))
-    x = _tensor(rng, 2, 3, size, scale=0.5)
-    weight, bias = _tensor(rng, size), _tensor(rng, size)
-    low, tiny = (300 * x).half(), 1e-3 * x
-    return {
-        "rms": rms_norm(x, weight, eps),
-        "rms float16": rms_norm(low, weight.half(), eps).float(),
-        "rms of small numbers": rms_norm(tiny, weight, eps * 1e-6),
-        "layer": layer_norm(x + 2, weight, bias, eps),
-        "layer float16": layer_norm(low, weight.half(), bias.half(), eps).float(),
-        "dtype": str(rms_norm(x.bfloat16(), weight.bfloat16(), eps).dtype),
-    }
+    x = _tensor(rng, size, 4, scale=0.5).T
+    weight, bias = _tensor(rng, 2 * size)[::2], _tensor(rng, size)
+    modules = {}
+    with torch.no_grad():
+        for kind, state in (
+            (RMSNorm, {"weight": weight}),
+            (LayerNorm, {"weight": weight, "bias": bias}),
+        ):
+            norm = kind(size, eps)
+            norm.load_state_dict(state, assign=True)
+            modules[kind.__name__] = norm(x[None, :, None])
+        low = RMSNorm(size, eps).half()
+        modules["half"] = low((300 * x).half()).float()
+        wide = {
+            "rms": rms_norm(x, weight, eps),
+            "rms of small numbers": rms_norm(1e-3 * x, weight, eps * 1e-6),
+            "layer": layer_norm(x + 100.0, weight, bias, eps),
+            "layer float16": layer_norm((300 * x).half(), weight.half(), bias.half(), eps).float(),
+            "one entry": layer_norm(x[:, :1], weight[:1], bias[:1], eps),
+        }
+    return {**wide, **modules, "x": x}
 
 
 @scenario(task=2)
-def rope_at_random_positions(nanovllm, rng):
+def rope_adds_up(nanovllm, rng):
+    """A turn by p and then by r is one by p + r; slices of a larger tensor; scaled frequencies."""
     import torch
 
     from nanovllm.model.config import RopeScaling
@@ -78,7 +96,7 @@ def rope_at_random_positions(nanovllm, rng):
         rotation_angles,
     )
 
-    dim = 2 * int(rng.integers(2, 20))
+    dim = 2 * int(rng.integers(1, 20))
     frequencies = inverse_frequencies(dim, float(rng.uniform(20.0, 1e6)))
     low = float(rng.uniform(0.5, 2.0))
     scaling = RopeScaling(
@@ -88,107 +106,238 @@ def rope_at_random_positions(nanovllm, rng):
         low_freq_factor=low,
         high_freq_factor=low + float(rng.uniform(0.5, 6.0)),
     )
-    positions = torch.from_numpy(rng.integers(0, 200, 6))
-    cos, sin = rotation_angles(positions, frequencies)
+    scaled = llama3_frequencies(frequencies, scaling)
+    first, second = torch.from_numpy(rng.integers(0, 100, (2, 6)))
+    qkv = _tensor(rng, 6, 5, dim)
+    q, k = qkv[:, :3], qkv[:, 3:]
+    twice = apply_rope(
+        apply_rope(q, *rotation_angles(first, scaled)), *rotation_angles(second, scaled)
+    )
+    cos, sin = rotation_angles(first + second, scaled)
     return {
         "frequencies": frequencies,
-        "scaled": llama3_frequencies(frequencies, scaling),
+        "scaled": scaled,
         "cos": cos,
         "sin": sin,
-        "turned": apply_rope(_tensor(rng, 6, 6, dim), cos, sin),
+        "twice": twice,
+        "once": apply_rope(k, cos, sin),
+        "low": apply_rope(q.half(), cos, sin).float(),
+        "untouched": qkv,
     }
 
 
 @scenario(task=3)
-def masks_and_softmax(nanovllm, rng):
-    import torch
-
-    from nanovllm.model.attention import causal_mask, masked_softmax
-
-    queries, keys = (int(n) for n in rng.integers(1, 12, 2))
-    window = int(rng.integers(1, 12))
-    scores = _tensor(rng, 2, queries, keys, scale=400.0)
-    mask = torch.from_numpy(rng.random((queries, keys)) < 0.4)
-    return {
-        "causal": causal_mask(queries, keys).int(),
-        "window": causal_mask(queries, keys, window=window).int(),
-        "weights": masked_softmax(scores, mask),
-    }
-
-
-@scenario(task=3)
-def attention_of_random_shapes(nanovllm, rng):
+def attention_step_by_step(nanovllm, rng):
+    """The same tokens at once, in chunks and one by one, as slices of one tensor."""
     import torch
 
     from nanovllm.model.attention import attention
 
     groups, group = int(rng.integers(1, 4)), int(rng.integers(1, 5))
-    queries, more, dim = int(rng.integers(1, 7)), int(rng.integers(0, 9)), int(rng.integers(3, 12))
-    q = _tensor(rng, queries, groups * group, dim, scale=2.0)
-    k, v = (_tensor(rng, queries + more, groups, dim, scale=2.0) for _ in "kv")
-    mask = torch.from_numpy(rng.random((queries, queries + more)) < 0.5)
+    tokens, dim = int(rng.integers(4, 12)), int(rng.integers(3, 12))
+    window = int(rng.integers(1, 6))
+    heads = groups * group
+    qkv = _tensor(rng, tokens, heads + 2 * groups, dim, scale=2.0)
+    q, k, v = qkv.split((heads, groups, groups), dim=1)
+    parts, start = [], 0
+    for size in _chunks(rng, tokens):
+        end = start + size
+        parts.append(attention(q[start:end], k[:end], v[:end], window=window))
+        start = end
+    single = [attention(q[i : i + 1], k[: i + 1], v[: i + 1], scale=0.3) for i in range(tokens)]
     return {
-        "causal": attention(q, k, v),
-        "window": attention(q, k, v, window=int(rng.integers(1, 6))),
-        "masked": attention(q, k, v, mask=mask),
-        "scaled": attention(q, k, v, scale=float(rng.uniform(0.05, 1.0))),
-        "fewer keys": attention(q, k[:1], v[:1]),
+        "at once": attention(q, k, v),
+        "chunks": torch.cat(parts),
+        "one by one": torch.cat(single),
+        "fewer keys": attention(q, k[:2], v[:2], window=window),
+        "untouched": qkv,
+    }
+
+
+@scenario(task=3)
+def attention_of_masks_and_formats(nanovllm, rng):
+    """Block-wise masks, rows that see nothing among rows that do, hidden rubbish, 16 bits."""
+    import torch
+
+    from nanovllm.model.attention import attention
+
+    q = _tensor(rng, 6, 4, 8, scale=3.0)
+    k, v = (_tensor(rng, 9, 2, 8, scale=3.0) for _ in "kv")
+    mask = torch.from_numpy(rng.random((6, 9)) < 0.3)
+    mask[int(rng.integers(0, 6))] = False
+    mask[:, 8] = False
+    loud = k.clone()
+    loud[8] = 1e4
+    sizes = torch.tensor([1.0, 30.0, 1000.0, 0.0, -200.0, 5.0])[:, None, None]
+    return {
+        "masked": attention(q, loud, v, mask=mask),
+        "window is ignored": attention(q, k, v, mask=mask, window=1),
+        "sizes": attention(sizes * q, k, v),
+        "bfloat16": attention(q.bfloat16(), k.bfloat16(), v.bfloat16()).float(),
+        "float16": attention((60 * q).half(), (60 * k).half(), v.half()).float(),
+        "dtype": [
+            str(attention(*(x.to(d) for x in (q, k, v))).dtype) for d in (torch.half, torch.float)
+        ],
     }
 
 
 @scenario(task=4)
-def a_block_of_random_shape(nanovllm, rng):
+def blocks_of_every_family(nanovllm, rng):
+    """Blocks with the family's own positions, every row at its own place, weights by name."""
     import torch
 
     from nanovllm.model.block import DecoderBlock
     from nanovllm.model.loader import dummy_model
+    from nanovllm.model.registry import FAMILIES
 
-    seen = {}
+    observed = {}
+    for family, more in (
+        ("qwen3", {}),
+        ("llama", {"qkv_bias": True, "output_bias": True, "mlp_bias": True}),
+        ("qwen2", {"qkv_bias": True}),
+        ("gpt2", {}),
+    ):
+        config = _config(rng, family, layers=3, **more)
+        block = DecoderBlock(config, 2)
+        weights = dummy_model(config, seed=int(rng.integers(1000))).layers[1].state_dict()
+        block.load_state_dict(weights)
+        seen = {}
 
-    class Turn:
-        def apply(self, x):
-            return 1.5 * x - 0.25
+        def attend(layer, q, k, v, seen=seen):
+            seen.update(layer=layer, q=q, k=k, v=v)
+            return torch.tanh(q)
 
-    def attend(layer, q, k, v):
-        seen.update(layer=layer, q=q, k=k, v=v)
-        return torch.tanh(q)
-
-    config = _config(rng, qkv_bias=True, output_bias=True, mlp_bias=True)
-    block = DecoderBlock(config, layer=1)
-    block.load_state_dict(dummy_model(config, seed=int(rng.integers(1000))).layers[1].state_dict())
-    x = _tensor(rng, config.num_heads, config.hidden_size)
-    with torch.no_grad():
-        return {"out": block(x, Turn(), attend), "mlp": block.mlp(x), **seen}
+        rotation = (
+            FAMILIES[family].positions(config).rotation(torch.from_numpy(rng.integers(0, 90, 5)))
+        )
+        with torch.no_grad():
+            out = block(_tensor(rng, 5, config.hidden_size), rotation, attend)
+        shapes = sorted((name, list(value.shape)) for name, value in weights.items())
+        observed[family] = {"out": out, "shapes": shapes, **seen}
+    return observed
 
 
 @scenario(task=5)
-def hidden_states_and_logits(nanovllm, rng):
+def checkpoints_written_by_hand(nanovllm, rng):
+    """Files as several tools wrote them: shards, buffers, prefixes, tied tables stored twice."""
+    import json
+    import tempfile
+
+    import torch
+    from safetensors.torch import save_file
+
+    from nanovllm.model.attend import RecomputeAttend
+    from nanovllm.model.loader import load_model
+
+    V, E, inner, L = 31, 12, 20, 12
+    gpt2 = {
+        "model_type": "gpt2", "vocab_size": V, "n_embd": E, "n_head": 3, "n_layer": L,
+        "n_positions": 40, "n_inner": inner, "eos_token_id": 0,
+    }  # fmt: skip
+    tensors = {"wte.weight": (V, E), "wpe.weight": (40, E), "ln_f.weight": (E,), "ln_f.bias": (E,)}
+    for n in range(L):
+        for name, shape in (
+            ("ln_1.weight", (E,)), ("ln_1.bias", (E,)), ("ln_2.weight", (E,)), ("ln_2.bias", (E,)),
+            ("attn.c_attn.weight", (E, 3 * E)), ("attn.c_attn.bias", (3 * E,)),
+            ("attn.c_proj.weight", (E, E)), ("attn.c_proj.bias", (E,)),
+            ("mlp.c_fc.weight", (E, inner)), ("mlp.c_fc.bias", (inner,)),
+            ("mlp.c_proj.weight", (inner, E)), ("mlp.c_proj.bias", (E,)),
+            ("attn.bias", (1, 1, 4, 4)),
+        ):  # fmt: skip
+            tensors[f"h.{n}.{name}"] = shape
+    qwen = {
+        "model_type": "qwen3", "vocab_size": V, "hidden_size": E, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 6, "num_hidden_layers": 2, "intermediate_size": inner,
+        "max_position_embeddings": 64, "rope_theta": 300.0, "tie_word_embeddings": True,
+    }  # fmt: skip
+    names = {
+        "model.embed_tokens.weight": (V, E),
+        "model.norm.weight": (E,),
+        "lm_head.weight": (V, E),
+    }
+    for n in range(2):
+        for name, shape in (
+            ("input_layernorm", (E,)), ("post_attention_layernorm", (E,)),
+            ("self_attn.q_proj", (24, E)), ("self_attn.k_proj", (12, E)),
+            ("self_attn.v_proj", (12, E)), ("self_attn.o_proj", (E, 24)),
+            ("self_attn.q_norm", (6,)), ("self_attn.k_norm", (6,)),
+            ("mlp.gate_proj", (inner, E)), ("mlp.up_proj", (inner, E)),
+            ("mlp.down_proj", (E, inner)),
+        ):  # fmt: skip
+            names[f"model.layers.{n}.{name}.weight"] = shape
+        names[f"model.layers.{n}.self_attn.rotary_emb.inv_freq"] = (3,)
+    observed = {}
+    ids = torch.from_numpy(rng.integers(0, V, 9))
+    for kind, config, shapes, prefix in (
+        ("gpt2", gpt2, tensors, ""),
+        ("gpt2 with prefix", gpt2, tensors, "transformer."),
+        ("qwen3", qwen, names, ""),
+    ):
+        weights = {prefix + name: _tensor(rng, *shape, scale=0.5) for name, shape in shapes.items()}
+        with tempfile.TemporaryDirectory() as folder:
+            folder = Path(folder)
+            (folder / "config.json").write_text(json.dumps(config))
+            order = sorted(weights)
+            shards = {"a.safetensors": order[::2], "b.safetensors": order[1::2]}
+            for file, part in shards.items():
+                save_file({name: weights[name] for name in part}, folder / file)
+            index = {"weight_map": {name: file for file, part in shards.items() for name in part}}
+            (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+            model = load_model(folder)
+        hidden = model(ids, torch.arange(9), RecomputeAttend(model.config))
+        observed[kind] = {"logits": model.logits(hidden), "names": sorted(model.state_dict())}
+    return observed
+
+
+@scenario(task=5)
+def rows_of_two_sequences(nanovllm, rng):
+    """Tokens of two sequences in one step, in mixed order, as the engine of lab 04 sends them."""
     import torch
 
-    from nanovllm.model.attention import RecomputeAttend
+    from nanovllm.model.attend import RecomputeAttend
     from nanovllm.model.config import RopeScaling
     from nanovllm.model.loader import dummy_model
 
-    scaling = RopeScaling("llama3", 4.0, 24)
     observed = {}
     for family, more in (
         ("qwen3", {"tie_embeddings": True}),
-        ("llama", {"rope_scaling": scaling}),
+        ("llama", {"rope_scaling": RopeScaling("llama3", 4.0, 24)}),
         ("mistral", {"windows": (3, 3)}),
         ("qwen2", {"qkv_bias": True, "windows": (None, 2)}),
         ("gpt2", {"tie_embeddings": True}),
     ):
         config = _config(rng, family, **more)
         model = dummy_model(config, seed=int(rng.integers(1000)))
-        ids = _ids(rng, config, 11)
-        start = int(rng.integers(0, 50))
-        hidden = model(ids, torch.arange(start, start + 11), RecomputeAttend(config))
-        observed[family] = {"hidden": hidden, "logits": model.logits(hidden[[2, 7, 10]])}
+        ids, start = _ids(rng, config, 11), int(rng.integers(0, 50))
+        owner = torch.from_numpy(rng.integers(0, 2, 11))
+        positions = torch.empty(11, dtype=torch.long)
+        for which in (0, 1):
+            rows = owner == which
+            positions[rows] = start * which + torch.arange(int(rows.sum()))
+        layers = []
+
+        def attend(layer, q, k, v, owner=owner, config=config, layers=layers):
+            layers.append(layer)
+            out = torch.zeros_like(q)
+            for which in owner.unique():
+                rows = owner == which
+                out[rows] = RecomputeAttend(config)(layer, q[rows], k[rows], v[rows])
+            return out
+
+        hidden = model(ids, positions, attend)
+        one = model(ids[:1], positions[:1], RecomputeAttend(config))
+        observed[family] = {
+            "hidden": hidden,
+            "layers": layers,
+            "one": one,
+            "logits": model.logits(hidden[[2, 7, 10]]),
+        }
     return observed
 
 
 @scenario(task=6)
-def any_chunks_through_the_cache(nanovllm, rng):
+def caches_that_branch(nanovllm, rng):
+    """A prompt read once, then three continuations of it, each in a copy, with windows."""
     import torch
 
     from nanovllm.model.cache import ContiguousCache, forward_cached
@@ -196,51 +345,72 @@ def any_chunks_through_the_cache(nanovllm, rng):
 
     config = _config(rng, layers=3, windows=(None, int(rng.integers(1, 6)), None))
     model = dummy_model(config, seed=int(rng.integers(1000)))
-    ids = _ids(rng, config, 17)
     cache = ContiguousCache(config, capacity=17)
-    whole = [forward_cached(model, cache, part) for part in ids.split(_chunks(rng, 17))]
-    full = cache.length
-    cache.truncate(int(rng.integers(1, 16)))
-    kept = cache.length
-    again = [forward_cached(model, cache, part) for part in ids[kept:].split([1] * (17 - kept))]
+    prompt = [forward_cached(model, cache, part) for part in _ids(rng, config, 8).split(3)]
+    branches = [cache, cache.clone(), cache.clone()]
+    hidden = [[] for _ in branches]
+    for _ in range(4):  # in turn, so that shared memory would show
+        for branch, rows in zip(branches, hidden, strict=True):
+            rows.append(forward_cached(model, branch, _ids(rng, config, int(rng.integers(1, 3)))))
+    late = branches[1].clone()
+    late.truncate(int(rng.integers(1, 9)))
+    again = forward_cached(model, late, _ids(rng, config, 4))
+    late.reset()
     return {
-        "hidden": torch.cat(whole),
-        "again": torch.cat(again),
-        "lengths": [full, kept, cache.length],
-        "bytes": cache.nbytes,
+        "prompt": torch.cat(prompt),
+        "branches": [torch.cat(rows) for rows in hidden],
+        "again": again,
+        "from the start": forward_cached(model, late, _ids(rng, config, 17)),
+        "lengths": [branch.length for branch in branches],
+        "bytes": [cache.nbytes, late.nbytes, late.capacity],
     }
 
 
 @scenario(task=6)
-def a_cache_that_is_too_small(nanovllm, rng):
+def steps_that_are_given_up(nanovllm, rng):
+    """Steps that stop before `advance`, layers in another order, 16 bits, refusals between."""
+    import torch
+
     from nanovllm.model.cache import CacheFullError, ContiguousCache
 
-    config = _config(rng)
-    capacity = int(rng.integers(3, 9))
-    cache = ContiguousCache(config, capacity)
-    q = _tensor(rng, capacity + 1, config.num_heads, config.head_dim)
-    k = _tensor(rng, capacity + 1, config.num_kv_heads, config.head_dim)
-    log = []
-    for size in (capacity + 1, capacity, 1):
+    config = _config(rng, layers=3)
+    capacity = int(rng.integers(6, 12))
+    cache = ContiguousCache(config, capacity, dtype=torch.bfloat16)
+
+    def step(size, layers):
+        out = []
+        for layer in layers:
+            q = _tensor(rng, size, config.num_heads, config.head_dim).bfloat16()
+            k, v = (
+                _tensor(rng, size, config.num_kv_heads, config.head_dim).bfloat16() for _ in "kv"
+            )
+            out.append(cache.attend(layer, q, k, v).float())
+        return out
+
+    log, seen = [], []
+    for _ in range(12):
+        size = int(rng.integers(1, 5))
+        what = int(rng.integers(0, 5))
         try:
-            cache.attend(0, q[:size], k[:size], k[:size])
-            cache.advance(size)
-            log.append("stored")
+            if what == 0:
+                seen += step(size, [0, 1])  # given up: the next step writes over it
+            elif what == 1:
+                cache.truncate(int(rng.integers(-1, capacity + 2)))
+            else:
+                seen += step(size, [2, 0, 1])
+                cache.advance(size)
+            log.append(cache.length)
         except CacheFullError:
-            log.append("refused")
-        log.append(cache.length)
-    for length in (capacity + 1, -1, 1):
-        try:
-            cache.truncate(length)
-            log.append("truncated")
+            log.append("full")
         except ValueError:
             log.append("refused")
-        log.append(cache.length)
-    return {"log": log, "stored": cache.k[0]}
+    return {"log": log, "seen": seen, "bytes": cache.nbytes}
 
 
 @scenario(task=7)
 def costs_of_random_models(nanovllm, rng):
+    from dataclasses import replace
+
     from nanovllm.model import accounting
 
     observed = []
@@ -259,6 +429,19 @@ def costs_of_random_models(nanovllm, rng):
                 "generation": [
                     accounting.generation_flops(config, new, 20, c) for c in (True, False)
                 ],
+                "weights": [
+                    accounting.weight_count(config),
+                    accounting.weight_count(replace(config, tie_embeddings=True)),
+                ],
+                "training": [
+                    [
+                        accounting.activation_count(config, checkpointed),
+                        accounting.training_bytes(config, new, checkpointed).total,
+                        accounting.training_bytes(config, new, checkpointed).optimizer,
+                        accounting.training_flops(config, new, checkpointed),
+                    ]
+                    for checkpointed in (False, True)
+                ],
                 "moved": accounting.step_bytes(config, new, cached, size),
                 "intensity": accounting.arithmetic_intensity(config, new, cached, size),
                 "seconds": [
@@ -273,7 +456,7 @@ def costs_of_random_models(nanovllm, rng):
 def logits_of_the_bundled_model(nanovllm, rng):
     import torch
 
-    from nanovllm.model.attention import RecomputeAttend
+    from nanovllm.model.attend import RecomputeAttend
     from nanovllm.model.loader import load_model
 
     folder = Path(nanovllm.__file__).resolve().parents[1] / "models" / "target"

@@ -11,8 +11,8 @@ from nanovllm.bench.contestants import Ready
 from nanovllm.bench.rounds import Report
 from nanovllm.bench.stages import STAGES, Answers, Room
 from nanovllm.bench.workload import Workload
-from nanovllm.llm.options import OptionError
-from nanovllm.llm.packages import is_mine
+from nanovllm.llm.lab_packages import is_mine
+from nanovllm.llm.read_options import OptionError
 from nanovllm.model.transformer import Transformer
 
 LABS = ("model", "generation", "batching", "paging", "kernels")  # of labs 02 to 06, in order

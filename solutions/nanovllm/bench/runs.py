@@ -16,7 +16,7 @@ from nanovllm.bench.record import bar_plot, record
 from nanovllm.bench.rounds import Report, agreement, latency, throughput
 from nanovllm.bench.stages import Room
 from nanovllm.bench.workload import random_workload, service_workload
-from nanovllm.llm.options import BUNDLED
+from nanovllm.llm.read_options import BUNDLED
 from nanovllm.model.loader import load_config, load_model
 from nanovllm.tokenization.tokenizer import Tokenizer
 
@@ -137,7 +137,10 @@ def run_memory(
     kv_tokens: int, max_model_len: int, block_size: int, requests: int, report: Report
 ) -> Outcome:
     """Slots against blocks: on the books with a large trace, and in a real run."""
-    from nanovllm.bench import memory, memory_run  # on labs that may not be here
+    from nanovllm.bench import (
+        memory,  # on labs that may not be here
+        memory_run,  # on labs that may not be here
+    )
 
     config = load_config(BUNDLED)
     sizes = {"kv_tokens": kv_tokens, "max_model_len": max_model_len, "block_size": block_size}
@@ -164,14 +167,14 @@ def run_memory(
 
 def run_policies(requests: int, rate: float, seed: int) -> Outcome:
     """Lab 04's simulator: static batches and all policies, on three traces."""
-    from nanovllm.bench import policies  # on a lab that may not be here
+    from nanovllm.bench import compare_policies  # on a lab that may not be here
 
-    found = policies.compare(requests, rate, seed)
+    found = compare_policies.compare(requests, rate, seed)
     settings = {"requests": requests, "rate": rate, "seed": seed}
     return Outcome(
-        record("policies", settings, policies.as_json(found)),
+        record("policies", settings, compare_policies.as_json(found)),
         tables.policies(found),
-        lambda path: policies.plot(found, path),
+        lambda path: compare_policies.plot(found, path),
     )
 
 

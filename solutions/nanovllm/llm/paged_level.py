@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from nanovllm.batching.engine import Engine
 from nanovllm.generation.beam import BeamSearchParams, Hypothesis
 from nanovllm.generation.request import weight_of
-from nanovllm.llm.continuous_rung import ContinuousRung
-from nanovllm.llm.engines import make_engine, step_kind
+from nanovllm.llm.continuous_level import ContinuousRung
+from nanovllm.llm.paged_engines import make_engine, step_kind
 from nanovllm.paging.beam import paged_beam_search
 
 

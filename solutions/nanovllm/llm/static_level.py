@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from nanovllm.generation.beam import BeamSearchParams, Hypothesis, beam_search
+from nanovllm.llm.engine_levels import AnyEngine, EventKinds
 from nanovllm.llm.engine_options import EngineOptions
-from nanovllm.llm.rungs import AnyEngine, EventKinds
 from nanovllm.llm.static_engine import StaticEngine
 from nanovllm.model.transformer import Transformer
 from nanovllm.tokenization.tokenizer import Tokenizer

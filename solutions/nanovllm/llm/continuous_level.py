@@ -4,8 +4,8 @@ from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Aborted, Failed, Stepped
 from nanovllm.batching.slot_store import SlotStore
 from nanovllm.generation.request import weight_of
-from nanovllm.llm.rungs import EventKinds
-from nanovllm.llm.static_rung import StaticRung
+from nanovllm.llm.engine_levels import EventKinds
+from nanovllm.llm.static_level import StaticRung
 from nanovllm.model.accounting import kv_bytes_per_token
 
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from nanovllm.generation.beam import BeamSearchParams, Hypothesis
 from nanovllm.generation.params import SamplingParams
 from nanovllm.llm.engine_options import EngineOptions
-from nanovllm.llm.options import OptionError
-from nanovllm.llm.packages import is_mine, package_of, why_missing
+from nanovllm.llm.lab_packages import is_mine, package_of, why_missing
+from nanovllm.llm.read_options import OptionError
 from nanovllm.model.transformer import Transformer
 from nanovllm.tokenization.tokenizer import Tokenizer
 

@@ -15,11 +15,11 @@ from nanovllm.generation.errors import RequestError, check_request
 from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
 from nanovllm.generation.keys import sample_seed
 from nanovllm.generation.params import SamplingParams
+from nanovllm.llm.engine_levels import choose
 from nanovllm.llm.engine_options import read_engine_options
-from nanovllm.llm.options import BUNDLED, read_device, read_dtype, read_max_model_len
 from nanovllm.llm.prompts import AnyPrompt, Prompt, read_params, read_prompt, read_prompts
+from nanovllm.llm.read_options import BUNDLED, read_device, read_dtype, read_max_model_len
 from nanovllm.llm.results import beam_outputs, completion_output
-from nanovllm.llm.rungs import choose
 from nanovllm.llm.runner import Call, Runner
 from nanovllm.llm.tracking import Tracker, UseTqdm
 from nanovllm.model.accounting import kv_bytes_per_token

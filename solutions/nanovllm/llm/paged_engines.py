@@ -3,7 +3,7 @@
 from nanovllm.batching.engine import Engine
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_options import EngineOptions
-from nanovllm.llm.packages import is_mine, why_missing
+from nanovllm.llm.lab_packages import is_mine, why_missing
 from nanovllm.llm.paged_store import attention_backend, paged_store
 from nanovllm.model.accounting import kv_bytes_per_token
 from nanovllm.model.transformer import Transformer
