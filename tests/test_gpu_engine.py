@@ -701,7 +701,7 @@ class TestChoice:
         plain = LLM(tmp_path, max_num_seqs=3)
         expected = plain.generate(prompts, params, use_tqdm=False)
         with monkeypatch.context() as patch:
-            for module in ("engines", "paged_rung"):
+            for module in ("paged_engines", "paged_level"):
                 path = f"nanovllm.llm.{module}.step_kind"
                 patch.setattr(path, lambda model, options: "CUDA graphs")
             kind = partial(GpuEngine, capture=uncaptured)

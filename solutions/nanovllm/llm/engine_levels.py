@@ -103,9 +103,9 @@ class Level:
 
 
 LADDER = (  # the lowest first; no LLM can do without labs 01 to 03
-    Level("static", "lab03", "static batches", "static_rung:StaticRung"),
-    Level("continuous", "lab04", "continuous batching on slots", "continuous_rung:ContinuousRung"),
-    Level("paged", "lab05", "paged continuous batching", "paged_rung:PagedRung"),
+    Level("static", "lab03", "static batches", "static_level:StaticRung"),
+    Level("continuous", "lab04", "continuous batching on slots", "continuous_level:ContinuousRung"),
+    Level("paged", "lab05", "paged continuous batching", "paged_level:PagedRung"),
 )
 OPTIONS_OF = {
     "max_num_batched_tokens": "lab04",
