@@ -559,39 +559,6 @@ MISTAKES = [
         says="The chosen token's rank is its place in a sorted list; among equals it counts them "
         "all.",
     ),
-    Mistake(
-        name="chain-in-half-precision",
-        task=2,
-        symbol=SAMPLE,
-        old="processed = logits.float()",
-        new="processed = logits",
-        says="The chain works in the model's half precision; small biases and penalties vanish.",
-    ),
-    Mistake(
-        name="top-p-before-top-k",
-        task=2,
-        symbol=SAMPLE,
-        old="""        if any(p.top_k for p in params):
-            shaped = chain.apply_top_k(shaped, column([p.top_k for p in params]))
-        if any(p.top_p < 1 for p in params):
-            shaped = chain.apply_top_p(shaped, column([p.top_p for p in params]))
-""",
-        new="""        if any(p.top_p < 1 for p in params):
-            shaped = chain.apply_top_p(shaped, column([p.top_p for p in params]))
-        if any(p.top_k for p in params):
-            shaped = chain.apply_top_k(shaped, column([p.top_k for p in params]))
-""",
-        says="top-p comes before top-k; it must see what top-k has left.",
-    ),
-    Mistake(
-        name="temperature-after-filters",
-        task=2,
-        symbol=SAMPLE,
-        old="drawn = chain.draw(shaped, *keys)",
-        new="drawn = chain.draw(chain.apply_temperature(shaped, "
-        "column([p.temperature for p in params])), *keys)",
-        says="The temperature is applied twice.",
-    ),
     # Task 3: beam search
     Mistake(
         name="beams-without-history",
