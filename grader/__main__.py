@@ -80,6 +80,24 @@ def mistakes(
 
 
 @app.command()
+def verbatim(lab: str) -> None:
+    """List the solution lines of a lab that stand in its release, and where."""
+    from grader.release.contents import contents
+    from grader.release.leaks import MOST, verbatim
+    from grader.release.selection import select
+
+    chosen = find_lab(lab)
+    found = verbatim(contents(select(f"{labs()[0].key}-{chosen.key}", "none")), chosen)
+    for line, places in found.found.items():
+        more = f" and {len(places) - 2} more" if len(places) > 2 else ""
+        console.print(f"{line}\n    {', '.join(places[:2])}{more}", markup=False, highlight=False)
+    console.print(
+        f"{len(found.found)} of {found.total} lines ({found.share:.1%}; at most {MOST:.0%})"
+    )
+    raise typer.Exit(1 if found.share >= MOST else 0)
+
+
+@app.command()
 def hours(
     what: Annotated[
         str, typer.Argument(metavar="[NN|DIR]", help="a lab, or a folder with a class's packs")

@@ -50,11 +50,15 @@ def read(lab: Lab) -> dict[str, tuple[str, ...]]:
     """The hints of each check, by `file.py::name`."""
     path = lab.folder / "hints.txt"
     try:
-        text = path.read_text(encoding="utf-8").partition("\n")[2]
-        data = json.loads(zlib.decompress(base64.b64decode(text)))
+        data = decoded(path.read_text(encoding="utf-8"))
         return {name: tuple(map(str, texts)) for name, texts in data.items()}
     except (OSError, ValueError, AttributeError, TypeError, zlib.error, binascii.Error):
         raise LabError(
             f"labs/{lab.key}/hints.txt cannot be read; `git checkout labs/{lab.key}/hints.txt` "
             "restores it (maintainers: `python -m grader build`)."
         ) from None
+
+
+def decoded(text: str) -> dict[str, list[str]]:
+    """What a `hints.txt` of this text holds."""
+    return json.loads(zlib.decompress(base64.b64decode(text.partition("\n")[2])))

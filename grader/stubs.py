@@ -164,6 +164,15 @@ def starts_empty(stub: str, qualname: str) -> bool:
     return owner not in public_names(ast.parse(stub).body)
 
 
+def has_empty_file(lab: Lab) -> bool:
+    """Whether a file of the lab starts empty."""
+    return any(
+        region.level == "module" and region.names
+        for path in lab.reference.glob("*.py")
+        for region in regions(path.read_text(encoding="utf-8"))
+    )
+
+
 def lab_stubs(lab: Lab) -> dict[str, str]:
     """File name -> text of every stub of a lab; lab.toml must name just its symbols.
 

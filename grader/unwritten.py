@@ -59,7 +59,7 @@ def _of_task(module: str, name: str) -> Unwritten | None:
         if module.startswith("nanovllm.") and lab.package == package:
             for symbol, task in lab.task_of_symbol.items():
                 home, _, qualname = symbol.partition(":")
-                if qualname == name and rest in ("", home):
+                if name in (qualname, qualname.partition(".")[0]) and rest in ("", home):
                     return Unwritten(lab.key, task.id, name)
     return None
 

@@ -12,8 +12,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 
+from grader.catalog import labs
 from nanovllm import LLM, SamplingParams
 from nanovllm.cli.conversation import Conversation
+from nanovllm.cli.errors import explain
 from nanovllm.cli.meter import Meter
 from nanovllm.cli.screen import safe
 from nanovllm.generation.errors import RequestError
@@ -324,6 +326,18 @@ class TestStudentsCode:
         assert done.returncode == 2, done.stderr
         assert done.stderr.startswith(f"nanovllm: {whose} task 9 is not written yet: {function} (")
         assert "--code reference" in done.stderr and done.stderr.count("\n") == 1
+
+    def test_a_name_that_a_file_which_starts_empty_lacks(self):
+        for lab in labs():
+            symbol, task = next(iter(lab.task_of_symbol.items()))
+            module, _, qualname = symbol.partition(":")
+            name, home = qualname.partition(".")[0], f"nanovllm.{lab.package}.{module}"
+            error = ImportError(f"cannot import name {name!r} from {home!r} (/x/y.py)")
+            sentence, code = explain(error)
+            assert sentence.startswith(f"{lab.key} task {task.id} is not written yet: {name} (")
+            assert code == 2
+        sentence, code = explain(ImportError("cannot import name 'x' from 'elsewhere' (/x/y.py)"))
+        assert code == 1 and "ImportError" in sentence
 
     def test_an_error_in_it(self, model, mine):
         self.spoil(mine, "sampling.py", "sample", "_ = 1 / 0")

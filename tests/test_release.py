@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,15 +18,15 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from grader.catalog import find_lab, labs
+from grader.catalog import Lab, find_lab, labs
 from grader.errors import LabError
 from grader.mistakes import bank
 from grader.paths import HIDDEN, NOTEBOOK_SOURCES, ROOT
 from grader.release.contents import contents
-from grader.release.leaks import leaks, secrets
+from grader.release.leaks import MOST, leaks, secrets, verbatim
 from grader.release.selection import select
 from grader.release.write import RECORD, write_release
-from grader.stubs import solutions
+from grader.stubs import has_empty_file, solutions
 
 TWO_LABS_CLOSED_ONE_OPEN = ("01-03", "01,02")
 KINDS = r"(lines of )?(the|a) (solution|code|hidden scenario|model answer)"
@@ -119,6 +121,26 @@ def test_no_hidden_scenario_mistake_or_model_answer_is_in_it(released: dict[str,
         ]
         assert answers
         assert not [line for lines in answers for line in lines if line in text]
+
+
+def test_few_solution_lines_stand_verbatim_in_the_release(lab: Lab) -> None:
+    """Anywhere: handouts, checks, hints, notebooks, demos, predictions, plots, tools."""
+    if not has_empty_file(lab):
+        pytest.skip("not built anew yet")
+    found = verbatim(contents(select(f"{labs()[0].key}-{lab.key}", "none")), lab)
+    assert found.share < MOST, found.found
+
+
+def test_a_line_is_found_wherever_it_stands() -> None:
+    lab = find_lab(3)
+    line = next(
+        line.strip() for _, body in solutions(lab) for line in body.splitlines() if len(line) > 40
+    )
+    hints = zlib.compress(json.dumps({"a::b": ["x", "y", f"say `{line}`"]}).encode())
+    packed = b"# hints\n" + base64.b64encode(hints)
+    spread = line.replace(" ", "  ").encode()
+    for name, data in (("labs/lab03/hints.txt", packed), ("labs/lab03/README.md", spread)):
+        assert list(verbatim({name: data}, lab).found) == [line]
 
 
 def test_the_search_for_leaks_finds_each_kind(released: dict[str, bytes]) -> None:

@@ -8,13 +8,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from grader.catalog import labs
+from grader.catalog import Lab, labs
+from grader.hintfile import decoded
 from grader.mistakes import bank
 from grader.paths import HIDDEN, NOTEBOOK_SOURCES
 from grader.release.selection import Selection
-from grader.stubs import lab_stubs, solutions
+from grader.stubs import has_empty_file, lab_stubs, solutions
 
 WINDOW = 3  # so many lines of a solution in a row are a leak, even where the rest is missing
+TELLING = 16  # a line of a solution counts from this length on, where it stands verbatim
+MOST = 0.02  # so large a share of a lab's solution lines may, by chance
 LONG = 40  # a single line of a planted mistake or of a model answer counts from this length on
 FORBIDDEN = re.compile(
     r"^(solutions/(hidden|hints|mistakes|notebooks)/|grader/(grading|classroom)/)|\.pyc$"
@@ -31,12 +34,46 @@ class Secret:
 
 def leaks(files: dict[str, bytes], selection: Selection) -> list[str]:
     """One sentence for everything in the release that should not be there."""
-    texts = {name: "\n".join(["", *_lines(_text(name, data)), ""]) for name, data in files.items()}
+    old = {f"labs/{lab.key}/hints.txt" for lab in labs() if not has_empty_file(lab)}
+    texts = {
+        name: "\n".join(["", *_lines(_text(name, data)), ""])
+        for name, data in files.items()
+        if name not in old  # their hints are nearly the code still
+    }
     found = [f"{name} must not be released" for name in files if FORBIDDEN.search(name)]
     for secret in secrets(selection):
         needle = "\n".join(["", *secret.lines, ""])
         found += [f"{name} holds {secret.what}" for name, text in texts.items() if needle in text]
     return sorted(set(found))
+
+
+@dataclass(frozen=True)
+class Verbatim:
+    """A lab's solution lines that count, and where those that a release holds stand in it."""
+
+    total: int
+    found: dict[str, list[str]]
+
+    @property
+    def share(self) -> float:
+        return len(self.found) / max(1, self.total)
+
+
+def verbatim(files: dict[str, bytes], lab: Lab) -> Verbatim:
+    """Every line of the lab's solutions that stands anywhere in the release, hints included."""
+    lines = {line for _, body in solutions(lab) for line in _lines(body) if len(line) >= TELLING}
+    texts = {name: _squashed(_text(name, data)) for name, data in files.items()}
+    found = {}
+    for line in sorted(lines):
+        places = [name for name, text in texts.items() if _squashed(line) in text]
+        if places:
+            found[line] = places
+    return Verbatim(len(lines), found)
+
+
+def _squashed(text: str) -> str:
+    """Without spaces, quotes and backslashes, so that no other way to write it hides a line."""
+    return re.sub(r"[\s\"'`\\]", "", text)
 
 
 def secrets(selection: Selection) -> Iterator[Secret]:
@@ -84,6 +121,8 @@ def _text(name: str, data: bytes) -> str:
     text = data.decode("utf-8", "replace")
     if name.endswith(".ipynb"):
         return "\n".join("".join(cell["source"]) + "\n" for cell in json.loads(text)["cells"])
+    if name.endswith("hints.txt"):
+        return "\n".join(text for hints in decoded(text).values() for text in hints)
     if name.endswith("checks.json"):
         return ""
     return text

@@ -76,8 +76,11 @@ def progression(
 
 
 def _why_not(error: Exception) -> str:
-    if isinstance(error, NotImplementedError):
-        return f"not written yet: {error}"
+    from grader.unwritten import unwritten  # it knows the names of files that start empty
+
+    absent = unwritten(error)
+    if absent:
+        return f"not written yet: {absent}"
     if isinstance(error, OptionError | ModuleNotFoundError):  # of a lab that is not here
         return str(error)
     return f"{type(error).__name__}: {error}"

@@ -1,0 +1,86 @@
+"""What makes the record of a planted mistake stale, and what does not; where one can be planted."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from grader import catalog, mistakes_record
+from grader.catalog import Lab
+from grader.mistakes import Mistake, MistakeError, plant
+from grader.paths import LABS
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of lab 02's folder, which the catalog now takes for the lab's."""
+    shutil.copytree(LABS / "lab02", tmp_path / "labs" / "lab02")
+    monkeypatch.setattr(catalog, "LABS", tmp_path / "labs")
+    return tmp_path / "labs" / "lab02"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "stays"),
+    [
+        ('title="', 'title="Another: ', True),  # the marker
+        ("from grader import", "from grader.checks import", True),  # where a module lies
+        ("import torch\n", "import torch  # why\n", True),
+        ("import torch\n", "import torch\n\nONE = 1\n", False),
+    ],
+)
+def test_what_a_record_depends_on(copy: Path, old: str, new: str, stays: bool) -> None:
+    lab = catalog.find_lab(2)
+    before = mistakes_record.mistake_digests(lab)
+    check = sorted(copy.glob("test_1_*.py"))[0]
+    text = check.read_text(encoding="utf-8")
+    assert old in text
+    check.write_text(text.replace(old, new, 1), encoding="utf-8")
+    task1 = {m.name for m in mistakes_record.mistakes.bank(lab) if m.task == 1}
+    after = mistakes_record.mistake_digests(lab)
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == (set() if stays else task1)
+
+
+SOURCE = '''"""A file."""
+
+### BEGIN SOLUTION
+LIMIT = 3
+
+
+def pick(n):
+    return _helper(n)
+
+
+def _helper(n):
+    return n + LIMIT
+
+
+class Box:
+    size = 4
+### END SOLUTION
+'''
+
+
+@pytest.mark.parametrize(
+    ("symbol", "old", "new"),
+    [
+        ("a:pick", "return _helper(n)", "return _helper(-n)"),
+        ("a:_helper", "n + LIMIT", "n - LIMIT"),
+        ("a:Box", "size = 4", "size = 5"),
+        ("a:", "LIMIT = 3", "LIMIT = 4"),
+    ],
+)
+def test_a_mistake_in_a_file_that_starts_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, symbol: str, old: str, new: str
+) -> None:
+    home = tmp_path / "reference"
+    (home / "model").mkdir(parents=True)
+    (home / "model" / "a.py").write_text(SOURCE)
+    monkeypatch.setattr(catalog, "REFERENCE", home)
+    lab = Lab(2, "x", "model", "a.py", ())
+    plant(Mistake("m", 1, symbol, old, new, "says"), lab, tmp_path / "planted")
+    assert (tmp_path / "planted" / "model" / "a.py").read_text() == SOURCE.replace(old, new)
+    with pytest.raises(MistakeError, match="must be there once"):
+        plant(Mistake("m", 1, symbol, "nothing", "x", "says"), lab, tmp_path / "other")
