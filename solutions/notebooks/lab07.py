@@ -53,7 +53,7 @@ with needs("07", 1):
 # %%
 guess = predict("07", "a", ...)
 with needs("07", 1):
-    print(answer("07", "a"))
+    answer("07", "a")
 
 # %% nbgrader={"grade": true, "grade_id": "lab07-task-1", "locked": true, "points": 28, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="07" nanovllm_task=1
 check_task("07", 1)
@@ -182,7 +182,8 @@ with needs("07", 1, 4, 7):
 # %%
 guesses = [predict("07", "b", ...), predict("07", "c", ...)]
 with needs("07", 1, 4, 7):
-    print(answer("07", "b"), answer("07", "c"))
+    answer("07", "b")
+    answer("07", "c")
 
 # %% nbgrader={"grade": true, "grade_id": "lab07-task-4", "locked": true, "points": 18, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="07" nanovllm_task=4
 check_task("07", 4)
@@ -268,7 +269,7 @@ with needs("07", 1, 4, 7):
 # 300 people come within 10 seconds; a server with a queue of 8 cannot take them all. Each asks up to 8
 # times. Write `pause(attempt, draw)`: how long a client waits after its refusal number `attempt` (1, 2, ...);
 # `draw` is a random number from 0 to 1. Two rules are given: every second, and doubling. **Predict** how
-# many people are answered under each. Then beat both.
+# many people are answered under each. Then beat both: everybody is answered, with fewer requests.
 
 
 # %% nbgrader={"grade": false, "grade_id": "lab07-experiment-3", "locked": false, "schema_version": 3, "solution": true, "task": false, "cell_type": "code"}
@@ -305,7 +306,7 @@ with needs("07", 1, 4, 7):
         loads[name] = simulate(lambda s, times=times: open_loop(s.send, times), 10_000)[1]
     loads["12 users"] = simulate(lambda s: closed_loop(s.send, 600, 12), 10_000)[1]
     plots.cumulative(loads)
-    print(answer("07", "d"))
+    answer("07", "d")
 
 # %%
 with needs("07", 1, 4, 7):
