@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 
 torch.cuda.is_available = lambda: True  # so that the package defines kernels to be compiled
 
-from nanovllm.kernels import (
+from nanovllm.kernels import (  # noqa: E402
     add,
     paged_decode,
     paged_prefill,

@@ -8,7 +8,12 @@ import torch
 
 from grader import expect
 from nanovllm.model.config import RopeScaling
-from nanovllm.model.rope import apply_rope, inverse_frequencies, llama3_frequencies, rotation_angles
+from nanovllm.model.rope import (
+    apply_rope,
+    inverse_frequencies,
+    llama3_frequencies,
+    rotation_angles,
+)
 
 
 def _turned(x, angles):

@@ -187,26 +187,36 @@ def test_over():
         cause='the best open beam is scored at its present length, with "never" and a penalty '
         "above 0 at max_tokens, and compared with the worst finished one",
     )
-    found = {}
-    for early in (True, False, "never"):
-        search = _search(1, eos=(0,), max_tokens=4, length_penalty=1.0, early_stopping=early)
-        steps = []
-        search.update(_logprobs([{3: 0.9, 0: 0.1}]))
-        for table in ({0: 0.6, 4: 0.4}, {5: 0.9}, {6: 0.9}):
-            if not search.over:
-                search.update(_logprobs([table]))
-                steps.append(search.over)
-        found[str(early)] = (steps, [list(h.token_ids) for h in search.finished])
+
+    def second(weights, penalty):
+        """The same after a second step: one ended with -0.92 in the first, [3] goes on."""
+        found = []
+        for early in (True, False, "never"):
+            search = _search(2, max_tokens=5, length_penalty=penalty, early_stopping=early)
+            search.update(_logprobs([{3: 0.5, 0: 0.4, 4: 0.05}]))
+            search.update(_logprobs([weights, {6: 0.5}]))
+            found.append(search.over)
+        return found
+
     expect(
-        found,
         {
-            "True": ([True], [[3, 0]]),
-            "False": ([True], [[3, 0]]),
-            "never": ([False, False, True], [[3, 4, 5, 6]]),
+            "end 0.52, open 0.44, penalty 1": second({0: 0.52, 5: 0.44}, 1.0),
+            "end 0.6, open 0.15, penalty 1": second({0: 0.6, 5: 0.15}, 1.0),
+            "end 0.52, open 0.44, penalty 0": second({0: 0.52, 5: 0.44}, 0.0),
+            "end 0.4, open 0.6, penalty 0": second({0: 0.4, 5: 0.6}, 0.0),
+            "end 0.4, open 0.6, penalty -1": second({0: 0.4, 5: 0.6}, -1.0),
         },
-        call="over after each step from the second on, and finished, of three searches of width 1",
-        cause="the open beam [3, 4] has -1.02 after two tokens: -0.51 now, but up to -0.26 at four "
-        "tokens, and [3, 0] has -0.31",
+        {
+            "end 0.52, open 0.44, penalty 1": [True, False, False],
+            "end 0.6, open 0.15, penalty 1": [True, True, False],
+            "end 0.52, open 0.44, penalty 0": [True, True, True],
+            "end 0.4, open 0.6, penalty 0": [True, False, False],
+            "end 0.4, open 0.6, penalty -1": [True, False, False],
+        },
+        call="search.over after a second step in which [3] ends or goes on with these weights; "
+        "width 2, max_tokens 5; the end of the first step has -0.92",
+        cause="early_stopping=False goes on while the best open beam beats the worst finished one "
+        "at its present length",
     )
 
 

@@ -10,7 +10,13 @@ from nanovllm.batching.policies import make_policy
 from nanovllm.batching.request import Priority
 from nanovllm.batching.scheduler import Scheduler
 from nanovllm.batching.simulated import CountingStore
-from nanovllm.batching.simulator import StepCost, jain_fairness, report, simulate, simulate_static
+from nanovllm.batching.simulator import (
+    StepCost,
+    jain_fairness,
+    report,
+    simulate,
+    simulate_static,
+)
 from nanovllm.batching.traces import Arrival, bursty, heavy_tailed
 from nanovllm.generation.latency import ManualClock
 

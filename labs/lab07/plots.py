@@ -137,7 +137,7 @@ def waits(axes: Any, found: tuple[Any, list], limit: float = 1.0) -> None:
     axes.text(0.03, 0.93, f"{share:.0f} % good", transform=axes.transAxes, fontsize=8, va="top")
 
 
-def retries(policies: dict[str, tuple[Sequence[float], int, int]], seconds: int = 60) -> None:
+def retries(policies: dict[str, tuple[Sequence[float], int, int]], seconds: int = 45) -> None:
     """How often the server is asked each second, by what refused clients do."""
     figure, rows = plt.subplots(len(policies), 1, figsize=(8, 4.6), sharex=True, sharey=True)
     for axes, (name, (asked, answered, people)) in zip(rows, policies.items(), strict=True):
@@ -186,7 +186,7 @@ def slots(rows: Sequence[Sequence[float]], given_up: int, name: str) -> None:
     )
     axes.axvline(given_up - 0.5, color="black", lw=1, ls=":")
     axes.set(xlabel="step", ylabel="slot", yticks=range(len(rows[0])))
-    axes.set_title(f"a colour for each request; {name} is given up before step {given_up}")
+    axes.set_title(f"a colour for each request; request {name} is given up before step {given_up}")
     axes.grid(visible=False)
     figure.tight_layout()
     plt.show()

@@ -159,9 +159,10 @@ def test_stream():
         stream.put(mine)
         mine.append(token(4, text="z"))
         stream.put([token(4, text="c")])
-        batches = [[e.text for e in await anext(stream)]]
+        turns = aiter(stream)
+        batches = [[e.text for e in await anext(turns)]]
         stream.put([finished(4), token(9, text="d"), finished(9)])
-        async for events in stream:
+        async for events in turns:
             batches.append([type(e).__name__ for e in events])
         return batches
 
@@ -175,9 +176,9 @@ def test_stream():
 
     async def read_early():
         stream = Stream([1])
-        found = []
+        turns, found = aiter(stream), []
         for text in "ab":
-            reader = asyncio.ensure_future(anext(stream))
+            reader = asyncio.ensure_future(anext(turns))
             for _ in range(5):
                 await asyncio.sleep(0)
             found.append(reader.done())

@@ -5,7 +5,15 @@ import pytest
 from grader import expect
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
-from nanovllm.batching.events import Aborted, Admitted, ChunkRun, Failed, Preempted, Queued, Stepped
+from nanovllm.batching.events import (
+    Aborted,
+    Admitted,
+    ChunkRun,
+    Failed,
+    Preempted,
+    Queued,
+    Stepped,
+)
 from nanovllm.batching.policies import RoundRobin
 from nanovllm.generation.events import Completion, Finished, Prefilled, TokenGenerated
 from nanovllm.generation.latency import ManualClock

@@ -167,34 +167,34 @@ MISTAKES = [
     Mistake(
         name="recompute-every-step",
         task=1,
-        symbol=LOOP + "._decode",
-        old="        newest = torch.tensor(sequence.output_token_ids[-1:], device=self.device)\n",
-        new="        self.cache.reset()\n        newest = torch.tensor((*sequence.prompt_token_ids, "
-        "*sequence.output_token_ids))\n",
+        symbol=LOOP + ".step",
+        old="            newest = torch.tensor(sequence.output_token_ids[-1:], device=self.device)\n",
+        new="            self.cache.reset()\n            newest = torch.tensor("
+        "(*sequence.prompt_token_ids, *sequence.output_token_ids))\n",
         says="Every step reads the whole sequence again; only the newest token is new.",
     ),
     Mistake(
         name="decode-position-off-by-one",
         task=1,
-        symbol=LOOP + "._decode",
-        old="return self.model.logits(forward_cached(self.model, self.cache, newest))",
+        symbol=LOOP + ".step",
+        old="logits = self.model.logits(forward_cached(self.model, self.cache, newest))",
         new="hidden = self.model(newest, torch.tensor([sequence.num_tokens]), self.cache.attend)\n"
-        "        self.cache.advance(1)\n        return self.model.logits(hidden)",
+        "            self.cache.advance(1)\n            logits = self.model.logits(hidden)",
         says="Decode positions are one too high: the newest token stands at num_tokens - 1.",
     ),
     Mistake(
         name="cache-not-advanced",
         task=1,
-        symbol=LOOP + "._decode",
-        old="return self.model.logits(forward_cached(self.model, self.cache, newest))",
+        symbol=LOOP + ".step",
+        old="logits = self.model.logits(forward_cached(self.model, self.cache, newest))",
         new="position = torch.tensor([sequence.num_tokens - 1])\n"
-        "        return self.model.logits(self.model(newest, position, self.cache.attend))",
+        "            logits = self.model.logits(self.model(newest, position, self.cache.attend))",
         says="The cache does not advance after a decode step, so each token overwrites the last.",
     ),
     Mistake(
         name="logits-of-first-row",
         task=1,
-        symbol=LOOP + "._prefill",
+        symbol=LOOP + ".step",
         old="hidden[-1:]",
         new="hidden[:1]",
         says="The first token comes from the logits of the prompt's first token, not of its last.",
@@ -202,25 +202,26 @@ MISTAKES = [
     Mistake(
         name="logits-of-all-rows",
         task=1,
-        symbol=LOOP + "._prefill",
-        old="return self.model.logits(hidden[-1:])",
-        new="return self.model.logits(hidden)[-1:]",
+        symbol=LOOP + ".step",
+        old="self.model.logits(hidden[-1:])",
+        new="self.model.logits(hidden)[-1:]",
         says="Logits are computed for every token of the prompt; only the last row is needed.",
     ),
     Mistake(
         name="samples-continue-each-other",
         task=1,
-        symbol=LOOP + "._decode",
-        old="self.cache.truncate(len(sequence.prompt_token_ids))",
+        symbol=LOOP + ".step",
+        old="self.cache.truncate(len(prompt))",
         new="pass",
         says="The cache still holds the previous sample when the next one starts.",
     ),
     Mistake(
         name="prompt-read-per-sample",
         task=1,
-        symbol=LOOP + "._decode",
-        old="            return self.prompt_logits",
-        new="            self.cache.reset()\n            return self._prefill(sequence)",
+        symbol=LOOP + ".step",
+        old="            logits = self.prompt_logits",
+        new="            self.cache.reset()\n            logits = self.model.logits("
+        "forward_cached(self.model, self.cache, prompt)[-1:])",
         says="The prompt is read again for every sample; its K, V and logits are there already.",
     ),
     Mistake(
@@ -309,7 +310,7 @@ MISTAKES = [
         name="bias-on-all-rows",
         task=2,
         symbol="chain:apply_logit_bias",
-        old="logits[i, token_id] += bias",
+        old="logits[n, token_id] += bias",
         new="logits[:, token_id] += bias",
         says="One row's bias is added to every row of the batch.",
     ),
@@ -342,8 +343,8 @@ MISTAKES = [
         name="repetition-divides-negative",
         task=2,
         symbol=PENALTIES,
-        old="torch.where(logits[i] > 0, logits[i] / scale, logits[i] * scale)",
-        new="logits[i] / scale",
+        old="torch.where(logits[n] > 0, logits[n] / scale, logits[n] * scale)",
+        new="logits[n] / scale",
         says="A negative logit divided by the repetition penalty becomes likelier; multiply it.",
     ),
     Mistake(
@@ -458,7 +459,7 @@ MISTAKES = [
         name="draw-global-random",
         task=2,
         symbol="chain:draw",
-        old="u = uniform(seeds, positions, logits.shape[-1])",
+        old="u = keys.uniform(seeds, positions, logits.shape[-1])",
         new="u = torch.rand(logits.shape, dtype=torch.float64)",
         says="The draw uses the global generator: a resumed request gets other tokens.",
     ),
@@ -558,39 +559,6 @@ MISTAKES = [
         new="rank = logprobs.argsort(descending=True, stable=True).tolist().index(token_id) + 1",
         says="The chosen token's rank is its place in a sorted list; among equals it counts them "
         "all.",
-    ),
-    Mistake(
-        name="chain-in-half-precision",
-        task=2,
-        symbol=SAMPLE,
-        old="processed = logits.float()",
-        new="processed = logits",
-        says="The chain works in the model's half precision; small biases and penalties vanish.",
-    ),
-    Mistake(
-        name="top-p-before-top-k",
-        task=2,
-        symbol=SAMPLE,
-        old="""        if any(p.top_k for p in params):
-            shaped = chain.apply_top_k(shaped, column([p.top_k for p in params]))
-        if any(p.top_p < 1 for p in params):
-            shaped = chain.apply_top_p(shaped, column([p.top_p for p in params]))
-""",
-        new="""        if any(p.top_p < 1 for p in params):
-            shaped = chain.apply_top_p(shaped, column([p.top_p for p in params]))
-        if any(p.top_k for p in params):
-            shaped = chain.apply_top_k(shaped, column([p.top_k for p in params]))
-""",
-        says="top-p comes before top-k; it must see what top-k has left.",
-    ),
-    Mistake(
-        name="temperature-after-filters",
-        task=2,
-        symbol=SAMPLE,
-        old="drawn = chain.draw(shaped, *keys)",
-        new="drawn = chain.draw(chain.apply_temperature(shaped, "
-        "column([p.temperature for p in params])), *keys)",
-        says="The temperature is applied twice.",
     ),
     # Task 3: beam search
     Mistake(

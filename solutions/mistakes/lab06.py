@@ -271,7 +271,7 @@ MISTAKES = [
         task=7,
         symbol="split_decode:combine_kernel",
         old='weight = tl.exp2(sums - tl.where(largest == float("-inf"), 0.0, largest))',
-        new='weight = tl.where(sums > float("-inf"), 1.0, 0.0) + largest * 0.0',
+        new='weight = tl.where(sums > float("-inf"), 1.0, 0.0)',
         says="Your shares all count the same; each counts 2 ** lse.",
     ),
     Mistake(

@@ -67,9 +67,7 @@ check_task("02", 1)
 
 # %%
 with needs("02", 2):
-    from nanovllm.model.rope import apply_rope
-    from nanovllm.model.rope import inverse_frequencies
-    from nanovllm.model.rope import rotation_angles
+    from nanovllm.model.rope import apply_rope, inverse_frequencies, rotation_angles
 
     plots.frequencies(rotation_angles, inverse_frequencies(64, theta=10_000.0))
 
@@ -88,9 +86,7 @@ def draw_distances(axes, theta):
 
 
 with needs("02", 2):
-    from nanovllm.model.rope import apply_rope
-    from nanovllm.model.rope import inverse_frequencies
-    from nanovllm.model.rope import rotation_angles
+    from nanovllm.model.rope import apply_rope, inverse_frequencies, rotation_angles
 
     movable(draw_distances, theta=[100, 1000, 10_000, 100_000, 1_000_000])
 
@@ -238,8 +234,7 @@ def rows_of_steps(cached: bool, count: int = 100) -> list[int]:
 
 # %%
 with needs("02", 1, 2, 3, 4, 5, 6):
-    from nanovllm.model.cache import ContiguousCache
-    from nanovllm.model.cache import forward_cached
+    from nanovllm.model.cache import ContiguousCache, forward_cached
 
     plots.steps(rows_of_steps)
 
@@ -332,8 +327,7 @@ REAL = {  # family, V, E, L, H, G, D, intermediate size, positions
 
 # %%
 with needs("02", 7):
-    from nanovllm.model.accounting import kv_bytes_per_token
-    from nanovllm.model.accounting import weight_count
+    from nanovllm.model.accounting import kv_bytes_per_token, weight_count
 
     answer("02", "a")
     for name, config in REAL.items():
@@ -351,8 +345,7 @@ def draw_memory(axes, model, requests):
 
 
 with needs("02", 7):
-    from nanovllm.model.accounting import kv_bytes_per_token
-    from nanovllm.model.accounting import weight_count
+    from nanovllm.model.accounting import kv_bytes_per_token, weight_count
 
     movable(draw_memory, model=list(REAL), requests=[1, 4, 8, 32, 128])
 
@@ -367,9 +360,7 @@ guess_d = predict("02", "d", ...)
 guess_e = predict("02", "e", ...)
 # %%
 with needs("02", 7):
-    from nanovllm.model.accounting import kv_bytes_per_token
-    from nanovllm.model.accounting import training_bytes
-    from nanovllm.model.accounting import weight_count
+    from nanovllm.model.accounting import kv_bytes_per_token, training_bytes, weight_count
 
     llama = REAL["Llama-2-7B"]
     bars = {

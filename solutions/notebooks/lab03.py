@@ -30,19 +30,11 @@ from grader.student.notebook import needs
 from grader.student.notebook import plots_of
 from grader.student.notebook import predict
 from grader.course.paths import ROOT
-from nanovllm.generation import beam
-from nanovllm.generation import chain
-from nanovllm.generation import chunked
-from nanovllm.generation import latency
-from nanovllm.generation import loop
-from nanovllm.generation import roofline
-from nanovllm.generation import static_batch
-from nanovllm.generation.events import Prefilled
-from nanovllm.generation.events import TokenGenerated
+from nanovllm.generation import beam, chain, chunked, latency, loop, roofline, static_batch
+from nanovllm.generation.events import Prefilled, TokenGenerated
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.rows import argmax_sampler
-from nanovllm.model.cache import ContiguousCache
-from nanovllm.model.cache import forward_cached
+from nanovllm.model.cache import ContiguousCache, forward_cached
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import load_model
 from nanovllm.tokenization.tokenizer import Tokenizer

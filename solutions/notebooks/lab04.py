@@ -26,33 +26,23 @@ import torch
 from grader.student.notebook import needs
 from grader.student.notebook import style
 from grader.course.paths import MODELS
-from nanovllm.batching.budget import AdaptiveBudget
-from nanovllm.batching.budget import FixedBudget
+from nanovllm.batching.budget import AdaptiveBudget, FixedBudget
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.events import Stepped
 from nanovllm.batching.offline import generate_continuous
-from nanovllm.batching.policies import POLICIES
-from nanovllm.batching.policies import Policy
-from nanovllm.batching.policies import PriorityWithAging
-from nanovllm.batching.policies import RoundRobin
-from nanovllm.batching.policies import make_policy
-from nanovllm.batching.replay import LEGEND
-from nanovllm.batching.replay import Replay
-from nanovllm.batching.request import Priority
-from nanovllm.batching.request import Request
-from nanovllm.batching.request import Status
+from nanovllm.batching.policies import POLICIES, Policy, PriorityWithAging, RoundRobin, make_policy
+from nanovllm.batching.replay import LEGEND, Replay
+from nanovllm.batching.request import Priority, Request, Status
 from nanovllm.batching.scheduler import Scheduler
-from nanovllm.batching.simulated import CountingStore
-from nanovllm.batching.simulated import SimulatedSequence
-from nanovllm.batching.simulator import StepCost
-from nanovllm.batching.simulator import jain_fairness
-from nanovllm.batching.simulator import report
-from nanovllm.batching.simulator import simulate
-from nanovllm.batching.simulator import simulate_static
-from nanovllm.batching.traces import Arrival
-from nanovllm.batching.traces import bursty
-from nanovllm.batching.traces import heavy_tailed
-from nanovllm.batching.traces import steady
+from nanovllm.batching.simulated import CountingStore, SimulatedSequence
+from nanovllm.batching.simulator import (
+    StepCost,
+    jain_fairness,
+    report,
+    simulate,
+    simulate_static,
+)
+from nanovllm.batching.traces import Arrival, bursty, heavy_tailed, steady
 from nanovllm.generation.latency import ManualClock
 from nanovllm.generation.params import SamplingParams
 from nanovllm.model.loader import load_model

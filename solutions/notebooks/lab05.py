@@ -29,24 +29,18 @@ from grader.student.notebook import style
 from grader.course.paths import MODELS
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
-from nanovllm.batching.events import Preempted
-from nanovllm.batching.events import Stepped
+from nanovllm.batching.events import Preempted, Stepped
 from nanovllm.batching.traces import heavy_tailed
 from nanovllm.generation.events import Finished
 from nanovllm.generation.params import SamplingParams
 from nanovllm.model.loader import load_model
 from nanovllm.paging.block_pool import BlockPool
 from nanovllm.paging.block_table import BlockTable
-from nanovllm.paging.compaction import compact
-from nanovllm.paging.compaction import span
-from nanovllm.paging.fragmentation import Blocks
-from nanovllm.paging.fragmentation import Buddy
-from nanovllm.paging.fragmentation import FirstFit
+from nanovllm.paging.compaction import compact, span
+from nanovllm.paging.fragmentation import Blocks, Buddy, FirstFit
 from nanovllm.paging.manager import BlockManager
 from nanovllm.paging.occupancy import occupancy
-from nanovllm.paging.sharing import copy_on_write
-from nanovllm.paging.sharing import fork
-from nanovllm.paging.sharing import needs_copy
+from nanovllm.paging.sharing import copy_on_write, fork, needs_copy
 from nanovllm.paging.store import PagedStore
 from nanovllm.tokenization.tokenizer import Tokenizer
 

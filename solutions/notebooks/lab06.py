@@ -35,8 +35,7 @@ from grader.student.notebook import answer
 from grader.student.notebook import needs
 from grader.student.notebook import plots_of
 from grader.student.notebook import predict
-from nanovllm.kernels.traffic import torch_bytes
-from nanovllm.kernels.traffic import traced
+from nanovllm.kernels.traffic import torch_bytes, traced
 
 plots = plots_of("06")
 torch.set_num_threads(1)
@@ -328,8 +327,7 @@ check_task("06", 6)
 
 # %%
 with needs("06", 6, 7):
-    from nanovllm.kernels.split_decode import choose_splits
-    from nanovllm.kernels.split_decode import split_decode
+    from nanovllm.kernels.split_decode import choose_splits, split_decode
 
     q, k_cache, v_cache, tables, lens = pages([400, 60], heads=2, groups=1, size=16)
     reads = {}
@@ -426,8 +424,7 @@ plots.bandwidth()
 # %%
 with needs("06", 5, 6, 7, 8):
     from grader.course.paths import MODELS
-    from nanovllm import LLM
-    from nanovllm import SamplingParams
+    from nanovllm import LLM, SamplingParams
 
     for backend in ("torch", "triton"):
         os.environ["NANOVLLM_ATTENTION"] = backend

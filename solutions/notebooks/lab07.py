@@ -31,8 +31,7 @@ from grader.student.notebook import needs
 from grader.student.notebook import plots_of
 from grader.student.notebook import predict
 from grader.course.paths import MODELS
-from nanovllm.generation.latency import ManualClock
-from nanovllm.generation.latency import percentile
+from nanovllm.generation.latency import ManualClock, percentile
 from nanovllm.generation.params import SamplingParams
 from nanovllm.serving.scripted import ScriptedEngine
 
@@ -59,7 +58,7 @@ with needs("07", 1):
 # %%
 guess = predict("07", "a", ...)
 with needs("07", 1):
-    print(answer("07", "a"))
+    answer("07", "a")
 
 # %% nbgrader={"grade": true, "grade_id": "lab07-task-1", "locked": true, "points": 28, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="07" nanovllm_task=1
 check_task("07", 1)
@@ -73,8 +72,7 @@ check_task("07", 1)
 # %%
 with needs("07", 2):
     from nanovllm.serving.failures import api_error
-    from nanovllm.serving.protocol import ChatCompletionRequest
-    from nanovllm.serving.protocol import CompletionRequest
+    from nanovllm.serving.protocol import ChatCompletionRequest, CompletionRequest
     from nanovllm.serving.sampling import sampling_params
 
     for asked in ({}, {"max_tokens": 14}, {"max_tokens": 15}, {"temperature": -1}):
@@ -158,11 +156,7 @@ with needs("07", 4):
 
 # %%
 with needs("07", 7):
-    from nanovllm.serving.load import Slo
-    from nanovllm.serving.load import arrival_times
-    from nanovllm.serving.load import closed_loop
-    from nanovllm.serving.load import goodput
-    from nanovllm.serving.load import open_loop
+    from nanovllm.serving.load import Slo, arrival_times, closed_loop, goodput, open_loop
 
     SHAPES = {"even": 20.0, "Poisson": 1.0, "bursts": 0.15}
     plots.arrivals({k: arrival_times(4.0, 200, burstiness=v, seed=5) for k, v in SHAPES.items()})
@@ -193,7 +187,8 @@ with needs("07", 1, 4, 7):
 # %%
 guesses = [predict("07", "b", ...), predict("07", "c", ...)]
 with needs("07", 1, 4, 7):
-    print(answer("07", "b"), answer("07", "c"))
+    answer("07", "b")
+    answer("07", "c")
 
 # %% nbgrader={"grade": true, "grade_id": "lab07-task-4", "locked": true, "points": 18, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="07" nanovllm_task=4
 check_task("07", 4)
@@ -279,7 +274,7 @@ with needs("07", 1, 4, 7):
 # 300 people come within 10 seconds; a server with a queue of 8 cannot take them all. Each asks up to 8
 # times. Write `pause(attempt, draw)`: how long a client waits after its refusal number `attempt` (1, 2, ...);
 # `draw` is a random number from 0 to 1. Two rules are given: every second, and doubling. **Predict** how
-# many people are answered under each. Then beat both.
+# many people are answered under each. Then beat both: everybody is answered, with fewer requests.
 
 
 # %% nbgrader={"grade": false, "grade_id": "lab07-experiment-3", "locked": false, "schema_version": 3, "solution": true, "task": false, "cell_type": "code"}
@@ -316,7 +311,7 @@ with needs("07", 1, 4, 7):
         loads[name] = simulate(lambda s, times=times: open_loop(s.send, times), 10_000)[1]
     loads["12 users"] = simulate(lambda s: closed_loop(s.send, 600, 12), 10_000)[1]
     plots.cumulative(loads)
-    print(answer("07", "d"))
+    answer("07", "d")
 
 # %%
 with needs("07", 1, 4, 7):

@@ -8,14 +8,14 @@ import torch
 
 from nanovllm.generation import beam_state
 from nanovllm.generation.batch_cache import BatchCache
-from nanovllm.generation.beam_params import Beam, BeamSearchParams, Hypothesis
+from nanovllm.generation.beam_params import Beam as Beam
+from nanovllm.generation.beam_params import BeamSearchParams as BeamSearchParams
+from nanovllm.generation.beam_params import Hypothesis as Hypothesis
 from nanovllm.generation.errors import check_request
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.request import weight_of
 from nanovllm.model.attend import Attend
 from nanovllm.model.transformer import Transformer
-
-__all__ = ["Beam", "BeamCache", "BeamSearchParams", "Hypothesis", "beam_search"]
 
 
 class BeamCache(Protocol):

@@ -14,7 +14,6 @@ from nanovllm.generation.events import Event, Prefilled
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.request import make_sequences, room_for, weight_of
 from nanovllm.generation.sampling import Sampler, sample
-from nanovllm.generation.sequence import Sequence
 from nanovllm.model.cache import ContiguousCache, forward_cached
 from nanovllm.model.transformer import Transformer
 from nanovllm.tokenization.tokenizer import Tokenizer
@@ -31,26 +30,60 @@ class Phase(Enum):
 
 
 class Generation:
-    """One request on its way through prefill and decode; `step` moves it by one token.
+    """One request on its way through prefill and decode; `step` moves it by one token."""
 
-    `Generation(model, prompt_token_ids, params=None, ...)` takes what `generate` takes, with the
-    same names and defaults, and raises what `make_sequences` raises. `sequences` holds one
-    Sequence for each of the params.n samples, `phase` says where the request stands.
+    def __init__(
+        self,
+        model: Transformer,
+        prompt_token_ids: Seq[int],
+        params: SamplingParams | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        max_model_len: int | None = None,
+        seed: int | None = None,
+        sampler: Sampler = sample,
+        chunk_size: int | None = None,
+        clock: Clock = time.perf_counter,
+        request_id: int = 0,
+    ) -> None:
+        self.model = model
+        self.sequences = make_sequences(
+            model,
+            prompt_token_ids,
+            params or SamplingParams(),
+            tokenizer=tokenizer,
+            max_model_len=max_model_len,
+            seed=seed,
+            request_id=request_id,
+        )
+        self.sampler = sampler
+        self.chunk_size = chunk_size
+        self.clock = clock
+        weight = weight_of(model)
+        self.device = weight.device
+        capacity = room_for(self.sequences[0])
+        self.cache = ContiguousCache(model.config, capacity, weight.dtype, weight.device)
+        self.phase = Phase.PREFILL
+        self.prompt_logits: Float[Tensor, "1 V"] | None = None  # what every sample starts from
 
-    `step()` generates one token and returns its events. The first step also reads the prompt, and
-    reports `Prefilled` before the token. PREFILL becomes DECODE when the prompt has been read,
-    DECODE becomes FINISHED when the last sample has ended (a first token may already end it). A
-    step of a finished generation raises RuntimeError. Times are those of `clock()`.
+    @torch.inference_mode()
+    def step(self) -> list[Event]:
+        """Generate one token and report it; the first step also reads the prompt.
 
-    What it costs: the prompt goes through the model once, in one pass (with chunk_size in pieces,
-    by `chunked_prefill` of task 4), then each token once, at its own position; the last token of
-    a sample never. Logits are asked for one row at a time. With n samples the prompt is still
-    read once: they are generated one after another, in the order of their index, and each starts
-    from the prompt's K, V and logits.
-    """
+        `Prefilled` is reported before the first token. PREFILL becomes DECODE when the prompt has
+        been read, DECODE becomes FINISHED when the last sample has ended (a first token may
+        already end it). Times are those of `clock()`.
 
-    def __init__(self, *args, **kwargs):
-        raise NotImplementedError("lab03 task 1: Generation")
+        What it costs: the prompt goes through the model once, in one pass (with chunk_size in
+        pieces, by `chunked_prefill` of task 4), then each token once, at its own position; the
+        last token of a sample never. Logits are asked for one row at a time. With n samples the
+        prompt is still read once: they are generated one after another, in the order of their
+        index, and each starts from the prompt's K, V and logits.
+
+        Raises:
+            RuntimeError: the generation is finished.
+        """
+        raise NotImplementedError("lab03 task 1: Generation.step")
 
 
 def generate(

@@ -38,7 +38,7 @@ class NoStops:
 
     matched = None
 
-    def push(self, piece: str, armed: bool = True) -> str:
+    def push(self, piece: str, armed: bool) -> str:
         return piece
 
     def flush(self) -> str:

@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from nanovllm.generation.latency import Timeline
 

@@ -25,7 +25,7 @@ class Sample:
     first: float | None = None  # its first token
     last: float = 0.0  # its newest token
     tokens: int = 0
-    running: bool = False
+    in_batch: bool = False
 
 
 class Metrics:

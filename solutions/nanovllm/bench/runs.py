@@ -137,10 +137,7 @@ def run_memory(
     kv_tokens: int, max_model_len: int, block_size: int, requests: int, report: Report
 ) -> Outcome:
     """Slots against blocks: on the books with a large trace, and in a real run."""
-    from nanovllm.bench import (
-        memory,  # on labs that may not be here
-        memory_run,  # on labs that may not be here
-    )
+    from nanovllm.bench import memory, memory_run  # on labs that may not be here
 
     config = load_config(BUNDLED)
     sizes = {"kv_tokens": kv_tokens, "max_model_len": max_model_len, "block_size": block_size}

@@ -8,14 +8,14 @@ import torch
 
 from nanovllm.generation import beam_state
 from nanovllm.generation.batch_cache import BatchCache
-from nanovllm.generation.beam_params import Beam, BeamSearchParams, Hypothesis
+from nanovllm.generation.beam_params import Beam as Beam
+from nanovllm.generation.beam_params import BeamSearchParams as BeamSearchParams
+from nanovllm.generation.beam_params import Hypothesis as Hypothesis
 from nanovllm.generation.errors import check_request
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.request import weight_of
 from nanovllm.model.attend import Attend
 from nanovllm.model.transformer import Transformer
-
-__all__ = ["Beam", "BeamCache", "BeamSearchParams", "Hypothesis", "beam_search"]
 
 
 class BeamCache(Protocol):
@@ -59,20 +59,20 @@ def beam_search(
     room = limit - len(prompt_token_ids)
     params = replace(params, max_tokens=min(params.max_tokens, room))
     ### BEGIN SOLUTION
-    weight = weight_of(model)
+    like = weight_of(model)
     capacity = len(prompt_token_ids) + params.max_tokens - 1
     if make_cache is None:
-        cache = BatchCache(model.config, 1, capacity, weight.dtype, weight.device)
+        cache = BatchCache(model.config, 1, capacity, like.dtype, like.device)
     else:
         cache = make_cache(capacity)
     search = beam_state.BeamSearch(params, model.config.eos_token_ids)
-    newest = torch.tensor([list(prompt_token_ids)], device=weight.device)  # [W, S], W is 1 at first
+    newest = torch.tensor([list(prompt_token_ids)], device=like.device)  # [W, S], W is 1 at first
     while True:
-        rows, width = newest.shape
-        positions = torch.arange(cache.length, cache.length + width, device=newest.device)
-        hidden = model(newest.flatten(), positions.repeat(rows), cache.bind(width))
-        cache.advance(width)
-        last = hidden.unflatten(0, (rows, width))[:, -1]  # [W, E]
+        rows, columns = newest.shape
+        positions = torch.arange(cache.length, cache.length + columns, device=newest.device)
+        hidden = model(newest.flatten(), positions.repeat(rows), cache.bind(columns))
+        cache.advance(columns)
+        last = hidden.unflatten(0, (rows, columns))[:, -1]  # [W, E]
         parents = search.update(model.logits(last).float().log_softmax(dim=-1))
         if search.over:
             return search.finished

@@ -4,11 +4,9 @@ The handout's task 3 gives its interface; what it keeps, and how, is up to you.
 """
 
 ### BEGIN SOLUTION
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from nanovllm.generation.beam_params import Beam, BeamSearchParams, Hypothesis
 
@@ -23,7 +21,7 @@ class BeamSearch:
         self.finished: list[Hypothesis] = []  # best first, at most beam_width
         self.over = False
 
-    def update(self, logprobs: Float[Tensor, "W V"]) -> list[int]:
+    def update(self, logprobs: torch.Tensor) -> list[int]:
         """Take every open beam's next-token log-probabilities; return the new beams' parents."""
         width = self.params.beam_width
         length = len(self.beams[0].token_ids) + 1
@@ -42,15 +40,16 @@ class BeamSearch:
         self.over = not opened or self._is_decided(length)
         return parents
 
-    def _best_first(self, logprobs: Float[Tensor, "W V"]) -> Iterator[tuple[int, int, float]]:
+    def _best_first(self, logprobs: torch.Tensor) -> list[tuple[int, int, float]]:
         """Parent, token and sum of so many that beam_width open ones must be among them."""
         sums = torch.tensor([beam.logprob for beam in self.beams], device=logprobs.device)
         totals = (sums[:, None] + logprobs).flatten()  # [W * V]
         count = self.params.beam_width * (1 + max(1, len(self.eos_token_ids)))
         values, places = totals.topk(min(count, len(totals)))
-        for value, place in zip(values.tolist(), places.tolist(), strict=True):
-            parent, token_id = divmod(place, logprobs.shape[1])
-            yield parent, token_id, value
+        return [
+            (*divmod(place, logprobs.shape[1]), value)
+            for value, place in zip(values.tolist(), places.tolist(), strict=True)
+        ]
 
     def _score(self, logprob: float, length: int) -> float:
         return logprob / length**self.params.length_penalty

@@ -10,28 +10,26 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
+from nanovllm.generation import keys
 from nanovllm.generation.events import Logprob
-from nanovllm.generation.keys import uniform
-from nanovllm.generation.rows import SamplingRow
-
-Logits = Float[Tensor, "N V"]
+from nanovllm.generation.rows import Logits, SamplingRow
 
 
 def apply_min_tokens(logits: Logits, rows: Sequence[SamplingRow]) -> Logits:
     """Set every id that could end a row to -inf while the row has under `min_tokens` tokens."""
     logits = logits.clone()
-    for i, row in enumerate(rows):
+    for n, row in enumerate(rows):
         if len(row.output_token_ids) < row.params.min_tokens:
-            logits[i, [t for t in row.stop_token_ids if t < logits.shape[1]]] = -torch.inf
+            logits[n, [t for t in row.stop_token_ids if t < logits.shape[1]]] = -torch.inf
     return logits
 
 
 def apply_logit_bias(logits: Logits, rows: Sequence[SamplingRow]) -> Logits:
     """Add each row's bias to the logits of the token ids it names."""
     logits = logits.clone()
-    for i, row in enumerate(rows):
+    for n, row in enumerate(rows):
         for token_id, bias in (row.params.logit_bias or {}).items():
-            logits[i, token_id] += bias
+            logits[n, token_id] += bias
     return logits
 
 
@@ -43,16 +41,16 @@ def token_counts(token_ids: Sequence[int], vocab_size: int) -> Int64[Tensor, "V"
 def apply_penalties(logits: Logits, rows: Sequence[SamplingRow]) -> Logits:
     """Push down what was already said: repetition first, then frequency and presence."""
     logits = logits.clone()
-    for i, row in enumerate(rows):
+    for n, row in enumerate(rows):
         if not row.params.has_penalties:
             continue
         counts = token_counts(row.output_token_ids, logits.shape[1]).to(logits.device)
         prompt = token_counts(row.prompt_token_ids, logits.shape[1]).to(logits.device)
         scale = row.params.repetition_penalty
-        repeated = torch.where(logits[i] > 0, logits[i] / scale, logits[i] * scale)
-        logits[i] = torch.where(counts + prompt > 0, repeated, logits[i])
-        logits[i] -= row.params.frequency_penalty * counts
-        logits[i] -= row.params.presence_penalty * (counts > 0)
+        repeated = torch.where(logits[n] > 0, logits[n] / scale, logits[n] * scale)
+        logits[n] = torch.where(counts + prompt > 0, repeated, logits[n])
+        logits[n] -= row.params.frequency_penalty * counts
+        logits[n] -= row.params.presence_penalty * (counts > 0)
     return logits
 
 
@@ -91,7 +89,7 @@ def draw(
     logits: Logits, seeds: Int64[Tensor, "N"], positions: Int64[Tensor, "N"]
 ) -> Int64[Tensor, "N"]:
     """Draw one token a row from softmax(logits) with the key (seed, position)."""
-    u = uniform(seeds, positions, logits.shape[-1])
+    u = keys.uniform(seeds, positions, logits.shape[-1])
     return (logits.to(u) - torch.log(-torch.log(u))).argmax(dim=-1)
 
 

@@ -128,10 +128,10 @@ def summarize(lines: Sequence[Timeline]) -> LatencySummary:
     """
     ### BEGIN SOLUTION
     ttfts = [line.ttft for line in lines]
-    tpots = [line.tpot for line in lines if line.tpot is not None]
+    means = [line.tpot for line in lines if line.tpot is not None]
     gaps = [gap for line in lines for gap in line.inter_token_latencies]
     start = min(line.arrival for line in lines)
     end = max(line.token_times[-1] for line in lines)
-    marks = [percentile(values, q) for values in (ttfts, tpots, gaps) for q in (50, 99)]
+    marks = [percentile(values, q) for values in (ttfts, means, gaps) for q in (50, 99)]
     return LatencySummary(*marks, sum(len(line.token_times) for line in lines) / (end - start))
     ### END SOLUTION

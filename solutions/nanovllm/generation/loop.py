@@ -14,7 +14,6 @@ from nanovllm.generation.events import Event, Prefilled
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.request import make_sequences, room_for, weight_of
 from nanovllm.generation.sampling import Sampler, sample
-from nanovllm.generation.sequence import Sequence
 from nanovllm.model.cache import ContiguousCache, forward_cached
 from nanovllm.model.transformer import Transformer
 from nanovllm.tokenization.tokenizer import Tokenizer
@@ -31,25 +30,8 @@ class Phase(Enum):
 
 
 class Generation:
-    """One request on its way through prefill and decode; `step` moves it by one token.
+    """One request on its way through prefill and decode; `step` moves it by one token."""
 
-    `Generation(model, prompt_token_ids, params=None, ...)` takes what `generate` takes, with the
-    same names and defaults, and raises what `make_sequences` raises. `sequences` holds one
-    Sequence for each of the params.n samples, `phase` says where the request stands.
-
-    `step()` generates one token and returns its events. The first step also reads the prompt, and
-    reports `Prefilled` before the token. PREFILL becomes DECODE when the prompt has been read,
-    DECODE becomes FINISHED when the last sample has ended (a first token may already end it). A
-    step of a finished generation raises RuntimeError. Times are those of `clock()`.
-
-    What it costs: the prompt goes through the model once, in one pass (with chunk_size in pieces,
-    by `chunked_prefill` of task 4), then each token once, at its own position; the last token of
-    a sample never. Logits are asked for one row at a time. With n samples the prompt is still
-    read once: they are generated one after another, in the order of their index, and each starts
-    from the prompt's K, V and logits.
-    """
-
-    ### BEGIN SOLUTION
     def __init__(
         self,
         model: Transformer,
@@ -82,43 +64,53 @@ class Generation:
         capacity = room_for(self.sequences[0])
         self.cache = ContiguousCache(model.config, capacity, weight.dtype, weight.device)
         self.phase = Phase.PREFILL
-        self.prompt_logits: Float[Tensor, "1 V"] | None = None
+        self.prompt_logits: Float[Tensor, "1 V"] | None = None  # what every sample starts from
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """Move by one token and report it."""
+        """Generate one token and report it; the first step also reads the prompt.
+
+        `Prefilled` is reported before the first token. PREFILL becomes DECODE when the prompt has
+        been read, DECODE becomes FINISHED when the last sample has ended (a first token may
+        already end it). Times are those of `clock()`.
+
+        What it costs: the prompt goes through the model once, in one pass (with chunk_size in
+        pieces, by `chunked_prefill` of task 4), then each token once, at its own position; the
+        last token of a sample never. Logits are asked for one row at a time. With n samples the
+        prompt is still read once: they are generated one after another, in the order of their
+        index, and each starts from the prompt's K, V and logits.
+
+        Raises:
+            RuntimeError: the generation is finished.
+        """
+        ### BEGIN SOLUTION
         if self.phase is Phase.FINISHED:
             raise RuntimeError("This generation is finished; start another one.")
-        events: list[Event] = []
+        found: list[Event] = []
         sequence = next(sequence for sequence in self.sequences if not sequence.finished)
+        prompt = torch.tensor(sequence.prompt_token_ids, device=self.device)
         if self.phase is Phase.PREFILL:
-            self.prompt_logits = self._prefill(sequence)
-            tokens = len(sequence.prompt_token_ids)
-            events.append(Prefilled(sequence.request_id, tokens, self.clock()))
+            if self.chunk_size is not None:
+                self.prompt_logits = chunked_prefill(
+                    self.model, self.cache, prompt, self.chunk_size
+                )
+            else:
+                hidden = forward_cached(self.model, self.cache, prompt)
+                self.prompt_logits = self.model.logits(hidden[-1:])
+            found.append(Prefilled(sequence.request_id, len(prompt), self.clock()))
             self.phase = Phase.DECODE
-        [sampled] = self.sampler(self._decode(sequence), [sequence.row])
-        events += sequence.append(sampled, self.clock())
+        if sequence.output_token_ids:
+            newest = torch.tensor(sequence.output_token_ids[-1:], device=self.device)
+            logits = self.model.logits(forward_cached(self.model, self.cache, newest))
+        else:
+            self.cache.truncate(len(prompt))
+            logits = self.prompt_logits
+        [sampled] = self.sampler(logits, [sequence.row])
+        found += sequence.append(sampled, self.clock())
         if all(sequence.finished for sequence in self.sequences):
             self.phase = Phase.FINISHED
-        return events
-
-    def _prefill(self, sequence: Sequence) -> Float[Tensor, "1 V"]:
-        """The logits of the prompt's last token."""
-        token_ids = torch.tensor(sequence.prompt_token_ids, device=self.device)
-        if self.chunk_size is not None:
-            return chunked_prefill(self.model, self.cache, token_ids, self.chunk_size)
-        hidden = forward_cached(self.model, self.cache, token_ids)
-        return self.model.logits(hidden[-1:])
-
-    def _decode(self, sequence: Sequence) -> Float[Tensor, "1 V"]:
-        """The logits for a sequence's next token: from its newest token, and the cache."""
-        if not sequence.output_token_ids:
-            self.cache.truncate(len(sequence.prompt_token_ids))
-            return self.prompt_logits
-        newest = torch.tensor(sequence.output_token_ids[-1:], device=self.device)
-        return self.model.logits(forward_cached(self.model, self.cache, newest))
-
-    ### END SOLUTION
+        return found
+        ### END SOLUTION
 
 
 def generate(

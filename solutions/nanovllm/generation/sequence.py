@@ -38,7 +38,7 @@ class NoStops:
 
     matched = None
 
-    def push(self, piece: str, armed: bool = True) -> str:
+    def push(self, piece: str, armed: bool) -> str:
         return piece
 
     def flush(self) -> str:
@@ -155,12 +155,12 @@ class Sequence:
         if self.finished:
             text += self.stops.push(self.detokenizer.flush(), armed=False) + self.stops.flush()
         self.text += text
-        events: list[Event] = [
+        report: list[Event] = [
             TokenGenerated(self.request_id, self.index, token_id, text, now, sampled.logprobs)
         ]
         if self.finished:
-            events.append(Finished(self.request_id, self.index, self.completion(), now))
-        return events
+            report.append(Finished(self.request_id, self.index, self.completion(), now))
+        return report
         ### END SOLUTION
 
     def completion(self) -> Completion:

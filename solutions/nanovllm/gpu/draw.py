@@ -7,7 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nanovllm.generation.chain import apply_min_p, apply_temperature, apply_top_k, apply_top_p, draw
+from nanovllm.generation.chain import (
+    apply_min_p,
+    apply_temperature,
+    apply_top_k,
+    apply_top_p,
+    draw,
+)
 from nanovllm.generation.keys import key_tensors
 from nanovllm.generation.params import SamplingParams
 from nanovllm.gpu.transfer import send

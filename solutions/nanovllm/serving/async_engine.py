@@ -1,6 +1,5 @@
 """Lets an event loop use an engine that blocks: a thread that steps, a stream for each request."""
 
-### BEGIN SOLUTION
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
@@ -13,6 +12,8 @@ from nanovllm.serving.errors import EngineDeadError
 from nanovllm.serving.stepping import Observer, SteppingEngine, show
 from nanovllm.serving.stream import Stream
 
+### BEGIN SOLUTION
+
 
 class AsyncEngine:
     """All but `_run` and `_turn` belongs to the event loop's thread.
@@ -22,8 +23,7 @@ class AsyncEngine:
     """
 
     def __init__(self, engine: SteppingEngine, observers: Sequence[Observer] = ()) -> None:
-        self.engine = engine
-        self.observers = list(observers)
+        self.engine, self.observers = engine, list(observers)
         self.error: EngineDeadError | None = None  # set once the thread has ended
         self.streams: dict[int, Stream] = {}  # by engine request id, those that have not ended
         self._condition = threading.Condition()  # guards the next two
@@ -31,11 +31,11 @@ class AsyncEngine:
         self._stopping = False
         self._answers: set[Future[Any]] = set()  # that a `call` still waits for
         self._ended = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._worker = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
     def alive(self) -> bool:
-        return self.error is None and self._thread.is_alive()
+        return self.error is None and self._worker.is_alive()
 
     @property
     def num_open(self) -> int:
@@ -43,12 +43,12 @@ class AsyncEngine:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        self._worker.start()
 
     async def stop(self) -> None:
         self._stopping = True
         self._note()
-        if self._thread.ident is not None:  # it was started
+        if self._worker.ident is not None:  # it was started
             await self._ended.wait()
 
     def submit(
@@ -56,15 +56,15 @@ class AsyncEngine:
     ) -> Stream:
         if self.error is not None:
             raise self.error
-        ids: list[int] = []
+        taken: list[int] = []
         try:
-            for prompt in prompts:
-                ids.append(self.engine.add_request(prompt, params))
+            for token_ids in prompts:
+                taken.append(self.engine.add_request(token_ids, params))
         except Exception:
-            self._abort(ids)
+            self._abort(taken)
             raise
-        stream = Stream(ids, params.n, name)
-        self.streams.update(dict.fromkeys(ids, stream))
+        stream = Stream(taken, params.n, name)
+        self.streams.update(dict.fromkeys(taken, stream))
         self._note()
         return stream
 
@@ -82,8 +82,8 @@ class AsyncEngine:
             if answer.set_running_or_notify_cancel():  # its caller may have gone
                 try:
                     answer.set_result(function(self.engine))
-                except Exception as error:
-                    answer.set_exception(error)
+                except Exception as raised:
+                    answer.set_exception(raised)
 
         self._answers.add(answer)
         self._note(run)
@@ -123,19 +123,19 @@ class AsyncEngine:
         for note in notes:
             note()
         if self.engine.has_unfinished:  # a note alone is no reason to step
-            events = self.engine.step()
+            found = self.engine.step()
             usage = 1.0 - self.engine.store.free_tokens / self.engine.store.total_tokens
-            self._loop.call_soon_threadsafe(self._deliver, events, usage)
+            self._loop.call_soon_threadsafe(self._deliver, found, usage)
         return True
 
     def _deliver(self, events: Sequence[EngineEvent], usage: float) -> None:
         """Show a step to the observers, and give each stream what is its own, all at once."""
         show(self.observers, events, usage)
         batches: dict[Stream, list[EngineEvent]] = {}
-        for event in events:
-            stream = self.streams.get(getattr(event, "request_id", -1))
+        for one in events:
+            stream = self.streams.get(getattr(one, "request_id", -1))
             if stream is not None:
-                batches.setdefault(stream, []).append(event)
+                batches.setdefault(stream, []).append(one)
         for stream, batch in batches.items():
             stream.put(batch)
             if stream.ended:

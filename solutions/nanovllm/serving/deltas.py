@@ -48,24 +48,24 @@ def merge(stream: Stream, events: Sequence[EngineEvent]) -> list[Delta]:
     """
     ### BEGIN SOLUTION
     found: dict[int, Delta] = {}
-    for event in events:
-        if isinstance(event, Failed):
-            raise ApiError(f"The request failed: {type(event.error).__name__}: {event.error}")
-        if not isinstance(event, TokenGenerated | Finished | Aborted):
+    for one in events:
+        if isinstance(one, Failed):
+            raise ApiError(f"The request failed: {type(one.error).__name__}: {one.error}")
+        if not isinstance(one, TokenGenerated | Finished | Aborted):
             continue
-        index = stream.choice(event)
+        index = stream.choice(one)
         delta = found.setdefault(index, Delta(index))
-        if isinstance(event, TokenGenerated):
-            delta.text += event.text
-            delta.token_ids.append(event.token_id)
-            if event.logprobs is not None:
-                delta.logprobs.append(event.logprobs)
-        elif isinstance(event, Finished):
-            delta.finish_reason = event.completion.finish_reason
-            delta.stop_reason = event.completion.stop_reason
+        if isinstance(one, TokenGenerated):
+            delta.text += one.text
+            delta.token_ids.append(one.token_id)
+            if one.logprobs is not None:
+                delta.logprobs.append(one.logprobs)
+        elif isinstance(one, Finished):
+            delta.finish_reason = one.completion.finish_reason
+            delta.stop_reason = one.completion.stop_reason
         else:
             late = stream.reason == "timeout"
-            delta.finish_reason = "length" if late and event.token_ids else "abort"
+            delta.finish_reason = "length" if late and one.token_ids else "abort"
             delta.stop_reason = stream.reason if late or stream.reason == "cancelled" else None
     return list(found.values())
     ### END SOLUTION

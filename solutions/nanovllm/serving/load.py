@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from nanovllm.generation.latency import Timeline
 
@@ -56,11 +57,8 @@ def arrival_times(
     draws = random.Random(seed)
     if math.isinf(rate):
         return [0.0] * count
-    times, now = [], 0.0
-    for _ in range(count):
-        now += draws.gammavariate(burstiness, 1 / (rate * burstiness))
-        times.append(now)
-    return times
+    scale = 1 / (rate * burstiness)
+    return list(accumulate(draws.gammavariate(burstiness, scale) for _ in range(count)))
     ### END SOLUTION
 
 

@@ -25,7 +25,7 @@ class Sample:
     first: float | None = None  # its first token
     last: float = 0.0  # its newest token
     tokens: int = 0
-    running: bool = False
+    in_batch: bool = False
 
 
 class Metrics:
@@ -69,43 +69,47 @@ class Metrics:
         return len(self._samples)
 
     def observe(self, events: Sequence[EngineEvent], usage: float) -> None:
-        for event in events:
-            self._event(event)
-        running = sum(sample.running for sample in self._samples.values())
+        for one in events:
+            self._take(one)
+        running = sum(sample.in_batch for sample in self._samples.values())
         self.registry.running.set(running)
         self.registry.waiting.set(len(self._samples) - running)
         self.registry.kv_usage.set(usage)
 
-    def _event(self, event: EngineEvent) -> None:
-        if isinstance(event, Stepped):
-            self._step(event)
-        elif isinstance(event, Prefilled):
-            self.registry.prompt_tokens.inc(event.num_tokens)
-            self.registry.prefix_queries.inc(event.num_tokens)
-        elif isinstance(event, Queued):
-            self._samples[event.request_id, event.index] = Sample(event.time)
-            self._unread.add(event.request_id)
-        elif (sample := self._samples.get((event.request_id, event.index))) is None:
-            return
-        elif isinstance(event, TokenGenerated):
-            self._token(sample, event.time)
-        elif isinstance(event, Preempted):
-            sample.running = False
-            self.registry.preemptions.inc()
-        elif isinstance(event, Admitted):
-            sample.running = True
-            if sample.admitted is None:
-                sample.admitted = event.time
-                self.registry.queue.observe(event.time - sample.arrival)
-        else:
-            self._end(sample, event)
+    def _take(self, event: EngineEvent) -> None:
+        match event:
+            case Stepped():
+                self._step(event)
+            case Prefilled():
+                self.registry.prompt_tokens.inc(event.num_tokens)
+                self.registry.prefix_queries.inc(event.num_tokens)
+            case Queued():
+                self._samples[event.request_id, event.index] = Sample(event.time)
+                self._unread.add(event.request_id)
+            case _ if (sample := self._samples.get((event.request_id, event.index))) is not None:
+                self._of_sample(sample, event)
 
     def _step(self, step: Stepped) -> None:
-        self.registry.step_tokens.observe(sum(chunk.length for chunk in step.chunks))
-        for chunk in step.chunks:
-            if chunk.index == 0 and chunk.request_id in self._unread:
-                self._unread.remove(chunk.request_id)
-                self.registry.prefix_hits.inc(chunk.start)
+        self.registry.step_tokens.observe(sum(run.length for run in step.chunks))
+        for run in step.chunks:
+            if run.index == 0 and run.request_id in self._unread:
+                self._unread.remove(run.request_id)
+                self.registry.prefix_hits.inc(run.start)
+
+    def _of_sample(self, sample: Sample, event: EngineEvent) -> None:
+        match event:
+            case TokenGenerated():
+                self._token(sample, event.time)
+            case Preempted():
+                sample.in_batch = False
+                self.registry.preemptions.inc()
+            case Admitted():
+                sample.in_batch = True
+                if sample.admitted is None:
+                    sample.admitted = event.time
+                    self.registry.queue.observe(event.time - sample.arrival)
+            case Finished() | Aborted() | Failed():
+                self._end(sample, event)
 
     def _token(self, sample: Sample, now: float) -> None:
         if sample.first is None:

@@ -59,12 +59,12 @@ def sampling_params(
         given["logprobs"] = request.logprobs
     needed = 1 if asked is None else asked
     if needed > room:
-        raise BadRequestError(
+        told = (
             f"This model's maximum context length is {max_model_len} tokens. However, you "
             f"requested {num_prompt_tokens + needed} tokens ({num_prompt_tokens} in the prompt, "
-            f"{needed} in the answer). Please reduce the length of the prompt or the answer.",
-            param=prompt if asked is None else field,
+            f"{needed} in the answer). Please reduce the length of the prompt or the answer."
         )
+        raise BadRequestError(told, param=prompt if asked is None else field)
     given["max_tokens"] = default if asked is None else asked
     return SamplingParams(**{name: value for name, value in given.items() if value is not None})
     ### END SOLUTION

@@ -41,6 +41,6 @@ def show(observers: list[Observer], events: Sequence[EngineEvent], usage: float)
     for observer in list(observers):
         try:
             observer(events, usage)
-        except Exception:
+        except Exception:  # whatever it is
             log.exception("observer dropped", extra={"fields": {"observer": repr(observer)}})
             observers.remove(observer)

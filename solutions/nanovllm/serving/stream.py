@@ -34,13 +34,12 @@ class Stream:
     ### BEGIN SOLUTION
     def __init__(self, request_ids: Sequence[int], n: int = 1, name: str = "") -> None:
         self.request_ids = tuple(request_ids)
-        self.n = n
-        self.name = name
+        self.n, self.name = n, name
         self.reason: str | None = None
         self.num_open = n * len(self.request_ids)
         self._pending: list[EngineEvent] = []
         self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._bell = asyncio.Event()
 
     @property
     def ended(self) -> bool:
@@ -52,11 +51,11 @@ class Stream:
     def put(self, events: Sequence[EngineEvent]) -> None:
         self._pending += events
         self.num_open -= sum(isinstance(event, Finished | Aborted | Failed) for event in events)
-        self._news.set()
+        self._bell.set()
 
     def fail(self, error: Exception) -> None:
         self._error = error
-        self._news.set()
+        self._bell.set()
 
     def __aiter__(self) -> "Stream":
         return self
@@ -67,8 +66,8 @@ class Stream:
                 raise self._error
             if self.num_open == 0:
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            self._bell.clear()
+            await self._bell.wait()
         events, self._pending = self._pending, []
         return events
 

@@ -45,15 +45,15 @@ def event_stream(steps: AsyncIterator[list[Delta]], writer: ChunkWriter) -> Asyn
 
     async def pieces() -> AsyncIterator[bytes]:
         try:
-            async for deltas in steps:
-                piece = b"".join(map(shown, deltas))
+            async for brought in steps:
+                piece = b"".join(map(shown, brought))
                 if piece:
                     yield piece
             usage = writer.usage()
             if usage is not None:
                 yield frame(usage)
-        except Exception as error:
-            yield frame(api_error(error).body)
+        except Exception as failure:
+            yield frame(api_error(failure).body)
         yield DONE
 
     return pieces()

@@ -46,7 +46,7 @@ class VirtualServer:
         self._news = asyncio.Event()
 
     @property
-    def num_open(self) -> int:
+    def open_requests(self) -> int:
         """Requests that wait or run."""
         return len(self.streams)
 
@@ -57,30 +57,30 @@ class VirtualServer:
                 while not self.engine.has_unfinished:
                     self._news.clear()
                     await self._news.wait()
-                running = min(self.num_open, self.engine.max_num_seqs)
-                events = self.engine.step()
+                running = min(self.open_requests, self.engine.max_num_seqs)
+                said = self.engine.step()
                 await asyncio.sleep(STEP + SAMPLE * running)
-                self.queue.append((self.loop.time(), max(0, self.num_open - running)))
-                self._deliver(events)
+                self.queue.append((self.loop.time(), max(0, self.open_requests - running)))
+                self._sort(said)
         except Exception as error:
             for stream in self.streams.values():
                 stream.fail(error)
 
-    def _deliver(self, events: list[EngineEvent]) -> None:
+    def _sort(self, events: list[EngineEvent]) -> None:
         mine: dict[int, list[EngineEvent]] = {}
         for event in events:
             mine.setdefault(getattr(event, "request_id", -1), []).append(event)
-        for request_id, batch in mine.items():
+        for request_id, heard in mine.items():
             if (stream := self.streams.get(request_id)) is not None:
-                stream.put(batch)
-                if stream.ended:
-                    del self.streams[request_id]
+                stream.put(heard)
+                if stream.num_open == 0:
+                    self.streams.pop(request_id)
 
     async def send(self, number: int, due: float) -> Record:
         """Ask, and note when each token came; a refusal is a record with an error."""
         self.asked.append(self.loop.time())
         try:
-            self.admission.enter("", 1, self.num_open)
+            self.admission.enter("", 1, self.open_requests)
         except ApiError as error:
             return Record(due, ended=self.loop.time(), error=str(error.status))
         request_id = self.engine.add_request([number], SamplingParams(max_tokens=50))
