@@ -84,7 +84,7 @@ def weights_of(attention: Callable, q: torch.Tensor, k: torch.Tensor) -> torch.T
 
 
 def looked_at(weights: Sequence[torch.Tensor], words: Sequence[str]) -> None:
-    """What each word looks at: the mean of all heads, and the two whose last word looks far back."""
+    """What each word looks at: all heads, and the two whose last word looks far back."""
     stacked = torch.stack(list(weights))  # [L, H, T, T]
     far = slice(1, len(words) // 2)  # not the first token, which many heads look at for nothing
     peaks = stacked[:, :, -1, far].amax(-1)
