@@ -129,14 +129,6 @@ MISTAKES = [
         "the back.",
     ),
     Mistake(
-        name="priority-inverted",
-        task=2,
-        symbol="policies:PriorityWithAging.key",
-        old="-self.score(request, now)",
-        new="self.score(request, now)",
-        says="Your priority order is upside down: the highest score needs the smallest key.",
-    ),
-    Mistake(
         name="aging-unbounded",
         task=2,
         symbol="policies:PriorityWithAging.score",
@@ -179,7 +171,7 @@ MISTAKES = [
     Mistake(
         name="waiting-entry-leaks",
         task=2,
-        symbol="policies:WaitingQueue.remove",
+        symbol="scheduler:_WaitingQueue.remove",
         old="self._rank_of.pop(request)",
         new="self._rank_of[request]",
         says="Your queue keeps the rank of a request that has left it.",
@@ -187,7 +179,7 @@ MISTAKES = [
     Mistake(
         name="head-leaves-instead",
         task=2,
-        symbol="policies:WaitingQueue.remove",
+        symbol="scheduler:_WaitingQueue.remove",
         old="del self._entries[at]",
         new="del self._entries[0]",
         says="Your queue drops its first entry, whoever was to leave.",
@@ -284,22 +276,6 @@ MISTAKES = [
         says="Your hardware limit makes decodes wait; they win over all three limits.",
     ),
     # Task 4: the scheduler
-    Mistake(
-        name="last-chunk-not-recognised",
-        task=4,
-        symbol="plan:Chunk.completes",
-        old="self.end == self.total",
-        new="self.end > self.total",
-        says="Your last chunk is not seen as the last: it ends exactly at the total.",
-    ),
-    Mistake(
-        name="any-chunk-completes",
-        task=4,
-        symbol="plan:Chunk.completes",
-        old="self.end == self.total",
-        new="self.length > 0",
-        says="You draw a token after every chunk; an unfinished prompt has none to draw.",
-    ),
     Mistake(
         name="decodes-not-charged",
         task=4,
@@ -582,7 +558,7 @@ MISTAKES = [
     Mistake(
         name="positions-from-zero",
         task=5,
-        symbol="slot_store:SlotStore.places",
+        symbol="slot_store:SlotStore._places",
         old="torch.arange(c.start, c.end)",
         new="torch.arange(c.length)",
         says="Your chunks are written at the front of the slot, over the tokens before them.",
@@ -590,7 +566,7 @@ MISTAKES = [
     Mistake(
         name="slot-by-row",
         task=5,
-        symbol="slot_store:SlotStore.places",
+        symbol="slot_store:SlotStore._places",
         old="slots = [torch.full((c.length,), self.slot_of[c.request]) for c in plan.chunks]",
         new="slots = [torch.full((c.length,), row) for row, c in enumerate(plan.chunks)]",
         says="You write to the slot of the row in the plan; each request has a slot of its own.",

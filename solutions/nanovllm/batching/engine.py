@@ -1,5 +1,6 @@
-"""The engine: a loop that never stops for one request, and never mixes two up."""
+"""`Engine`: a loop that never stops for one request, and never mixes two up."""
 
+### BEGIN SOLUTION
 import threading
 import time
 from collections import deque
@@ -28,7 +29,7 @@ from nanovllm.batching.events import (
     Queued,
     Stepped,
 )
-from nanovllm.batching.interface import SchedulerInterface, SchedulerMaker
+from nanovllm.batching.interface import Outcome, SchedulerInterface, SchedulerMaker
 from nanovllm.batching.plan import Plan
 from nanovllm.batching.request import Priority, Request, Status
 from nanovllm.batching.scheduler import Scheduler
@@ -40,8 +41,6 @@ from nanovllm.generation.request import make_sequences, room_for, weight_of
 from nanovllm.generation.sampling import Sampler, sample
 from nanovllm.model.transformer import Transformer
 from nanovllm.tokenization.tokenizer import Tokenizer
-
-Outcome = Sampled | Exception | None  # of a chunk: a token, an error, or nothing to draw yet
 
 
 class Engine:
@@ -110,23 +109,25 @@ class Engine:
         priority: Priority = Priority.NORMAL,
         seed: int | None = None,
         request_id: int | None = None,
+        deadline: float | None = None,
     ) -> int:
         """Take a request on, or refuse it at once; its id, by which events and `abort` name it.
 
-        Each of its n samples becomes a Request of its own. Nothing is computed here.
+        Each of its n samples becomes a Request of its own. Nothing is computed here. deadline:
+        seconds from now in which the answer should be complete, for policies that ask for it.
 
         Raises:
             RequestError: it can never be answered (lab 03's reasons, or RequestTooLargeError).
             DuplicateRequestError: the id is in use.
         """
-        ### BEGIN SOLUTION
         request_id = self._next_id() if request_id is None else request_id
         requests = self._make_requests(prompt_token_ids, params, priority, seed, request_id)
         for request in requests:
+            if deadline is not None:
+                request.deadline = request.arrival + deadline
             self.scheduler.refuse_unfit(request)
         self._register(request_id, requests)
         return request_id
-        ### END SOLUTION
 
     def _register(self, request_id: int, requests: list[Request]) -> None:
         """All samples of an id arrive at one moment, or none. Raises DuplicateRequestError."""
@@ -185,7 +186,6 @@ class Engine:
         `Stepped.started` is the time before `_collect`. With nobody to run it reports who was
         queued, aborted or preempted, but no `Stepped`, and does not call the model.
         """
-        ### BEGIN SOLUTION
         started = self.clock()
         events = self._collect()
         plan = self.scheduler.schedule()
@@ -197,7 +197,6 @@ class Engine:
         events += self.update(plan, outcomes)
         events.append(self._stepped(plan, running, started))
         return events
-        ### END SOLUTION
 
     def _collect(self) -> list[EngineEvent]:
         """Read the notes: hand arrivals to the scheduler (Queued), then end what was given up.
@@ -205,7 +204,6 @@ class Engine:
         Each sample of an id is ended, FINISHED, and has an Aborted with its index, tokens and
         text. One that has ended meanwhile, or was given up twice, is no error.
         """
-        ### BEGIN SOLUTION
         # Read before the arrivals: who is given up has arrived before, and is in the queue by then.
         given_up = [self._given_up.popleft() for _ in range(len(self._given_up))]
         events: list[EngineEvent] = []
@@ -221,7 +219,6 @@ class Engine:
                 said = tuple(sequence.output_token_ids), sequence.text
                 events.append(Aborted(sequence.request_id, sequence.index, *said, self.clock()))
         return events
-        ### END SOLUTION
 
     def _outcomes(self, plan: Plan) -> list[Outcome]:
         """What came of each chunk of the plan, in order.
@@ -231,7 +228,6 @@ class Engine:
         places is the same as once, and nothing has been counted or drawn. NotImplementedError
         (a task not written yet) and KeyboardInterrupt are no request's fault and go through.
         """
-        ### BEGIN SOLUTION
         try:
             return self.draw(plan, self.execute(plan))
         except NotImplementedError:
@@ -240,7 +236,6 @@ class Engine:
             if len(plan.chunks) == 1:
                 return [error]
             return [o for chunk in plan.chunks for o in self._outcomes(Plan((chunk,)))]
-        ### END SOLUTION
 
     def _prepare(self, plan: Plan) -> tuple[Int[Tensor, "T"], Int[Tensor, "T"], Int[Tensor, "N"]]:
         """The plan as the model wants it: token ids, positions, and which rows need logits.
@@ -248,7 +243,6 @@ class Engine:
         Tokens of all chunks one after another, each at its position in its own request; logits
         for the last token of every chunk that completes.
         """
-        ### BEGIN SOLUTION
         token_ids: list[int] = []
         positions: list[int] = []
         last: list[int] = []
@@ -262,7 +256,6 @@ class Engine:
             for x in (token_ids, positions, last)
         )
         return ids, places, rows
-        ### END SOLUTION
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> Float[Tensor, "N V"]:
@@ -273,11 +266,9 @@ class Engine:
         whatever the model raises. An engine of another kind may return something else than a
         tensor (a launch on a device); it is for the same engine's `draw`.
         """
-        ### BEGIN SOLUTION
         token_ids, positions, last = self._prepare(plan)
         hidden = self.model(token_ids, positions, self.store.bind(plan))
         return self.model.logits(hidden[last])
-        ### END SOLUTION
 
     @torch.inference_mode()
     def draw(self, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Outcome]:
@@ -287,7 +278,6 @@ class Engine:
         A row whose largest logit is not finite (NaN, inf, or -inf alone) gets a
         NonFiniteLogitsError and is not shown to the sampler; -inf beside others is a mask's.
         """
-        ### BEGIN SOLUTION
         complete = [chunk for chunk in plan.chunks if chunk.completes]
         finite = logits.amax(dim=-1).isfinite().tolist()
         good = [row for row, well in enumerate(finite) if well]
@@ -298,7 +288,6 @@ class Engine:
             for row, chunk in enumerate(complete)
         }
         return [outcome_of.get(chunk.request) for chunk in plan.chunks]
-        ### END SOLUTION
 
     def update(self, plan: Plan, outcomes: Seq[Outcome]) -> list[EngineEvent]:
         """Count what was computed, append the tokens, end what has ended; the events of it all.
@@ -308,7 +297,6 @@ class Engine:
         nor counted; its request fails. So does a request whose own `append` raises (its tokenizer,
         say).
         """
-        ### BEGIN SOLUTION
         pairs = list(zip(plan.chunks, outcomes, strict=True))
         done = Plan(tuple(chunk for chunk, outcome in pairs if not isinstance(outcome, Exception)))
         self.store.commit(done)
@@ -320,7 +308,6 @@ class Engine:
             elif outcome is not None:
                 events += self._append(chunk.request, outcome)
         return events
-        ### END SOLUTION
 
     def _append(self, request: Request, sampled: Sampled) -> list[EngineEvent]:
         """Give a request its next token; Prefilled goes before the first token of sample 0."""
@@ -402,3 +389,6 @@ def _not_finite(request: Request) -> NonFiniteLogitsError:
         f"The largest logit of request {request.sequence.request_id} is not a finite number; "
         "no token can be drawn."
     )
+
+
+### END SOLUTION
