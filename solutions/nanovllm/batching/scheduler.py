@@ -65,13 +65,7 @@ class _Draft:
 
 
 class Scheduler:
-    """Decides at every step: who is running goes on, then the queue, as far as room and budget go.
-
-    What others may ask of it is in interface.py.
-
-    max_num_seqs: the most requests that run at once. max_chunk: the most tokens of one request
-    in one step; None for no such limit.
-    """
+    """Those that run go on, then come those that wait, as far as room and budget go."""
 
     def __init__(
         self,
@@ -107,13 +101,7 @@ class Scheduler:
         return sorted(self.waiting, key=lambda request: self.policy.rank(request, now))
 
     def refuse_unfit(self, request: Request) -> None:
-        """Refuse a request that could not be held even alone: waiting would never help it.
-
-        The store has to hold `request.limit` tokens.
-
-        Raises:
-            RequestTooLargeError: it says how many tokens it needs, and `store.total_tokens`.
-        """
+        """Refuse a request that could not be held even alone: waiting would never help it."""
         if not self.store.fits(request.limit):
             raise RequestTooLargeError(
                 f"The request may need room for {request.limit} tokens, more than the store "
@@ -127,12 +115,7 @@ class Scheduler:
         self.waiting.push(request, self.clock())
 
     def schedule(self) -> Plan:
-        """Make the plan of the next step; nobody to run gives a plan without chunks.
-
-        In this order: turns that are over are handed on; the budget is worked out, with the
-        places that this freed; running requests go on; and, unless room was so short that one
-        of them had to be preempted, requests are admitted.
-        """
+        """Make the plan of the next step; nobody to run gives a plan without chunks."""
         draft = _Draft(self.clock(), budget=0)
         self._hand_over(draft)
         turns_handed_on = len(draft.preempted)
@@ -148,12 +131,7 @@ class Scheduler:
         )
 
     def _budget(self) -> int:
-        """This step's tokens, by `token_budget`; free places and the decodes counted now.
-
-        At least 1 if anybody runs, also with no place free: the store cannot reserve that token,
-        so a victim gives way. With 0, prompts that have filled the store together would wait for
-        one another for ever.
-        """
+        """This step's tokens, by `token_budget`; free places and the decodes counted now."""
         decodes = sum(request.remaining == 1 for request in self.running)
         return token_budget(
             hardware=self.budget.highest,
@@ -171,13 +149,7 @@ class Scheduler:
             self._preempt(over, draft)
 
     def _continue(self, draft: _Draft) -> None:
-        """Give every running request its next chunk: decodes first, then unfinished prompts.
-
-        A decode is whoever has one token remaining, be it a prompt's last; a request that
-        computes its tokens again is a prompt. Each group in order of admission. When the store
-        cannot reserve the chunk, the policy's victim is preempted, which may be the request
-        itself, until it can.
-        """
+        """Give every running request its next chunk: decodes first, then unfinished prompts."""
         remaining = {request: request.remaining for request in self.running}
         decodes = [request for request, tokens in remaining.items() if tokens == 1]
         prompts = [request for request, tokens in remaining.items() if tokens > 1]
@@ -186,10 +158,7 @@ class Scheduler:
                 self._plan_chunk(request, draft)
 
     def _plan_chunk(self, request: Request, draft: _Draft) -> None:
-        """Reserve room for a running request's next chunk, preempting if need be, and plan it.
-
-        The chunk keeps its length: others give way, it does not shrink.
-        """
+        """Reserve room for a running request's next chunk, preempting if need be, and plan it."""
         length = self._chunk_length(request, draft.budget)
         while length and not self.store.reserve(request, length):
             victim = self.policy.victim(self.running, draft.now)
@@ -214,12 +183,7 @@ class Scheduler:
         return len(self.running) < self.max_num_seqs and self.store.can_admit(request)
 
     def _admit(self, draft: _Draft) -> None:
-        """Let requests in, in the policy's order, while there are tokens, seats and room.
-
-        Stops at the first that cannot come in: to let a smaller one past would starve it. The
-        store says how many of its tokens are there already; the rest are planned, as far as the
-        budget goes. An admitted request is SCHEDULED and begins its turn.
-        """
+        """Let requests in, in the policy's order, while there are tokens, seats and room."""
         while self.waiting and draft.budget and len(self.running) < self.max_num_seqs:
             request = self.waiting.first(draft.now)
             if not self.store.can_admit(request):
@@ -236,11 +200,7 @@ class Scheduler:
             self._take(request, length, draft)
 
     def _preempt(self, request: Request, draft: _Draft) -> None:
-        """Send a running request back to the queue; what it had computed is lost.
-
-        If it was given a chunk in this very step, the chunk is dropped and its tokens go back
-        to the budget. `num_preemptions` counts it.
-        """
+        """Send a running request back to the queue; what it had computed is lost."""
         chunk = draft.chunks.pop(request, None)
         if chunk is not None:
             draft.budget += chunk.length
@@ -265,11 +225,7 @@ class Scheduler:
         self.budget.observe(seconds, self.store.free_tokens / self.store.total_tokens)
 
     def end(self, request: Request, status: Status) -> None:
-        """Let go of a request that ends, from the queue or the batch; FINISHED or FAILED.
-
-        A running one releases its room in the store; one in the queue has none, and the store
-        is told to forget it. Nothing of it stays here.
-        """
+        """Let go of a request that ends, from the queue or the batch; FINISHED or FAILED."""
         if request in self.running:
             del self.running[request]
             self.store.release(request)

@@ -84,11 +84,7 @@ class SlotStore:
         return bool(self.free_slots)
 
     def admit(self, request: Request) -> int:
-        """Give the request a slot of its own, empty and clean; 0 of its tokens are there.
-
-        Clean: the places are set to zero. What the last owner left would be masked, but a NaN
-        times a weight of 0 is still NaN.
-        """
+        """Give the request a slot of its own, empty and clean; 0 of its tokens are there."""
         slot = self.free_slots.pop()
         self.slot_of[request] = slot
         self.lengths[slot] = 0
@@ -97,10 +93,7 @@ class SlotStore:
         return 0
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
-        """Whether its slot has room for so many tokens behind the computed ones.
-
-        The whole slot is the request's from the start, so there is nothing to take.
-        """
+        """Whether its slot has room for so many tokens behind the computed ones."""
         return request.num_computed_tokens + num_tokens <= self.capacity
 
     def release(self, request: Request) -> None:
@@ -117,21 +110,13 @@ class SlotStore:
         """A preempted request will not come back: nothing of it is here."""
 
     def _places(self, plan: Plan) -> tuple[Int[Tensor, "T"], Int[Tensor, "T"]]:
-        """The slot and the place in it of every token of a plan, chunk by chunk.
-
-        A chunk of tokens start .. end - 1 goes to these places of its request's slot.
-        """
+        """The slot and the place in it of every token of a plan, chunk by chunk."""
         slots = [torch.full((c.length,), self.slot_of[c.request]) for c in plan.chunks]
         positions = [torch.arange(c.start, c.end) for c in plan.chunks]
         return torch.cat(slots).to(self.k.device), torch.cat(positions).to(self.k.device)
 
     def bind(self, plan: Plan) -> Attend:
-        """The attend of a step over the plan's tokens [T], its chunks one after another.
-
-        All tokens are written first, then each chunk looks at its own slot alone, up to its own
-        end. Chunks of one token are looked at together, a few neighbouring slots at a time
-        (`_attend_decodes`); longer ones one at a time, each large enough to be worth a call.
-        """
+        """The attend of a step over the plan's tokens [T], its chunks one after another."""
         slots, positions = self._places(plan)
         starts = _offsets(plan)
         single = [(t, c) for t, c in zip(starts, plan.chunks, strict=True) if c.length == 1]
@@ -172,13 +157,7 @@ class SlotStore:
     def _attend_decodes(
         self, layer: int, q: Float[Tensor, "N H D"], chunks: Sequence[Chunk]
     ) -> Float[Tensor, "N H D"]:
-        """N single queries, in order of their slots, each over its own slot: one call for all.
-
-        If the slots are neighbours, they are read where they are, as a rectangle [N, S], S the
-        longest row; else copied together first. A mask hides in each row what is behind its
-        position, and, with a window, what is further back than that. The H/G heads that share
-        a key head become queries of one row: they see the same places.
-        """
+        """N single queries, in order of their slots, each over its own slot: one call for all."""
         slots = [self.slot_of[chunk.request] for chunk in chunks]
         longest = max(chunk.end for chunk in chunks)
         side_by_side = slots[-1] - slots[0] == len(slots) - 1
