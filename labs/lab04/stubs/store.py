@@ -12,7 +12,7 @@ from nanovllm.batching.plan import Plan
 from nanovllm.batching.request import Request
 
 if TYPE_CHECKING:  # the scheduler and the simulator need no torch
-    from nanovllm.model.attention import Attend
+    from nanovllm.model.attend import Attend
 
 
 class KVStore(Protocol):
