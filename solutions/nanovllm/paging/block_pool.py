@@ -1,42 +1,12 @@
-"""A pool of equal blocks: who holds which, and which is given out next. No tensors here."""
+"""The block pool: who holds which block (see interface.py). No tensors here."""
 
+### BEGIN SOLUTION
 from collections import OrderedDict
-from collections.abc import Container, Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, Self
+from collections.abc import Iterable
 
 from nanovllm.batching.errors import require
 from nanovllm.paging.errors import BlockOwnershipError, OutOfBlocksError
-
-Owner = Hashable  # of blocks: a block table, mostly
-
-
-class Keeper(Container[int], Protocol):
-    """Whoever knows what is in free blocks and may want it again: the prefix index (task 6)."""
-
-    def evict(self, block_id: int) -> None:
-        """The block is given to somebody else: forget what was in it."""
-
-
-class KeepNothing:
-    """A keeper to whom a free block is just free."""
-
-    def __contains__(self, block_id: object) -> bool:
-        return False
-
-    def evict(self, block_id: int) -> None:
-        pass
-
-
-@dataclass
-class PoolStats:
-    """Counted since the pool was made."""
-
-    num_allocated: int = 0  # blocks given out
-    num_freed: int = 0  # blocks whose last owner left
-    num_evicted: int = 0  # blocks given out although their content was kept
-    num_failed: int = 0  # calls of allocate that got nothing
-    peak_used: int = 0
+from nanovllm.paging.keeper import Keeper, KeepNothing, Owner, PoolStats
 
 
 class BlockPool:
@@ -53,23 +23,6 @@ class BlockPool:
         self.owners: dict[int, dict[Owner, None]] = {}  # a dict of None is a set with an order
         self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self.stats = PoolStats()
-
-    @classmethod
-    def holding(
-        cls, num_blocks: int, held: dict[Owner, Sequence[int]], keeper: Keeper | None = None
-    ) -> Self:
-        """A pool in which each owner holds the blocks that are listed for it.
-
-        >>> pool = BlockPool.holding(4, {"a": [2, 0], "b": [2]})
-        >>> pool.ref_count(2), list(pool.free_queue)
-        (2, [1, 3])
-        """
-        pool = cls(num_blocks, keeper)
-        for owner, block_ids in held.items():
-            for block_id in block_ids:
-                pool.owners.setdefault(block_id, {})[owner] = None
-                pool.free_queue.pop(block_id, None)
-        return pool
 
     @property
     def num_free(self) -> int:
@@ -89,6 +42,10 @@ class BlockPool:
         """Whether nobody holds the block."""
         return block_id in self.free_queue
 
+    def owners_of(self, block_id: int) -> list[Owner]:
+        """Those who hold the block."""
+        return list(self.owners.get(block_id, ()))
+
     def allocate(self, count: int, owner: Owner) -> list[int]:
         """Take `count` blocks from the front of the free queue for a new owner, in that order.
 
@@ -104,7 +61,6 @@ class BlockPool:
         Traceback (most recent call last):
         nanovllm.paging.errors.OutOfBlocksError: 2 blocks were asked for, but 1 of 3 is free.
         """
-        ### BEGIN SOLUTION
         if count > self.num_free:
             self.stats.num_failed += 1
             self._refuse(count)
@@ -117,7 +73,6 @@ class BlockPool:
         self.stats.num_allocated += count
         self.stats.peak_used = max(self.stats.peak_used, self.num_used)
         return block_ids
-        ### END SOLUTION
 
     def share(self, block_id: int, owner: Owner) -> None:
         """One more owner of a block. A free one (a prefix hit) leaves the free queue.
@@ -126,7 +81,6 @@ class BlockPool:
             BlockOwnershipError: the owner holds it already, or it is free and its content is
                 not kept; nothing has changed.
         """
-        ### BEGIN SOLUTION
         held = self.owners.get(block_id)
         if block_id not in self.keeper if held is None else owner in held:
             raise BlockOwnershipError(
@@ -137,7 +91,6 @@ class BlockPool:
             held = self.owners[block_id] = {}
         held[owner] = None
         self.stats.peak_used = max(self.stats.peak_used, self.num_used)
-        ### END SOLUTION
 
     def free(self, block_ids: Iterable[int], owner: Owner) -> None:
         """The owner gives blocks back, in this order; a block without owners is free.
@@ -156,7 +109,6 @@ class BlockPool:
         nanovllm.paging.errors.BlockOwnershipError: Block 0 cannot be freed: this owner does \
 not hold it, or lists it twice.
         """
-        ### BEGIN SOLUTION
         block_ids = list(block_ids)
         seen: set[int] = set()
         for block_id in block_ids:
@@ -171,7 +123,15 @@ not hold it, or lists it twice.
                 self.free_queue[block_id] = None  # at the end
                 if block_id not in self.keeper:
                     self.free_queue.move_to_end(block_id, last=False)
-        ### END SOLUTION
+
+    def move(self, old: int, new: int) -> None:
+        """All owners of the held block `old` hold the free block `new` in its place."""
+        if old not in self.owners or new not in self.free_queue:
+            raise BlockOwnershipError(f"Block {old} cannot move to {new}: held to free only.")
+        del self.free_queue[new]
+        self.owners[new] = self.owners.pop(old)
+        self.free_queue[old] = None
+        self.free_queue.move_to_end(old, last=False)
 
     def _refuse(self, count: int) -> None:
         verb = "is" if self.num_free == 1 else "are"
@@ -189,3 +149,6 @@ not hold it, or lists it twice.
         blocks = sorted([*self.free_queue, *self.owners])
         require(blocks == list(range(self.num_blocks)), "a block is lost, or free and held")
         require(all(self.owners.values()), "a block is held by nobody")
+
+
+### END SOLUTION
