@@ -26,41 +26,22 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds; some of them may be kept for a prefix hit."""
         return len(self.free_queue)
 
     @property
     def num_used(self) -> int:
-        """Blocks that somebody holds."""
         return len(self.owners)
 
     def ref_count(self, block_id: int) -> int:
-        """How many hold the block."""
         return len(self.owners.get(block_id, ()))
 
     def is_free(self, block_id: int) -> bool:
-        """Whether nobody holds the block."""
         return block_id in self.free_queue
 
     def owners_of(self, block_id: int) -> list[Owner]:
-        """Those who hold the block."""
         return list(self.owners.get(block_id, ()))
 
     def allocate(self, count: int, owner: Owner) -> list[int]:
-        """Take `count` blocks from the front of the free queue for a new owner, in that order.
-
-        All or nothing. A block whose content the keeper kept is evicted there.
-
-        Raises:
-            OutOfBlocksError: fewer are free; nothing has changed but the count of failures.
-
-        >>> pool = BlockPool(3)
-        >>> pool.allocate(2, "a"), pool.num_free
-        ([0, 1], 1)
-        >>> pool.allocate(2, "b")
-        Traceback (most recent call last):
-        nanovllm.paging.errors.OutOfBlocksError: 2 blocks were asked for, but 1 of 3 is free.
-        """
         if count > self.num_free:
             self.stats.num_failed += 1
             self._refuse(count)
@@ -75,12 +56,6 @@ class BlockPool:
         return block_ids
 
     def share(self, block_id: int, owner: Owner) -> None:
-        """One more owner of a block. A free one (a prefix hit) leaves the free queue.
-
-        Raises:
-            BlockOwnershipError: the owner holds it already, or it is free and its content is
-                not kept; nothing has changed.
-        """
         held = self.owners.get(block_id)
         if block_id not in self.keeper if held is None else owner in held:
             raise BlockOwnershipError(
@@ -93,22 +68,6 @@ class BlockPool:
         self.stats.peak_used = max(self.stats.peak_used, self.num_used)
 
     def free(self, block_ids: Iterable[int], owner: Owner) -> None:
-        """The owner gives blocks back, in this order; a block without owners is free.
-
-        A free block whose content is kept goes to the end of the queue, so that the one unused
-        for longest is evicted first; any other goes to the front.
-
-        Raises:
-            BlockOwnershipError: the owner does not hold one of them (any more), or it is listed
-                twice; nothing has changed.
-
-        >>> pool = BlockPool(2)
-        >>> pool.free(pool.allocate(1, "a"), "a")
-        >>> pool.free([0], "a")
-        Traceback (most recent call last):
-        nanovllm.paging.errors.BlockOwnershipError: Block 0 cannot be freed: this owner does \
-not hold it, or lists it twice.
-        """
         block_ids = list(block_ids)
         seen: set[int] = set()
         for block_id in block_ids:
@@ -125,7 +84,6 @@ not hold it, or lists it twice.
                     self.free_queue.move_to_end(block_id, last=False)
 
     def move(self, old: int, new: int) -> None:
-        """All owners of the held block `old` hold the free block `new` in its place."""
         if old not in self.owners or new not in self.free_queue:
             raise BlockOwnershipError(f"Block {old} cannot move to {new}: held to free only.")
         del self.free_queue[new]
@@ -145,7 +103,6 @@ not hold it, or lists it twice.
         )
 
     def check(self) -> None:
-        """Raise InvariantError unless every block is free once or held by somebody."""
         blocks = sorted([*self.free_queue, *self.owners])
         require(blocks == list(range(self.num_blocks)), "a block is lost, or free and held")
         require(all(self.owners.values()), "a block is held by nobody")

@@ -76,16 +76,13 @@ class BlockManager:
 
     @property
     def free_tokens(self) -> int:
-        """Slots of free blocks, and slots that serve their owners alone (as in a SlotStore)."""
         return self.pool.num_free * self.block_size + self.num_unused_slots
 
     @property
     def prefix_stats(self) -> PrefixStats | None:
-        """Tokens looked up in the prefix cache, and found; None where there is none."""
         return self.prefix.stats if self.enable_prefix_caching else None
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether a request of so many tokens could be held if it were the only one."""
         return blocks_for(num_tokens, self.block_size) <= self.pool.num_blocks
 
     def _source(self, request: Request) -> tuple[BlockTable, int]:
@@ -112,12 +109,6 @@ class BlockManager:
         return max(samples, key=lambda sample: self.tables[sample].num_tokens, default=None)
 
     def can_admit(self, request: Request) -> bool:
-        """Whether there are blocks for all the tokens that the request has by now.
-
-        Blocks that it will share and that somebody holds cost nothing; those that are free now
-        leave the free queue. While another sample is still reading the prompt that they have in
-        common, it waits, to share it.
-        """
         sibling = self._sibling(request)
         if sibling is not None and self.tables[sibling].num_tokens < _prompt_len(request):
             return False
@@ -128,12 +119,6 @@ class BlockManager:
         return wanted + revived <= self.pool.num_free
 
     def admit(self, request: Request) -> int:
-        """Take the request in; how many of its first tokens are stored already.
-
-        It gets blocks for all the tokens that it has by now, though they will be computed in
-        several steps perhaps: two half-read prompts that wait for each other's blocks would wait
-        for ever. Blocks for what it generates are taken one by one (`reserve`).
-        """
         require(request not in self.tables, f"{request} is in the store already")
         source, shared = self._source(request)
         sibling = self._sibling(request)
@@ -152,7 +137,6 @@ class BlockManager:
         return table.num_tokens
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
-        """Blocks for so many tokens behind the computed ones, none of them shared where written."""
         table, start = self.tables[request], request.num_computed_tokens
         end = start + num_tokens
         if end <= table.num_slots and not needs_copy(self.pool, table, start):
@@ -167,7 +151,6 @@ class BlockManager:
         return has_room
 
     def commit(self, plan: Plan) -> None:
-        """The plan's tokens are stored; blocks that are full now can be found by others."""
         for chunk in plan.chunks:
             table = self.tables[chunk.request]
             self.num_unused_slots -= chunk.end - table.num_tokens
@@ -177,21 +160,15 @@ class BlockManager:
                 self.prefix.register(self.pool, chunk.request, table)
 
     def suspend(self, request: Request) -> None:
-        """Preempted: its stored tokens go to host memory if they are to be swapped and fit there.
-
-        Else they will be computed again, but for those that are still cached by then.
-        """
         if self.preemption == "swap":
             self.swap.swap_out(request, self.tables[request], self.transfers)
         self._let_go(request)
 
     def release(self, request: Request) -> None:
-        """The request has ended: it holds nothing any more."""
         self._let_go(request)
         self.prefix.forget(request)
 
     def forget(self, request: Request) -> None:
-        """The request ends in the queue: what was kept of it is let go."""
         self.swap.forget(request)
         self.prefix.forget(request)
 
@@ -205,11 +182,9 @@ class BlockManager:
             del self._samples[request.sequence.request_id]
 
     def block_ids(self, request: Request) -> list[int]:
-        """The blocks of an admitted request, in the order of its tokens."""
         return list(self.tables[request].block_ids)
 
     def owners(self) -> dict[int, list[Hashable]]:
-        """Who holds each block that is held: requests, and whoever called `hold`."""
         owners: dict[int, list[Hashable]] = {}
         for request, table in self.tables.items():
             for block_id in table.block_ids:
@@ -220,12 +195,6 @@ class BlockManager:
         return owners
 
     def hold(self, block_ids: Iterable[int], owner: Hashable) -> None:
-        """One more owner of blocks that are held or cached: nobody gets or writes them meanwhile.
-
-        Raises:
-            BlockOwnershipError: a block is free and its content is not kept, or the owner has it
-                already; nothing has changed.
-        """
         block_ids = list(block_ids)
         taken = set(self.held.get(owner, ()))
         if owner in self.tables:
@@ -243,11 +212,6 @@ class BlockManager:
             self.held.setdefault(owner, set()).update(block_ids)
 
     def drop(self, block_ids: Iterable[int], owner: Hashable) -> None:
-        """The owner gives up blocks that it took by `hold`; who is the last sets them free.
-
-        Raises:
-            BlockOwnershipError: it does not hold one of them; nothing has changed.
-        """
         block_ids = list(block_ids)
         held = self.held.get(owner, set())
         if len(set(block_ids)) < len(block_ids) or not held.issuperset(block_ids):
@@ -260,17 +224,14 @@ class BlockManager:
             self.held.pop(owner, None)
 
     def cached_blocks(self) -> list[int]:
-        """Blocks that nobody holds, but that requests which begin alike would find: by number."""
         return [
             b for b in range(self.num_blocks) if self.pool.is_free(b) and b in self.prefix.index
         ]
 
     def pinned_blocks(self) -> set[int]:
-        """Blocks that somebody took by `hold`."""
         return set().union(*self.held.values())
 
     def move(self, old: int, new: int) -> None:
-        """Block `new` takes the place of the held block `old` everywhere; the copy is noted."""
         for owner in self.pool.owners_of(old):
             if isinstance(owner, BlockTable):
                 owner.replace(old, new)
@@ -279,10 +240,6 @@ class BlockManager:
         self.transfers.append(Transfer(Direction.COPY, old, new))
 
     def check(self, requests: Iterable[Request] | None = None) -> None:
-        """Raise InvariantError unless its own data agree.
-
-        requests: if given, exactly these must be admitted.
-        """
         self.pool.check()
         self.swap.pool.check()
         self.prefix.index.check()
