@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 import torch
 
 from nanovllm.batching.budget import Budget, FixedBudget
-from nanovllm.batching.errors import RequestTooLargeError, require
+from nanovllm.batching.errors import ConfigError, RequestTooLargeError, require
 from nanovllm.batching.plan import Chunk, Plan
-from nanovllm.batching.policies import Policy
+from nanovllm.batching.policies import FirstComeFirstServed, Policy
 from nanovllm.batching.request import Request, Status
 from nanovllm.batching.store import SchedulingStore
 from nanovllm.model.attention import attention
@@ -26,10 +26,7 @@ from nanovllm.paging.transfers import Direction, Transfer
 
 
 class HeapScheduler:
-    """First come, first served, whatever the policy: a heap that waits, a sorted list that runs.
-
-    When room is short the newest gives way, and nobody is admitted in that step.
-    """
+    """A heap made anew for each step, and a list that runs: no queue is kept in order."""
 
     def __init__(
         self,
@@ -41,10 +38,12 @@ class HeapScheduler:
         max_chunk: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        if max_num_seqs < 1 or (max_chunk is not None and max_chunk < 1):
+            raise ConfigError("At least one request runs, and a chunk has at least one token.")
         self.store, self.clock = store, clock
-        self._tokens = (budget or FixedBudget()).limit
-        self._seats, self._longest = max_num_seqs, max_chunk or self._tokens
-        self._heap: list[tuple[int, Request]] = []
+        self.policy, self.budget = policy or FirstComeFirstServed(), budget or FixedBudget()
+        self._seats, self._longest = max_num_seqs, max_chunk
+        self._outside: set[Request] = set()
         self._batch: list[Request] = []
 
     @property
@@ -53,14 +52,20 @@ class HeapScheduler:
 
     @property
     def waiting(self) -> Collection[Request]:
-        return [request for _, request in self._heap]
+        return frozenset(self._outside)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._heap or self._batch)
+        return bool(self._outside or self._batch)
+
+    def _ranked(self) -> list[tuple[tuple[float, float, int], Request]]:
+        now = self.clock()
+        return [(self.policy.rank(request, now), request) for request in self._outside]
 
     def queue(self) -> list[Request]:
-        return [request for _, request in sorted(self._heap, key=lambda pair: pair[0])]
+        heap = self._ranked()
+        heapq.heapify(heap)
+        return [heapq.heappop(heap)[1] for _ in range(len(heap))]
 
     def refuse_unfit(self, request: Request) -> None:
         if not self.store.fits(request.limit):
@@ -68,45 +73,59 @@ class HeapScheduler:
 
     def add(self, request: Request) -> None:
         self.refuse_unfit(request)
-        heapq.heappush(self._heap, (request.number, request))
+        self._outside.add(request)
+
+    def _put_back(self, request: Request) -> None:
+        self._batch.remove(request)
+        self.store.suspend(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        request.move_to(Status.PREEMPTED, self.clock())
+        self._outside.add(request)
 
     def schedule(self) -> Plan:
-        chunks: dict[Request, Chunk] = {}
-        admitted, preempted, left = [], [], self._tokens
+        preempted: list[Request] = []
+        over = [request for request in self._batch if self.policy.turn_is_over(request)]
+        if over and self._outside:
+            first = min(self._ranked())[1]
+            if len(self._batch) == self._seats or not self.store.can_admit(first):
+                self._put_back(over[0])
+                preempted.append(over[0])
+        handed_on = len(preempted)
+        decodes = sum(request.remaining == 1 for request in self._batch)
+        left = min(self.budget.highest, self.budget.limit, self.store.free_tokens)
+        left = total = max(left, decodes, bool(self._batch))
+        lengths: dict[Request, int] = {}
         for request in sorted(self._batch, key=lambda r: r.remaining > 1):
-            length = min(request.remaining, left, self._longest)
-            if request in preempted or not length:
-                continue
-            while not self.store.reserve(request, length):
-                victim = self._batch.pop()
-                dropped = chunks.pop(victim, None)
-                left += dropped.length if dropped else 0
-                self.store.suspend(victim)
-                victim.num_computed_tokens = 0
-                victim.num_preemptions += 1
-                victim.move_to(Status.PREEMPTED, self.clock())
-                heapq.heappush(self._heap, (victim.number, victim))
+            length = min(request.remaining, left, self._longest or left)
+            while length and request in self._batch and not self.store.reserve(request, length):
+                victim = self.policy.victim(self._batch, self.clock())
+                left += lengths.pop(victim, 0)
+                self._put_back(victim)
                 preempted.append(victim)
-                if victim is request:
-                    break
-            else:
-                chunks[request] = self._chunk(request, length)
+            if length and request in self._batch:
+                lengths[request] = length
                 left -= length
-        while self._heap and left and len(self._batch) < self._seats and not preempted:
-            request = self._heap[0][1]
+        admitted: list[Request] = []
+        heap = self._ranked() if len(preempted) == handed_on else []
+        heapq.heapify(heap)
+        while heap and left and len(self._batch) < self._seats:
+            request = heapq.heappop(heap)[1]
             if not self.store.can_admit(request):
                 break
-            heapq.heappop(self._heap)
+            self._outside.remove(request)
             request.num_computed_tokens = self.store.admit(request)
             request.move_to(Status.SCHEDULED, self.clock())
+            request.turn_start = request.num_output_tokens
             self._batch.append(request)
             admitted.append(request)
-            length = min(request.remaining, left, self._longest)
+            length = min(request.remaining, left, self._longest or left)
             if not self.store.reserve(request, length):
                 break
-            chunks[request] = self._chunk(request, length)
+            lengths[request] = length
             left -= length
-        return Plan(tuple(chunks.values()), tuple(admitted), tuple(preempted), self._tokens)
+        chunks = tuple(self._chunk(request, length) for request, length in lengths.items())
+        return Plan(chunks, tuple(admitted), tuple(preempted), total)
 
     def _chunk(self, request: Request, length: int) -> Chunk:
         return Chunk(request, request.num_computed_tokens, length, request.num_tokens)
@@ -118,21 +137,20 @@ class HeapScheduler:
                 chunk.request.move_to(Status.RUNNING, self.clock())
 
     def observe(self, seconds: float) -> None:
-        pass
+        self.budget.observe(seconds, self.store.free_tokens / self.store.total_tokens)
 
     def end(self, request: Request, status: Status) -> None:
         if request in self._batch:
             self._batch.remove(request)
             self.store.release(request)
         else:
-            self._heap = [pair for pair in self._heap if pair[1] is not request]
-            heapq.heapify(self._heap)
+            self._outside.remove(request)
             self.store.forget(request)
         request.move_to(status, self.clock())
 
     def check(self) -> None:
         require(len(self._batch) <= self._seats, "too many run")
-        require(not set(self._batch) & set(self.waiting), "somebody waits and runs")
+        require(not set(self._batch) & self._outside, "somebody waits and runs")
 
 
 class SetManager:

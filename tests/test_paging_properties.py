@@ -231,9 +231,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(pinned=st.booleans())
     def compact(self, pinned: bool) -> None:
-        before = span(self.manager.pool)
+        before = span(self.manager)
         compact(self.manager, list(self.scheduler.running) if pinned else ())
-        assert span(self.manager.pool) <= before
+        assert span(self.manager) <= before
 
     @invariant()
     def books_agree(self) -> None:

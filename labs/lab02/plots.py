@@ -84,9 +84,10 @@ def weights_of(attention: Callable, q: torch.Tensor, k: torch.Tensor) -> torch.T
 
 
 def looked_at(weights: Sequence[torch.Tensor], words: Sequence[str]) -> None:
-    """What each word looks at: the mean of all heads, and the two heads that look back most."""
+    """What each word looks at: all heads, and the two whose last word looks far back."""
     stacked = torch.stack(list(weights))  # [L, H, T, T]
-    peaks = stacked[:, :, -1, 1:-2].amax(-1)  # neither the first nor its neighbours
+    far = slice(1, len(words) // 2)  # not the first token, which many heads look at for nothing
+    peaks = stacked[:, :, -1, far].amax(-1)
     chosen = [divmod(int(i), stacked.shape[1]) for i in peaks.flatten().topk(2).indices]
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.9))
     pictures = [("mean of all layers and heads", stacked.mean((0, 1)))]

@@ -13,7 +13,7 @@ def new_request(prompt=5, output=9, arrival=0.0):
     return Request(0, sequence, arrival, limit=prompt + output - 1)
 
 
-@pytest.mark.check(task=1, points=3, title="What may follow what")
+@pytest.mark.check(task=1, points=2, title="What may follow what")
 def test_may_follow():
     allowed = {
         old.value: [new.value for new in Status if may_follow(old, new) is True] for old in Status
@@ -38,21 +38,16 @@ def test_may_follow():
 def test_illegal_moves():
     request = new_request(arrival=2.0)
     request.move_to(Status.SCHEDULED, now=3.0)
-    error = expect.raises(
+    expect.raises(
         IllegalTransitionError,
         lambda: request.move_to(Status.WAITING, now=4.0),
         call="move_to(WAITING) of a scheduled request",
         cause="nothing becomes WAITING again: a preempted request is PREEMPTED",
     )
     expect(
-        ["scheduled" in str(error).lower(), "waiting" in str(error).lower()],
-        [True, True],
-        call="whether the message names the present and the wanted state",
-    )
-    expect(
-        [request.status.value, request.entered, {s.value: t for s, t in request.seconds.items()}],
-        ["scheduled", 3.0, {"waiting": 1.0}],
-        call="status, entered and seconds after the refused move",
+        [request.status.value, request.entered, request.time_in(Status.WAITING, 4.0)],
+        ["scheduled", 3.0, 1.0],
+        call="status, entered and seconds waited after the refused move",
         cause="a refused move must leave the request as it was",
     )
     request.move_to(Status.FINISHED, now=5.0)
@@ -65,7 +60,7 @@ def test_illegal_moves():
         )
 
 
-@pytest.mark.check(task=1, points=3, title="Time in each state adds up")
+@pytest.mark.check(task=1, points=2, title="Time in each state adds up")
 def test_time_in_states():
     request = new_request(arrival=10.0)
     moves = [("SCHEDULED", 14.0), ("RUNNING", 14.5), ("PREEMPTED", 16.0), ("SCHEDULED", 24.0)]

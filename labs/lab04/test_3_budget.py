@@ -6,7 +6,7 @@ from grader import expect
 from nanovllm.batching.budget import AdaptiveBudget, token_budget
 
 
-@pytest.mark.check(task=3, points=3, title="The least of three limits, but enough for every decode")
+@pytest.mark.check(task=3, points=2, title="The least of three limits, but enough for every decode")
 def test_token_budget():
     cases = [(512, 300, 400, 8), (256, 300, 400, 8), (512, 300, 90, 8), (512, 6, 90, 8),
              (512, 300, 3, 8), (100, 300, 400, 8), (4, 300, 400, 8), (512, 300, 0, 0)]  # fmt: skip
@@ -27,7 +27,7 @@ def limits(budget, steps):
     return seen
 
 
-@pytest.mark.check(task=3, points=3, title="One rule a step: memory, then slow, then fast")
+@pytest.mark.check(task=3, points=2, title="One rule a step: memory, then slow, then fast")
 def test_rules():
     steps = [(0.051, 0.5), (0.029, 0.5), (0.040, 0.5), (0.050, 0.5), (0.030, 0.5), (0.010, 0.14),
              (0.080, 0.14), (0.080, 0.15), (0.010, 0.15), (0.040, 0.0)]  # fmt: skip

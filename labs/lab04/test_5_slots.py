@@ -93,25 +93,25 @@ def test_slots():
     found = [store.admit(request) for request in (a, b, c)]
     expect(found, [0, 0, 0], call="admit of three requests", cause="none of their tokens are here")
     expect(
-        [sorted(store.slot_of.values()), store.can_admit(d)],
-        [[0, 1, 2], False],
-        call="the slots of three requests in a store of three, and can_admit of a fourth",
+        [len({store.block_ids(r)[0] for r in (a, b, c)}), store.can_admit(d)],
+        [3, False],
+        call="different slots of three requests in a store of three, and can_admit of a fourth",
         cause="every request has a slot of its own",
     )
-    freed = store.slot_of[b]
+    freed = store.block_ids(b)
     store.commit(plan_of((b, 0, 5)))
     store.release(b)
     expect(
-        [store.can_admit(d), store.free_slots, store.free_tokens],
-        [True, [freed], 3 * CAPACITY],
-        call="can_admit, free_slots and free_tokens after one of three was released",
+        [store.can_admit(d), store.free_tokens],
+        [True, 3 * CAPACITY],
+        call="can_admit and free_tokens after one of three was released",
         cause="the slot is free, and it holds nobody's tokens",
     )
     store.admit(d)
     expect(
-        [store.slot_of[d], b in store.slot_of, store.lengths],
-        [freed, False, [0, 0, 0]],
-        call="the slot of the next request, whether the old one has one, and the lengths",
+        [store.block_ids(d), store.can_admit(b), store.free_tokens],
+        [freed, False, 3 * CAPACITY],
+        call="the slot of the next request, can_admit of the one that left, and free_tokens",
     )
     store.check([a, c, d])
 
@@ -138,24 +138,11 @@ def test_room():
     store.commit(plan_of((a, 0, 4), (b, 0, 1)))
     store.commit(plan_of((a, 4, 3)))
     expect(
-        [store.lengths[store.slot_of[a]], store.lengths[store.slot_of[b]], store.free_tokens],
-        [7, 1, 2 * CAPACITY - 8],
-        call="lengths after commits of 4 and 3 tokens of one request and 1 of another, free_tokens",
-        cause="a chunk's tokens add to those before it",
-    )
-
-
-@pytest.mark.check(task=5, points=2, title="Every token has its place")
-def test_places():
-    store = SlotStore(CONFIG, num_slots=3, capacity=CAPACITY)
-    a, b, c = (new_request(i) for i in range(3))
-    store.slot_of = {a: 2, b: 0, c: 1}
-    slots, positions = store.places(plan_of((b, 4, 3), (c, 9, 1), (a, 0, 2)))
-    expect(
-        [slots, positions],
-        [torch.tensor([0, 0, 0, 1, 2, 2]), torch.tensor([4, 5, 6, 9, 0, 1])],
-        call="places of chunks (slot 0, 4..6), (slot 1, 9), (slot 2, 0..1)",
-        cause="positions count in the request, not in the step",
+        [store.free_tokens, [store.fits(n) for n in (1, CAPACITY, CAPACITY + 1)]],
+        [2 * CAPACITY - 8, [True, True, False]],
+        call="free_tokens after commits of 4 and 3 tokens of one request and 1 of another, and "
+        "whether requests of 1, 12 and 13 tokens fit",
+        cause="a chunk's tokens add to those before it; a request must fit into one slot",
     )
 
 
@@ -221,8 +208,11 @@ def test_stale_slot(generator):
     (other,) = admitted(store, new_request(1))
     twin = Twin(store, generator)
     twin.step((other, 0, 8))
-    slot = store.slot_of[old]
-    store.k[:, slot], store.v[:, slot] = torch.nan, torch.nan  # a request that went wrong
+    plan = plan_of((old, 0, CAPACITY))
+    attend = store.bind(plan)
+    for layer in range(CONFIG.num_layers):  # a request that went wrong
+        wrong = torch.full((CAPACITY, CONFIG.num_kv_heads, CONFIG.head_dim), torch.nan)
+        attend(layer, twin.random(CAPACITY, CONFIG.num_heads, CONFIG.head_dim), wrong, wrong)
     store.release(old)
     (new,) = admitted(store, new_request(2))
     got, want = twin.step((new, 0, 1), (other, 8, 1))

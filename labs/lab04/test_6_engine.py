@@ -112,7 +112,7 @@ def test_prepare():
     )
 
 
-@pytest.mark.check(task=6, points=3, title="Every row gets the logits it gets alone")
+@pytest.mark.check(task=6, points=2, title="Every row gets the logits it gets alone")
 def test_logits(rng, seed):
     model = dummy_model(CONFIG, seed=seed % 1000)
     prompts = prompts_of(rng, 4)
@@ -499,6 +499,46 @@ def test_failed_chunks():
         call="step() when Ctrl+C is pressed while the sampler runs",
         cause="an interrupt is no request's error",
     )
+
+
+@pytest.mark.check(task=6, points=1, title="A row of logits is drawn with its own request")
+def test_draw():
+    shown = []
+
+    def showing(logits, rows):
+        shown.append([[row.params.max_tokens for row in rows], logits.argmax(dim=-1).tolist()])
+        return argmax_sampler(logits, rows)
+
+    requests = []
+    for number in range(5):
+        sequence = Sequence([5] * 6, greedy(number + 1), max_model_len=40, seed=number)
+        requests.append(Request(number, sequence, 0.0, 12))
+    lengths = (3, 6, 2, 6, 6)  # requests 1, 3 and 4 are read to their end
+    chunks = tuple(Chunk(r, 0, n, 6) for r, n in zip(requests, lengths, strict=True))
+    engine = Engine(dummy_model(CONFIG), sampler=showing)
+    logits = torch.eye(50)[[11, 12, 13]]
+    for plan, rows in ((Plan(chunks), logits), (Plan(chunks[::-1]), logits.flip(0))):
+        outcomes = engine.draw(plan, rows)
+        found = [None if outcome is None else outcome.token_id for outcome in outcomes]
+        numbers = [chunk.request.number for chunk in plan.chunks]
+        expect(
+            sorted(zip(numbers, found, strict=True)),
+            [(0, None), (1, 11), (2, None), (3, 12), (4, 13)],
+            call="the tokens that draw gives to five chunks, of which three complete",
+            given={"chunks in the plan (request, length of 6)": list(zip(numbers, [
+                chunk.length for chunk in plan.chunks], strict=True))},
+            cause="there is a row of logits for each chunk that completes, and for no other",
+        )  # fmt: skip
+    unfinished = engine.draw(Plan((chunks[0], chunks[2])), torch.empty(0, 50))
+    expect(unfinished, [None, None], call="draw of two chunks that do not complete")
+    expect(
+        [[n for n, _ in sorted(zip(*batch, strict=True), key=lambda pair: pair[1])]
+         for batch in shown if batch[0]],
+        [[2, 4, 5]] * 2,
+        call="max_tokens of the rows that the sampler was shown, in the order of their tokens",
+        given={"max_tokens of requests 0 to 4": [1, 2, 3, 4, 5]},
+        cause="a row of logits goes with the settings and the seed of the chunk that completes",
+    )  # fmt: skip
 
 
 @pytest.mark.check(

@@ -7,7 +7,7 @@ import torch
 
 from grader import expect
 from nanovllm.model.config import ModelConfig
-from nanovllm.paging.attention import attend_decodes, gather, paged_attention
+from nanovllm.paging.attention import paged_attention
 from nanovllm.paging.batch import PagedBatch
 from nanovllm.paging.cache import PagedCache
 
@@ -102,42 +102,45 @@ def test_copy_blocks(generator):
     )
 
 
-@pytest.mark.check(task=4, points=2, title="A sequence is gathered from its blocks, in order")
-def test_gather(rng, generator):
+def attended(paged, k_cache, v_cache, **more):
+    return paged_attention(paged.q, k_cache, v_cache, paged.batch, **more)
+
+
+@pytest.mark.check(task=4, points=2, title="One sequence reads its own blocks, in order")
+def test_alone(rng, generator):
     for block_size in (1, 4, 16):
-        paged = Paged(rng, generator, block_size, contexts=[11, 16, 3], queries=[1, 1, 1])
-        for i, n in enumerate(paged.contexts):
+        for queries in (1, 5):
+            paged = Paged(rng, generator, block_size, contexts=[11], queries=[queries])
             expect(
-                gather(paged.k_cache, paged.batch.block_tables[i], n),
-                paged.k[i],
-                call=f"gather of {n} tokens in blocks of {block_size}",
-                given={"block_table": paged.batch.block_tables[i]},
+                attended(paged, paged.k_cache.nan_to_num(), paged.v_cache.nan_to_num()),
+                paged.answer(),
+                call=f"paged_attention of {queries} queries, context 11, blocks of {block_size}",
+                given={"block_tables": paged.batch.block_tables},
                 cause="in the order of the table, and no further than the context",
             )
 
 
-@pytest.mark.check(task=4, points=4, title="Decodes together, whatever lies in the slots behind")
+@pytest.mark.check(task=4, points=4, title="Decodes, whatever lies in the slots behind")
 def test_decodes(rng, generator):
     for window in (None, 5):
         paged = Paged(rng, generator, 4, contexts=[13, 1, 8, 6], queries=[1, 1, 1, 1])
         caches = paged.k_cache, paged.v_cache
-        lengths = paged.batch.block_tables, paged.batch.context_lens
         clean = [cache.nan_to_num(0.0) for cache in caches]
         expect(
-            attend_decodes(paged.q, *clean, *lengths, None, window),
+            attended(paged, *clean, window=window),
             paged.answer(window),
-            call=f"attend_decodes of contexts 13, 1, 8, 6 in blocks of 4, window {window}",
+            call=f"paged_attention of one query each, contexts 13, 1, 8, 6, window {window}",
             cause="each query sees its own context, itself included, and nothing behind it",
         )
         call = "are NaN in every slot that holds no token"
         cause = "what nobody should see must not be multiplied, not even by 0"
-        out = attend_decodes(paged.q, clean[0], caches[1], *lengths, None, window)
+        out = attended(paged, clean[0], caches[1], window=window)
         expect(out, paged.answer(window), call=f"the same where the values {call}", cause=cause)
-        out = attend_decodes(paged.q, caches[0], clean[1], *lengths, None, window)
+        out = attended(paged, caches[0], clean[1], window=window)
         expect(out, paged.answer(window), call=f"the same where the keys {call}", cause=cause)
-        scaled = attend_decodes(paged.q, *clean, *lengths, 0.5, window)
+        scaled = attended(paged, *clean, scale=0.5, window=window)
         paged.q = paged.q * (0.5 * 8**0.5)
-        expect(scaled, paged.answer(window), call="attend_decodes with scale=0.5")
+        expect(scaled, paged.answer(window), call="the same with scale=0.5")
 
 
 @pytest.mark.check(task=4, points=5, title="Prompts, chunks and decodes in one step")

@@ -4,15 +4,11 @@ import pytest
 import torch
 
 from grader import expect
-from nanovllm.batching.plan import Chunk, Plan
-from nanovllm.batching.request import Request
-from nanovllm.batching.simulated import SimulatedSequence
 from nanovllm.model.config import ModelConfig
 from nanovllm.paging.beam import PagedBeamCache
 from nanovllm.paging.block_pool import BlockPool
 from nanovllm.paging.block_table import BlockTable
 from nanovllm.paging.errors import OutOfBlocksError
-from nanovllm.paging.manager import BlockManager
 from nanovllm.paging.prefix_index import CachedBlock
 from nanovllm.paging.sharing import copy_on_write, fork, needs_copy, reserve
 from nanovllm.paging.transfers import Direction, Transfer
@@ -20,86 +16,97 @@ from nanovllm.paging.transfers import Direction, Transfer
 CONFIG = ModelConfig("llama", 50, 32, 2, 4, 2, 8, 48, 64)
 
 
-def shared(block_ids, num_tokens, num_blocks=8, size=4, owners=2):
-    """A pool, and tables that all hold the same blocks."""
-    tables = [BlockTable(size, list(block_ids), num_tokens) for _ in range(owners)]
-    return BlockPool.holding(num_blocks, dict.fromkeys(tables, block_ids)), tables
+def shared(num_tokens, num_blocks=8, owners=2):
+    """A pool, and tables of blocks of 4 that all hold the same blocks."""
+    pool, first = BlockPool(num_blocks), BlockTable(4, num_tokens=num_tokens)
+    first.block_ids = pool.allocate(-(-num_tokens // 4), first)
+    tables = [first]
+    for _ in range(owners - 1):
+        table = BlockTable(4, list(first.block_ids), num_tokens)
+        for block in table.block_ids:
+            pool.share(block, table)
+        tables.append(table)
+    return pool, tables
 
 
 @pytest.mark.check(task=5, points=2, title="A fork holds the same blocks")
 def test_fork():
-    pool, [table] = shared([5, 1, 6], 11, owners=1)
-    table.cached = [CachedBlock(b"", None, (), "", block) for block in (5, 1)]
+    pool, [table] = shared(11, owners=1)
+    blocks = list(table.block_ids)
+    table.cached = [CachedBlock(b"", None, (), "", block) for block in blocks[:2]]
     seen = []
     for n in (7, 8, 9, 3):
         child = fork(pool, table, n)
-        held = [b for b, owners in pool.owners.items() if child in owners]
-        seen.append([child.block_ids, sorted(held), child.num_tokens, len(child.cached)])
+        held = sum(child in pool.owners_of(block) for block in blocks)
+        same = child.block_ids == blocks[: len(child.block_ids)]
+        seen.append([len(child.block_ids), same, held, child.num_tokens, len(child.cached)])
     expect(
         seen,
-        [
-            [[5, 1], [1, 5], 7, 1],
-            [[5, 1], [1, 5], 8, 2],
-            [[5, 1, 6], [1, 5, 6], 9, 2],
-            [[5], [5], 3, 0],
-        ],
-        call="fork at 7, 8, 9, 3 tokens of a table [5, 1, 6] (blocks of 4): its blocks, those of "
-        "which the pool knows it as owner, its tokens, its cached blocks",
+        [[2, True, 2, 7, 1], [2, True, 2, 8, 2], [3, True, 3, 9, 2], [1, True, 1, 3, 0]],
+        call="fork at 7, 8, 9, 3 tokens of a table of 3 blocks of 4: its number of blocks, whether "
+        "they are the table's first, of how many the pool knows it as owner, its tokens, cached "
+        "blocks",
     )
     expect(
-        [[pool.ref_count(b) for b in (5, 1, 6)], pool.num_free],
+        [[pool.ref_count(b) for b in blocks], pool.num_free],
         [[5, 4, 2], 5],
-        call="the reference counts of 5, 1, 6, and the free blocks, after these forks",
+        call="the reference counts of the three, and the free blocks, after these forks",
         cause="every owner counts; no block was taken",
     )
     fork(pool, table, 11).block_ids.append(7)
-    expect(table.block_ids, [5, 1, 6], call="the first table when a block is added to a fork")
+    expect(table.block_ids, blocks, call="the first table when a block is added to a fork")
+    expect(fork(pool, BlockTable(4), 0).block_ids, [], call="the blocks of a fork of nothing")
 
 
 @pytest.mark.check(task=5, points=2, title="Only a shared block that will be written needs a copy")
 def test_needs_copy():
-    pool, [a, b] = shared([3, 0], 6)
-    full_pool, [full, _] = shared([3, 0], 8)
+    pool, [a, b] = shared(6)
+    full_pool, [full, _] = shared(8)
     got = [needs_copy(pool, a, 6), needs_copy(pool, b, 6), needs_copy(full_pool, full, 8)]
     expect(
         got,
         [True, True, False],
-        call="needs_copy for token 6 of two tables that share [3, 0], 4 tokens a block: of the "
-        "one, of the other; for token 8 of tables that share two full blocks",
+        call="needs_copy for token 6 of two tables that share two blocks of 4: of the one, of the "
+        "other; for token 8 of tables that share two full blocks",
         cause="a full block is not written any more",
     )
-    pool.free([0], b)
-    b.block_ids = [3]
+    pool.free([b.block_ids.pop()], b)
     expect(
         [needs_copy(pool, a, 6), needs_copy(pool, b, 4), needs_copy(pool, a, 3)],
         [False, False, True],
-        call="when b has given block 0 back: for token 6 of a, token 4 of b, token 3 of a",
-        cause="the last owner writes where it is; and block 0 of the table is still shared",
+        call="when b has given its second block back: for token 6 of a, token 4 of b, token 3 of a",
+        cause="the last owner writes where it is; and the first block is still shared",
     )
 
 
 @pytest.mark.check(task=5, points=2, title="The writer moves to the copy, the others stay")
 def test_copy_on_write():
-    pool, [a, b] = shared([3, 0], 6)
+    pool, [a, b] = shared(6)
+    one, two = a.block_ids
     got = copy_on_write(pool, b, 6)
+    new = b.block_ids[1]
     expect(
-        [got, b.block_ids, a.block_ids],
-        [Transfer(Direction.COPY, 0, 1), [3, 1], [3, 0]],
-        call="copy_on_write at token 6 by b, which shares [3, 0] with a (block 1 is next): the "
-        "copy to make, b's blocks, a's blocks",
+        [got == Transfer(Direction.COPY, two, new), b.block_ids, a.block_ids, new in (one, two)],
+        [True, [one, new], [one, two], False],
+        call="copy_on_write at token 6 by b, which shares two blocks with a: whether the copy to "
+        "make goes from the second block to b's new one, b's blocks, a's blocks, whether the new "
+        "one is an old one",
+        given={"transfer": got},
     )
     expect(
-        [[pool.ref_count(i) for i in (3, 0, 1)], b in pool.owners[0], pool.num_free],
+        [[pool.ref_count(i) for i in (one, two, new)], b in pool.owners_of(two), pool.num_free],
         [[2, 1, 1], False, 5],
-        call="the reference counts of 3, 0, 1; whether b still owns 0; free blocks",
-        cause="b has left block 0, which a has to itself now",
+        call="the reference counts of the two blocks and the new one; whether b still owns the "
+        "second; free blocks",
+        cause="b has left the second block, which a has to itself now",
     )
-    pool, [a, b] = shared([1, 0], 6, num_blocks=2)
+    pool, [a, b] = shared(6, num_blocks=2)
+    before = list(b.block_ids)
     expect.raises(OutOfBlocksError, lambda: copy_on_write(pool, b, 6), call="with no free block")
     expect(
-        [b.block_ids, pool.ref_count(0)],
-        [[1, 0], 2],
-        call="b's blocks and the references of block 0 after it failed",
+        [b.block_ids, pool.ref_count(before[1])],
+        [before, 2],
+        call="b's blocks and the references of the second block after it failed",
         cause="all or nothing",
     )
 
@@ -109,7 +116,7 @@ def test_reserve():
     noted = [Transfer(Direction.COPY, 9, 9)]
     found = []
     for num_blocks in (3, 4, 5):
-        pool, [a, b] = shared([1, 0], 6, num_blocks=num_blocks)
+        pool, [a, b] = shared(6, num_blocks=num_blocks)
         transfers = list(noted)
         ready = reserve(pool, b, 6, 12, transfers)  # one more block, and a copy
         found.append([ready, len(b.block_ids), len(transfers), pool.num_free])
@@ -120,10 +127,15 @@ def test_reserve():
         "whether, the table's blocks, noted transfers (1 before), blocks free then",
         cause="one block for tokens 8..11, and one for the copy",
     )
-    free = list(pool.free_queue)
     expect(
-        [reserve(pool, b, 6, 12, transfers), len(transfers), list(pool.free_queue)],
-        [True, 2, free],
+        [transfers[0], transfers[1].old, transfers[1].new],
+        [noted[0], a.block_ids[1], b.block_ids[1]],
+        call="the transfers: the one noted before, from where and to where the new one goes",
+        cause="copies are made in the order in which they were noted",
+    )
+    expect(
+        [reserve(pool, b, 6, 12, transfers), len(transfers), pool.num_free],
+        [True, 2, 1],
         call="reserve of the same once more: whether, noted transfers, free blocks",
         cause="asking twice takes once",
     )
@@ -135,55 +147,8 @@ def test_reserve():
     )
 
 
-def sample_of(number, index, prompt, output=0, request_id=0):
-    sequence = SimulatedSequence(request_id, prompt, 9, index)
-    for _ in range(output):
-        sequence.append()
-    return Request(number, sequence, 0.0, prompt + 8)
-
-
-def running(manager, request, num_tokens):
-    """Admit a request, and store so many of its tokens; its blocks."""
-    start = manager.admit(request)
-    plan = Plan((Chunk(request, start, num_tokens - start, request.num_tokens),))
-    manager.commit(plan)
-    request.num_computed_tokens = num_tokens
-    return manager.block_ids(request)
-
-
-@pytest.mark.check(task=5, points=2, title="A further sample begins with its sibling's prompt")
-def test_siblings():
-    manager = BlockManager(20, 4, enable_prefix_caching=False)
-    first = sample_of(0, 0, prompt=10, output=3)
-    whole = running(manager, first, 13)
-    half = running(manager, sample_of(1, 0, prompt=10, request_id=7), 6)
-    cases = {
-        "a new sample": sample_of(2, 1, prompt=10),
-        "a sample of 10 + 2 tokens that was preempted": sample_of(3, 2, prompt=10, output=2),
-        "a sample whose sibling has stored 6 of 10": sample_of(4, 1, prompt=10, request_id=7),
-        "a request of its own": sample_of(5, 0, prompt=10, request_id=8),
-    }
-    want = {
-        "a new sample": [9, whole],
-        "a sample of 10 + 2 tokens that was preempted": [10, whole],
-        "a sample whose sibling has stored 6 of 10": [6, half],
-        "a request of its own": [0, []],
-    }
-    for case, request in cases.items():
-        source, tokens = manager.source(request)
-        expect(
-            [tokens, source.block_ids],
-            want[case],
-            call=f"source of {case}: how many tokens it can begin with, and the blocks",
-            given={"sibling": "10 prompt tokens and 3 generated ones are stored, blocks of 4"},
-            cause="shared is what both have in common, but for the last token",
-        )
-
-
 @pytest.mark.check(task=5, points=2, title="Beams part without copying what they have in common")
 def test_beams(generator):
-    empty = fork(BlockPool(1), BlockTable(4), 0)
-    expect(empty.block_ids, [], call="the blocks of a fork of an empty table")
     cache = PagedBeamCache(CONFIG, width=3, capacity=16, block_size=4)
     cache.reorder([0])  # the only row continues itself
     kept, story = [[]], []

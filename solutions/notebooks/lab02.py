@@ -22,6 +22,8 @@
 # of yours; the cell after each of them draws it.
 
 # %%
+from functools import cache
+
 import tokenizers
 import torch
 
@@ -36,7 +38,15 @@ from nanovllm.model.config import ModelConfig
 torch.set_num_threads(1)
 plots = plots_of("02")
 tokenizer = tokenizers.Tokenizer.from_file(str(MODELS / "target" / "tokenizer.json"))
-CONFIG = ModelConfig.from_pretrained(MODELS / "target")
+
+
+@cache
+def bundled():
+    """The bundled model, in your code."""
+    from nanovllm.model.loader import load_model
+
+    return load_model(MODELS / "target")
+
 
 # %% [markdown]
 # ## 1. Norms
@@ -163,9 +173,8 @@ check_task("02", 5)
 # %%
 with needs("02", 1, 2, 3, 4, 5):
     from nanovllm.model.attend import RecomputeAttend
-    from nanovllm.model.loader import load_model
 
-    model = load_model(MODELS / "target")
+    model = bundled()
 
     class WatchingAttend(RecomputeAttend):
         def __call__(self, layer, q, k, v):
@@ -175,6 +184,7 @@ with needs("02", 1, 2, 3, 4, 5):
 
 # %%
 with needs("02", 1, 2, 3, 4, 5):
+    model = bundled()
     weights, text = [], "Mia's code is 7342. Ben's code is 1805. Mia's code is 73"
     ids = tokenizer.encode(text).ids
     hidden = model(torch.tensor(ids), torch.arange(len(ids)), WatchingAttend(model.config))
@@ -234,8 +244,10 @@ def rows_of_steps(cached: bool, count: int = 100) -> list[int]:
 
 # %%
 with needs("02", 1, 2, 3, 4, 5, 6):
+    from nanovllm.model.attend import RecomputeAttend
     from nanovllm.model.cache import ContiguousCache, forward_cached
 
+    model = bundled()
     plots.steps(rows_of_steps)
 
 # %%
@@ -299,6 +311,7 @@ def damage(shift: int) -> tuple[float, float]:
 
 # %%
 with needs("02", 1, 2, 3, 4, 5, 6):
+    model = bundled()
     plots.damage(damage)
 
 # %% [markdown]

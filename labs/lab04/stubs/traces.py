@@ -10,12 +10,16 @@ from nanovllm.batching.request import Priority
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request of a trace: when it comes, how long its prompt is, how much it will generate."""
+    """A request of a trace: when it comes, how long its prompt is, how much it will generate.
+
+    deadline: when its answer should be complete, on the same clock as `time`.
+    """
 
     time: float
     prompt: int
     output: int
     priority: Priority = Priority.NORMAL
+    deadline: float = math.inf
 
 
 def steady(seed: int, count: int, rate: float) -> list[Arrival]:

@@ -1,6 +1,6 @@
 """What attention is told about a step: where the new tokens go, and where the old ones are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,9 @@ from torch import Tensor
 
 from nanovllm.paging.block_table import BlockTable, blocks_for
 
+# (q [T,H,D], k_cache [B,P,G,D], v_cache, batch, scale=None, window=None) -> [T,H,D]: what may be
+# replaced by a faster kernel. The step's own k and v are in the cache already.
+PagedAttention = Callable[..., Tensor]
 # A table and the tokens start .. end - 1 of its sequence that a step computes.
 Span = tuple[BlockTable, int, int]
 

@@ -11,8 +11,8 @@ from nanovllm.model.attend import Attend
 from nanovllm.model.cache import CacheFullError
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.transformer import Transformer
-from nanovllm.paging.attention import PagedAttention, paged_attention
-from nanovllm.paging.batch import make_batch
+from nanovllm.paging.attention import paged_attention
+from nanovllm.paging.batch import PagedAttention, make_batch
 from nanovllm.paging.block_pool import BlockPool
 from nanovllm.paging.block_table import BlockTable, blocks_for
 from nanovllm.paging.cache import PagedCache

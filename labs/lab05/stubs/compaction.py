@@ -1,9 +1,7 @@
 """Compaction: move held blocks to the low end of the pool, so that its high end is free.
 
 What is free at the end could be given back to the system, or to another model. Nothing is
-computed, but every move costs a copy; and the blocks of requests that run now stay where they
-are, for a step that is under way reads them. So do blocks that a transfer holds
-(`BlockManager.hold`): it knows them by their numbers.
+computed, but every move costs a copy.
 """
 
 from __future__ import annotations
@@ -12,50 +10,32 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from nanovllm.batching.request import Request
-from nanovllm.paging.block_pool import BlockPool, Owner
-from nanovllm.paging.transfers import Direction, Transfer
 
 if TYPE_CHECKING:
-    from nanovllm.paging.manager import BlockManager
+    from nanovllm.paging.interface import BlockManagerInterface, MovingManager
 
 
-def span(pool: BlockPool) -> int:
+def span(manager: BlockManagerInterface) -> int:
     """Blocks up to the last held one: so large would the pool have to be, at least."""
-    return max(pool.owners, default=-1) + 1
+    return max(manager.owners(), default=-1) + 1
 
 
-def plan_moves(pool: BlockPool, pinned: Collection[Owner]) -> list[tuple[int, int]]:
-    """Which block goes where: the highest that may move into the lowest that is free.
+def plan_moves(movable: Collection[int], free: Collection[int]) -> list[tuple[int, int]]:
+    """Which block goes where: as few moves as lead to the lowest numbers that can be had.
 
-    As long as that is further down. A block may move if none of its owners is pinned. A free
-    block whose content is kept is no place to go: it may be hit.
+    movable: held blocks that may move. free: blocks to which one may move. A block moves down or
+    not at all, and at most once. The highest goes to the lowest place, and so on.
 
-    >>> from nanovllm.paging.block_table import BlockTable
-    >>> a, b = BlockTable(4, [1, 5]), BlockTable(4, [4])
-    >>> pool = BlockPool.holding(6, {a: [1, 5], b: [4]})
-    >>> plan_moves(pool, pinned=()), plan_moves(pool, pinned=[a])
-    ([(5, 0), (4, 2)], [(4, 0)])
+    >>> plan_moves(movable=[1, 4, 5], free=[3, 2, 0])
+    [(5, 0), (4, 2)]
     """
     raise NotImplementedError("lab05 task 8: plan_moves")
 
 
-def move_block(manager: BlockManager, old: int, new: int) -> None:
-    """Let block `new` take the place of block `old` for all its owners; `old` is free then.
+def compact(manager: MovingManager, running: Collection[Request] = ()) -> int:
+    """Move what can be moved; the number of blocks moved.
 
-    The tables, the reverse map, the free queue (where `old` comes to the front) and the prefix
-    index follow; the copy is noted.
+    These stay where they are: blocks of the requests in `running` (a step that is under way reads
+    them), and pinned blocks. No block moves to a cached one: its content may be hit.
     """
-    raise NotImplementedError("lab05 task 8: move_block")
-
-
-def compact(manager: BlockManager, running: Collection[Request] = ()) -> int:
-    """Move what can be moved; the number of blocks moved. `running`: whose blocks must stay.
-
-    Between two steps nobody's must. This looks through the whole pool: not for every step.
-    """
-    tables = set(manager.tables.values()) - {manager.tables[request] for request in running}
-    owners = {owner for held in manager.pool.owners.values() for owner in held}
-    moves = plan_moves(manager.pool, owners - tables)
-    for old, new in moves:
-        move_block(manager, old, new)
-    return len(moves)
+    raise NotImplementedError("lab05 task 8: compact")

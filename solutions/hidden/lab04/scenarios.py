@@ -43,43 +43,34 @@ def a_random_life(nanovllm, rng):
 
 @scenario(task=2)
 def a_random_queue(nanovllm, rng):
-    from nanovllm.batching.policies import (
-        FirstComeFirstServed,
-        PriorityWithAging,
-        RoundRobin,
-        ShortestJobFirst,
-        SizeQueues,
-        WaitingQueue,
-    )
-    from nanovllm.batching.request import Priority
+    from nanovllm.batching.policies import POLICIES, RoundRobin, SizeQueues
+    from nanovllm.batching.request import Priority, Status
 
     found = {}
-    for policy in (
-        ShortestJobFirst(),
-        PriorityWithAging(),
-        SizeQueues(20, 40, 30.0),
-        RoundRobin(3),
-        FirstComeFirstServed(),
-    ):
-        queue, requests = WaitingQueue(policy), []
-        for number in range(20):
+    kinds = [kind() for kind in POLICIES] + [SizeQueues(20, 40, 30.0), RoundRobin(3)]
+    for number, policy in enumerate(kinds):
+        requests = []
+        for i in range(20):
             arrival = float(rng.integers(0, 200))
             priority = list(Priority)[int(rng.integers(3))]
             prompt, output = int(rng.integers(1, 60)), int(rng.integers(1, 9))
-            request = _request(number, prompt, output, arrival, priority)
+            request = _request(i, prompt, output, arrival, priority)
+            if rng.random() < 0.5:
+                request.deadline = float(rng.integers(200, 220))
+            if rng.random() < 0.4:  # it has run, and is back in the queue
+                request.move_to(Status.SCHEDULED, 210.0)
+                request.move_to(Status.RUNNING, 212.0)
+                request.move_to(Status.PREEMPTED, 230.0 + int(rng.integers(3)))
             request.turn_start = int(rng.integers(0, 3))
             for _ in range(int(rng.integers(0, 6))):
                 request.sequence.append()
             requests.append(request)
-            queue.push(request, 200.0)
-        gone = [requests[int(i)] for i in rng.choice(20, size=8, replace=False)]
-        for request in gone:
-            queue.remove(request)
-        name = policy.name
-        found[f"{name}: first"] = queue.first(300.0).number
-        found[f"{name}: order"] = [request.number for request in queue]
-        found[f"{name}: victim"] = policy.victim(gone, 250.0).number
-        found[f"{name}: ranks"] = [list(policy.rank(request, 1000.0)) for request in requests]
+        some = [requests[int(i)] for i in rng.choice(20, size=8, replace=False)]
+        name = f"{policy.name} {number}"
+        ranked = sorted(requests, key=lambda request, p=policy: p.rank(request, 300.0))
+        found[f"{name}: order"] = [request.number for request in ranked]
+        found[f"{name}: victim"] = policy.victim(some, 250.0).number
+        found[f"{name}: keys"] = [policy.key(request, 1000.0) for request in requests]
         found[f"{name}: turns over"] = [policy.turn_is_over(request) for request in requests]
     return found
 

@@ -1,11 +1,9 @@
-"""The engine: a loop that never stops for one request, and never mixes two up."""
+"""`Engine`: a loop that never stops for one request, and never mixes two up."""
 
-import threading
+### BEGIN SOLUTION
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from itertools import count
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +12,6 @@ from torch import Tensor
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.errors import (
     ConfigError,
-    DuplicateRequestError,
     NonFiniteLogitsError,
     require,
 )
@@ -28,7 +25,8 @@ from nanovllm.batching.events import (
     Queued,
     Stepped,
 )
-from nanovllm.batching.interface import SchedulerInterface, SchedulerMaker
+from nanovllm.batching.interface import Outcome, SchedulerInterface, SchedulerMaker
+from nanovllm.batching.open_requests import OpenRequests
 from nanovllm.batching.plan import Plan
 from nanovllm.batching.request import Priority, Request, Status
 from nanovllm.batching.scheduler import Scheduler
@@ -41,20 +39,9 @@ from nanovllm.generation.sampling import Sampler, sample
 from nanovllm.model.transformer import Transformer
 from nanovllm.tokenization.tokenizer import Tokenizer
 
-Outcome = Sampled | Exception | None  # of a chunk: a token, an error, or nothing to draw yet
-
 
 class Engine:
-    """Many requests, one model: they join, share steps, and leave, each as if it were alone.
-
-    store: where K and V live; slots for config.max_num_seqs requests if None. make_scheduler: who
-    plans the steps (interface.py). The engine is driven by `step` from one thread; `add_request`
-    and `abort` may be called from any thread, at any moment: they leave a note that the next step
-    reads.
-
-    A step is `plan = scheduler.schedule()`, then `update(plan, draw(plan, execute(plan)))`. These
-    three are public: an engine of another kind replaces `execute` or `draw`, and calls the rest.
-    """
+    """Many requests, one model: they join, share steps, and leave, each as if it were alone."""
 
     def __init__(
         self,
@@ -91,16 +78,12 @@ class Engine:
             max_chunk=self.config.max_chunk,
             clock=clock,
         )
-        self._requests: dict[int, list[Request]] = {}  # by request id, those that have not ended
-        self._arrived: deque[Request] = deque()  # not seen by a step yet
-        self._given_up: deque[Request] = deque()  # those to abort
-        self._lock = threading.Lock()  # an id and its requests come and go at one moment
-        self._ids, self._numbers = count(), count()
+        self.requests = OpenRequests()
 
     @property
     def has_unfinished(self) -> bool:
         """Whether a further step has anything to do or to report."""
-        return bool(self._requests)
+        return len(self.requests) > 0
 
     def add_request(
         self,
@@ -110,31 +93,17 @@ class Engine:
         priority: Priority = Priority.NORMAL,
         seed: int | None = None,
         request_id: int | None = None,
+        deadline: float | None = None,
     ) -> int:
-        """Take a request on, or refuse it at once; its id, by which events and `abort` name it.
-
-        Each of its n samples becomes a Request of its own. Nothing is computed here.
-
-        Raises:
-            RequestError: it can never be answered (lab 03's reasons, or RequestTooLargeError).
-            DuplicateRequestError: the id is in use.
-        """
-        ### BEGIN SOLUTION
-        request_id = self._next_id() if request_id is None else request_id
+        """Take a request on, or refuse it at once; its id, by which events and `abort` name it."""
+        request_id = self.requests.next_id() if request_id is None else request_id
         requests = self._make_requests(prompt_token_ids, params, priority, seed, request_id)
         for request in requests:
+            if deadline is not None:
+                request.deadline = request.arrival + deadline
             self.scheduler.refuse_unfit(request)
-        self._register(request_id, requests)
+        self.requests.add(request_id, requests)
         return request_id
-        ### END SOLUTION
-
-    def _register(self, request_id: int, requests: list[Request]) -> None:
-        """All samples of an id arrive at one moment, or none. Raises DuplicateRequestError."""
-        with self._lock:
-            if request_id in self._requests:
-                raise DuplicateRequestError(f"Request id {request_id} is in use; choose another.")
-            self._requests[request_id] = requests
-            self._arrived.extend(requests)
 
     def _make_requests(
         self,
@@ -156,22 +125,13 @@ class Engine:
         )
         now = self.clock()
         return [
-            Request(next(self._numbers), sequence, now, room_for(sequence), priority)
+            Request(self.requests.next_number(), sequence, now, room_for(sequence), priority)
             for sequence in sequences
         ]
 
-    def _next_id(self) -> int:
-        return next(i for i in self._ids if i not in self._requests)
-
     def abort(self, request_id: int) -> bool:
-        """Give a request up, wherever it is; False if there is none of that id (any more).
-
-        The next step begins with it: its room is free before anything is planned.
-        """
-        with self._lock:
-            requests = self._requests.get(request_id, ())
-            self._given_up.extend(requests)
-        return bool(requests)
+        """Give a request up, wherever it is; False if there is none of that id (any more)."""
+        return self.requests.give_up(request_id)
 
     def run(self) -> Iterator[EngineEvent]:
         """Step until nothing is left to do, and yield the events as they happen."""
@@ -180,12 +140,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[EngineEvent]:
-        """One round: collect, schedule, prepare, execute, sample, update, and report.
-
-        `Stepped.started` is the time before `_collect`. With nobody to run it reports who was
-        queued, aborted or preempted, but no `Stepped`, and does not call the model.
-        """
-        ### BEGIN SOLUTION
+        """One round: collect, schedule, prepare, execute, sample, update, and report."""
         started = self.clock()
         events = self._collect()
         plan = self.scheduler.schedule()
@@ -197,20 +152,12 @@ class Engine:
         events += self.update(plan, outcomes)
         events.append(self._stepped(plan, running, started))
         return events
-        ### END SOLUTION
 
     def _collect(self) -> list[EngineEvent]:
-        """Read the notes: hand arrivals to the scheduler (Queued), then end what was given up.
-
-        Each sample of an id is ended, FINISHED, and has an Aborted with its index, tokens and
-        text. One that has ended meanwhile, or was given up twice, is no error.
-        """
-        ### BEGIN SOLUTION
-        # Read before the arrivals: who is given up has arrived before, and is in the queue by then.
-        given_up = [self._given_up.popleft() for _ in range(len(self._given_up))]
+        """Read the notes: hand arrivals to the scheduler (Queued), then end what was given up."""
+        arrived, given_up = self.requests.notes()
         events: list[EngineEvent] = []
-        while self._arrived:
-            request = self._arrived.popleft()
+        for request in arrived:
             self.scheduler.add(request)
             sequence = request.sequence
             events.append(Queued(sequence.request_id, sequence.index, request.arrival))
@@ -221,17 +168,9 @@ class Engine:
                 said = tuple(sequence.output_token_ids), sequence.text
                 events.append(Aborted(sequence.request_id, sequence.index, *said, self.clock()))
         return events
-        ### END SOLUTION
 
     def _outcomes(self, plan: Plan) -> list[Outcome]:
-        """What came of each chunk of the plan, in order.
-
-        When something raises an Exception, every chunk is tried again alone, so that the error
-        meets only the request that causes it. That may be done: writing K and V twice to the same
-        places is the same as once, and nothing has been counted or drawn. NotImplementedError
-        (a task not written yet) and KeyboardInterrupt are no request's fault and go through.
-        """
-        ### BEGIN SOLUTION
+        """What came of each chunk of the plan, in order."""
         try:
             return self.draw(plan, self.execute(plan))
         except NotImplementedError:
@@ -240,15 +179,9 @@ class Engine:
             if len(plan.chunks) == 1:
                 return [error]
             return [o for chunk in plan.chunks for o in self._outcomes(Plan((chunk,)))]
-        ### END SOLUTION
 
     def _prepare(self, plan: Plan) -> tuple[Int[Tensor, "T"], Int[Tensor, "T"], Int[Tensor, "N"]]:
-        """The plan as the model wants it: token ids, positions, and which rows need logits.
-
-        Tokens of all chunks one after another, each at its position in its own request; logits
-        for the last token of every chunk that completes.
-        """
-        ### BEGIN SOLUTION
+        """The plan as the model wants it: token ids, positions, and which rows need logits."""
         token_ids: list[int] = []
         positions: list[int] = []
         last: list[int] = []
@@ -262,32 +195,17 @@ class Engine:
             for x in (token_ids, positions, last)
         )
         return ids, places, rows
-        ### END SOLUTION
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> Float[Tensor, "N V"]:
-        """Run the model over the plan's T tokens; logits of the N chunks that complete, in order.
-
-        K and V of all tokens are written, but nothing is counted: that is for `update`. A plan, or
-        any one of its chunks, may be executed again before that, with the same result. Raises
-        whatever the model raises. An engine of another kind may return something else than a
-        tensor (a launch on a device); it is for the same engine's `draw`.
-        """
-        ### BEGIN SOLUTION
+        """Logits of the N chunks that complete, in order."""
         token_ids, positions, last = self._prepare(plan)
         hidden = self.model(token_ids, positions, self.store.bind(plan))
         return self.model.logits(hidden[last])
-        ### END SOLUTION
 
     @torch.inference_mode()
     def draw(self, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Outcome]:
-        """What comes of each chunk of the plan, in order: a token where it completes, else None.
-
-        logits: what `execute` gave for this plan. Draws change no state: again, they are the same.
-        A row whose largest logit is not finite (NaN, inf, or -inf alone) gets a
-        NonFiniteLogitsError and is not shown to the sampler; -inf beside others is a mask's.
-        """
-        ### BEGIN SOLUTION
+        """What comes of each chunk of the plan, in order: a token where it completes, else None."""
         complete = [chunk for chunk in plan.chunks if chunk.completes]
         finite = logits.amax(dim=-1).isfinite().tolist()
         good = [row for row, well in enumerate(finite) if well]
@@ -298,17 +216,9 @@ class Engine:
             for row, chunk in enumerate(complete)
         }
         return [outcome_of.get(chunk.request) for chunk in plan.chunks]
-        ### END SOLUTION
 
     def update(self, plan: Plan, outcomes: Seq[Outcome]) -> list[EngineEvent]:
-        """Count what was computed, append the tokens, end what has ended; the events of it all.
-
-        outcomes: one a chunk of the plan, as `draw` gives them. Once for each plan: from then on
-        its tokens belong to the requests. A chunk whose outcome is an error is neither committed
-        nor counted; its request fails. So does a request whose own `append` raises (its tokenizer,
-        say).
-        """
-        ### BEGIN SOLUTION
+        """Count what was computed, append the tokens, end what has ended; the events of it all."""
         pairs = list(zip(plan.chunks, outcomes, strict=True))
         done = Plan(tuple(chunk for chunk, outcome in pairs if not isinstance(outcome, Exception)))
         self.store.commit(done)
@@ -320,7 +230,6 @@ class Engine:
             elif outcome is not None:
                 events += self._append(chunk.request, outcome)
         return events
-        ### END SOLUTION
 
     def _append(self, request: Request, sampled: Sampled) -> list[EngineEvent]:
         """Give a request its next token; Prefilled goes before the first token of sample 0."""
@@ -347,11 +256,7 @@ class Engine:
     def _end(self, request: Request, status: Status) -> None:
         """Let go of a request; when the last sample of its id has ended, of the id as well."""
         self.scheduler.end(request, status)
-        with self._lock:
-            samples = self._requests[request.sequence.request_id]
-            samples.remove(request)
-            if not samples:
-                del self._requests[request.sequence.request_id]
+        self.requests.remove(request)
 
     def _arrivals_and_departures(self, plan: Plan) -> list[EngineEvent]:
         now = self.clock()
@@ -376,15 +281,11 @@ class Engine:
         )
 
     def check(self) -> None:
-        """Raise InvariantError unless scheduler, store, requests and tokens agree.
-
-        To be called by the thread that steps, between two steps.
-        """
+        """Raise InvariantError unless scheduler, store, requests and tokens agree."""
         self.scheduler.check()
         self.store.check(self.scheduler.running)
-        with self._lock:
-            known = [request for samples in self._requests.values() for request in samples]
-            held = [*self._arrived, *self.scheduler.waiting, *self.scheduler.running]
+        known, unseen = self.requests.all()
+        held = [*unseen, *self.scheduler.waiting, *self.scheduler.running]
         require(
             len(known) == len(held) and set(known) == set(held),
             f"{len(known)} requests have not ended, but {len(held)} wait or run",
@@ -402,3 +303,6 @@ def _not_finite(request: Request) -> NonFiniteLogitsError:
         f"The largest logit of request {request.sequence.request_id} is not a finite number; "
         "no token can be drawn."
     )
+
+
+### END SOLUTION

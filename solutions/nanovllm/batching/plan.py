@@ -32,9 +32,7 @@ class Chunk(NamedTuple):
         >>> Chunk(None, start=8, length=2, total=10).completes
         True
         """
-        ### BEGIN SOLUTION
         return self.end == self.total
-        ### END SOLUTION
 
 
 @dataclass(frozen=True)

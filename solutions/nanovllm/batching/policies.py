@@ -1,8 +1,7 @@
 """Who goes first, and who must give way: one small class for each policy."""
 
 from abc import ABC, abstractmethod
-from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -58,23 +57,55 @@ class FirstComeFirstServed(Policy):
 
 
 class ShortestJobFirst(Policy):
-    """The least work left first: the best mean latency, and nothing for the long ones."""
+    """The least work left first: the best mean latency, and nothing for the long ones.
+
+    The work left is the most tokens that may still have to be computed. It is an upper bound: a
+    request that stops early was shorter than it said.
+
+    >>> from nanovllm.batching.simulated import SimulatedSequence
+    >>> request = Request(3, SimulatedSequence(3, 30, 11), 0.0, 40, num_computed_tokens=25)
+    >>> ShortestJobFirst().key(request, now=5.0)
+    15
+    """
 
     name = "sjf"
 
     def key(self, request: Request, now: float) -> float:
-        """The most tokens that may still have to be computed.
-
-        An upper bound: who stops early was shorter than it said.
-        """
         ### BEGIN SOLUTION
         return request.work_left
         ### END SOLUTION
 
 
+class EarliestDeadline(Policy):
+    """The request whose answer is due first; those without a deadline come after all others.
+
+    >>> from nanovllm.batching.simulated import SimulatedSequence
+    >>> request = Request(3, SimulatedSequence(3, 5, 9), arrival=1.5, limit=13, deadline=4.0)
+    >>> EarliestDeadline().rank(request, now=9.0)
+    (4.0, 1.5, 3)
+    """
+
+    name = "deadline"
+
+    def key(self, request: Request, now: float) -> float:
+        ### BEGIN SOLUTION
+        return request.deadline
+        ### END SOLUTION
+
+
 @dataclass(frozen=True)
 class RoundRobin(Policy):
-    """Everybody gets a turn of `quantum` generated tokens, then goes to the back of the queue."""
+    """Everybody gets a turn of `quantum` generated tokens, then goes to the back of the queue.
+
+    The key is when the request came into its present state: for one in the queue, when it queued
+    up. A turn is over when so many tokens were generated since the last admission. Generated, not
+    computed: a turn that reading the prompt again could use up would bring nobody forward.
+
+    >>> from nanovllm.batching.simulated import SimulatedSequence
+    >>> request = Request(3, SimulatedSequence(3, 5, 9), arrival=1.5, limit=13)
+    >>> RoundRobin().key(request, now=9.0), RoundRobin().turn_is_over(request)
+    (1.5, False)
+    """
 
     quantum: int = 16
     name: ClassVar[str] = "round-robin"
@@ -84,23 +115,11 @@ class RoundRobin(Policy):
             raise ConfigError(f"The quantum must be at least 1 token, got {self.quantum}.")
 
     def key(self, request: Request, now: float) -> float:
-        """When it came into its present state: for a request in the queue, when it queued up.
-
-        >>> from nanovllm.batching.simulated import SimulatedSequence
-        >>> request = Request(3, SimulatedSequence(3, 5, 9), arrival=1.5, limit=13)
-        >>> RoundRobin().key(request, now=9.0)
-        1.5
-        """
         ### BEGIN SOLUTION
         return request.entered
         ### END SOLUTION
 
     def turn_is_over(self, request: Request) -> bool:
-        """Whether it has generated `quantum` tokens since it was last admitted.
-
-        Generated, not computed: a turn that reading the prompt again could use up would never
-        bring a long request forward.
-        """
         ### BEGIN SOLUTION
         return request.turn_tokens >= self.quantum
         ### END SOLUTION
@@ -108,7 +127,18 @@ class RoundRobin(Policy):
 
 @dataclass(frozen=True)
 class PriorityWithAging(Policy):
-    """The highest score first: class, plus waiting, minus size."""
+    """The higher score first: the class, points for waiting, less something for the work left.
+
+    The score is the value of the priority, plus `points_per_minute` for each minute in the queue
+    (parts of a minute count), but class and aging together are at most the value of
+    Priority.HIGH; less `points_per_token` for each token of work left. The key is the score with
+    its sign changed, because the smallest key goes first.
+
+    >>> from nanovllm.batching.simulated import SimulatedSequence
+    >>> request = Request(3, SimulatedSequence(3, 90, 11), 0.0, 100, Priority.LOW)
+    >>> PriorityWithAging().score(request, now=120.0)
+    10.0
+    """
 
     points_per_minute: float = 5.0
     points_per_token: float = 0.1
@@ -116,31 +146,28 @@ class PriorityWithAging(Policy):
     ages: ClassVar[bool] = True
 
     def score(self, request: Request, now: float) -> float:
-        """The base of its class, + 5 a minute waited, - 0.1 a token of work left.
-
-        Fractions of a minute count. Base and waiting together are at most the base of the highest
-        class: who has waited long enough stands beside the most urgent, not above them.
-
-        >>> from nanovllm.batching.simulated import SimulatedSequence
-        >>> request = Request(3, SimulatedSequence(3, 90, 11), 0.0, 100, Priority.LOW)
-        >>> PriorityWithAging().score(request, now=120.0)
-        10.0
-        """
         ### BEGIN SOLUTION
         aged = request.priority.value + self.points_per_minute * request.waited(now) / 60
         return min(aged, Priority.HIGH.value) - self.points_per_token * request.work_left
         ### END SOLUTION
 
     def key(self, request: Request, now: float) -> float:
-        """The score, turned round: the smallest key goes first."""
-        ### BEGIN SOLUTION
         return -self.score(request, now)
-        ### END SOLUTION
 
 
 @dataclass(frozen=True)
 class SizeQueues(Policy):
-    """Three queues by size, the shorter first; who waits moves up a queue at a time."""
+    """Three queues by size, the shorter first; a request that waits moves up a queue at a time.
+
+    The key is its queue: 0 if its limit is at most `small` tokens, 1 if at most `medium`, else 2.
+    It is one less for each full `patience` in the queue, all stays together, and never below 0:
+    nobody starves.
+
+    >>> from nanovllm.batching.simulated import SimulatedSequence
+    >>> request = Request(3, SimulatedSequence(3, 600, 1), arrival=0.0, limit=600)
+    >>> [SizeQueues().key(request, now) for now in (0.0, 29.0, 30.0, 900.0)]
+    [2, 2, 1, 0]
+    """
 
     small: int = 128  # tokens of work, up to and including
     medium: int = 512
@@ -149,16 +176,6 @@ class SizeQueues(Policy):
     ages: ClassVar[bool] = True
 
     def key(self, request: Request, now: float) -> float:
-        """Its queue: 0 up to `small` tokens of work (its limit), 1 up to `medium`, 2 above.
-
-        Less one for each full `patience` waited in the queue, all stays together, but never
-        below 0: nobody starves.
-
-        >>> from nanovllm.batching.simulated import SimulatedSequence
-        >>> request = Request(3, SimulatedSequence(3, 600, 1), arrival=0.0, limit=600)
-        >>> [SizeQueues().key(request, now) for now in (0.0, 29.0, 30.0, 900.0)]
-        [2, 2, 1, 0]
-        """
         ### BEGIN SOLUTION
         queue = (request.limit > self.small) + (request.limit > self.medium)
         return max(0, queue - int(request.waited(now) // self.patience))
@@ -168,6 +185,7 @@ class SizeQueues(Policy):
 POLICIES: tuple[type[Policy], ...] = (
     FirstComeFirstServed,
     ShortestJobFirst,
+    EarliestDeadline,
     RoundRobin,
     PriorityWithAging,
     SizeQueues,
@@ -185,42 +203,3 @@ def make_policy(name: str) -> Policy:
             return policy()
     known = ", ".join(policy.name for policy in POLICIES)
     raise UnknownPolicyError(f"There is no policy {name!r}; choose one of {known}.")
-
-
-class WaitingQueue:
-    """Who waits, kept in the policy's order; nothing in it remembers who has left."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self._entries: list[tuple[Rank, Request]] = []  # sorted
-        self._rank_of: dict[Request, Rank] = {}  # where in _entries to find each
-        self._ranked_at: float | None = None
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[Request]:
-        return (request for _, request in self._entries)
-
-    def __contains__(self, request: Request) -> bool:
-        return request in self._rank_of
-
-    def push(self, request: Request, now: float) -> None:
-        """Add a request at its place. Cost: a binary search and a move of pointers."""
-        rank = self._rank_of[request] = self.policy.rank(request, now)
-        insort(self._entries, (rank, request))
-
-    def remove(self, request: Request) -> None:
-        """Take a request out, wherever it stands: admitted, or aborted while it waited."""
-        ### BEGIN SOLUTION
-        at = bisect_left(self._entries, (self._rank_of.pop(request),))
-        del self._entries[at]
-        ### END SOLUTION
-
-    def first(self, now: float) -> Request:
-        """Who goes first at this moment; with a policy that ages, all are ranked again."""
-        if self.policy.ages and self._ranked_at != now:
-            self._ranked_at = now
-            self._rank_of = {request: self.policy.rank(request, now) for request in self}
-            self._entries = sorted((rank, request) for request, rank in self._rank_of.items())
-        return self._entries[0][1]

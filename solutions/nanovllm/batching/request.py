@@ -1,5 +1,6 @@
 """A request on its way through the engine: where it stands, and how long it stood where."""
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
@@ -40,11 +41,7 @@ class Tokens(Protocol):
 
 
 def may_follow(old: Status, new: Status) -> bool:
-    """Whether a request in state `old` may go to state `new`.
-
-    It enters the batch from the queue (WAITING or PREEMPTED) as SCHEDULED, and turns from
-    SCHEDULED to RUNNING. From the batch (SCHEDULED or RUNNING) it may be PREEMPTED. It may end
-    (FINISHED, FAILED) at any moment, but only once. Nothing follows itself.
+    """Whether a request in state `old` may go to state `new`: the arrows of the handout's diagram.
 
     >>> may_follow(Status.WAITING, Status.SCHEDULED), may_follow(Status.WAITING, Status.RUNNING)
     (True, False)
@@ -66,7 +63,8 @@ class Request:
     """One sample of one request as the scheduler sees it: counters and times, no tensors.
 
     number: unique, in order of arrival. limit: the most tokens it can ever have to compute
-    (prompt and output but the last). All times are in seconds of the scheduler's clock.
+    (prompt and output but the last). deadline: when its answer should be complete; infinite if it
+    does not matter. All times are in seconds of the scheduler's clock.
     """
 
     number: int
@@ -80,6 +78,7 @@ class Request:
     seconds: dict[Status, float] = field(default_factory=dict)  # in the states that it has left
     turn_start: int = 0  # its output tokens when it was last admitted
     num_preemptions: int = 0
+    deadline: float = math.inf
 
     def __post_init__(self) -> None:
         self.entered = self.arrival
@@ -138,7 +137,7 @@ class Request:
         return self.status in (Status.FINISHED, Status.FAILED)
 
     def move_to(self, status: Status, now: float) -> None:
-        """Go to another state, and book the time spent in the one that is left.
+        """Go to another state, and add the time spent in the one that is left to `seconds`.
 
         Raises:
             IllegalTransitionError: `status` cannot follow the present one; nothing changes.

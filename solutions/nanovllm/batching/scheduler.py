@@ -1,21 +1,60 @@
-"""Who computes what in the next step. No tensors here: counters, a queue, and a clock."""
+"""`Scheduler`: who computes what in the next step. No tensors: counters, a queue and a clock."""
 
+### BEGIN SOLUTION
 import time
-from collections.abc import Callable
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from nanovllm.batching.budget import Budget, FixedBudget, token_budget
 from nanovllm.batching.errors import ConfigError, RequestTooLargeError, require
 from nanovllm.batching.plan import Chunk, Plan
-from nanovllm.batching.policies import FirstComeFirstServed, Policy, WaitingQueue
+from nanovllm.batching.policies import FirstComeFirstServed, Policy, Rank
 from nanovllm.batching.request import Request, Status
 from nanovllm.batching.store import SchedulingStore
 
 Clock = Callable[[], float]
 
 
+class _WaitingQueue:
+    """Who waits, kept in the policy's order; nothing in it remembers who has left."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self._entries: list[tuple[Rank, Request]] = []  # sorted
+        self._rank_of: dict[Request, Rank] = {}  # where in _entries to find each
+        self._ranked_at: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for _, request in self._entries)
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._rank_of
+
+    def push(self, request: Request, now: float) -> None:
+        """Add a request at its place. Cost: a binary search and a move of pointers."""
+        rank = self._rank_of[request] = self.policy.rank(request, now)
+        insort(self._entries, (rank, request))
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it stands: admitted, or aborted while it waited."""
+        at = bisect_left(self._entries, (self._rank_of.pop(request),))
+        del self._entries[at]
+
+    def first(self, now: float) -> Request:
+        """Who goes first at this moment; with a policy that ages, all are ranked again."""
+        if self.policy.ages and self._ranked_at != now:
+            self._ranked_at = now
+            self._rank_of = {request: self.policy.rank(request, now) for request in self}
+            self._entries = sorted((rank, request) for request, rank in self._rank_of.items())
+        return self._entries[0][1]
+
+
 @dataclass
-class Draft:
+class _Draft:
     """A plan in the making."""
 
     now: float
@@ -26,13 +65,7 @@ class Draft:
 
 
 class Scheduler:
-    """Decides at every step: who is running goes on, then the queue, as far as room and budget go.
-
-    What others may ask of it is in interface.py.
-
-    max_num_seqs: the most requests that run at once. max_chunk: the most tokens of one request
-    in one step; None for no such limit.
-    """
+    """Those that run go on, then come those that wait, as far as room and budget go."""
 
     def __init__(
         self,
@@ -54,7 +87,7 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_chunk = max_chunk
         self.clock = clock
-        self.waiting = WaitingQueue(self.policy)
+        self.waiting = _WaitingQueue(self.policy)
         self.running: dict[Request, None] = {}  # in order of admission; a dict to leave in O(1)
 
     @property
@@ -68,21 +101,13 @@ class Scheduler:
         return sorted(self.waiting, key=lambda request: self.policy.rank(request, now))
 
     def refuse_unfit(self, request: Request) -> None:
-        """Refuse a request that could not be held even alone: waiting would never help it.
-
-        The store has to hold `request.limit` tokens.
-
-        Raises:
-            RequestTooLargeError: it says how many tokens it needs, and `store.total_tokens`.
-        """
-        ### BEGIN SOLUTION
+        """Refuse a request that could not be held even alone: waiting would never help it."""
         if not self.store.fits(request.limit):
             raise RequestTooLargeError(
                 f"The request may need room for {request.limit} tokens, more than the store "
                 f"has for one ({self.store.total_tokens} in all); shorten the prompt, lower "
                 "max_tokens, or give the engine more room."
             )
-        ### END SOLUTION
 
     def add(self, request: Request) -> None:
         """Queue a new request. Raises RequestTooLargeError for one that can never fit."""
@@ -90,14 +115,8 @@ class Scheduler:
         self.waiting.push(request, self.clock())
 
     def schedule(self) -> Plan:
-        """Make the plan of the next step; nobody to run gives a plan without chunks.
-
-        In this order: turns that are over are handed on; the budget is worked out, with the
-        places that this freed; running requests go on; and, unless room was so short that one
-        of them had to be preempted, requests are admitted.
-        """
-        ### BEGIN SOLUTION
-        draft = Draft(self.clock(), budget=0)
+        """Make the plan of the next step; nobody to run gives a plan without chunks."""
+        draft = _Draft(self.clock(), budget=0)
         self._hand_over(draft)
         turns_handed_on = len(draft.preempted)
         draft.budget = self._budget()
@@ -110,16 +129,9 @@ class Scheduler:
             tuple(draft.preempted),
             sum(chunk.length for chunk in draft.chunks.values()) + draft.budget,
         )
-        ### END SOLUTION
 
     def _budget(self) -> int:
-        """This step's tokens, by `token_budget`; free places and the decodes counted now.
-
-        At least 1 if anybody runs, also with no place free: the store cannot reserve that token,
-        so a victim gives way. With 0, prompts that have filled the store together would wait for
-        one another for ever.
-        """
-        ### BEGIN SOLUTION
+        """This step's tokens, by `token_budget`; free places and the decodes counted now."""
         decodes = sum(request.remaining == 1 for request in self.running)
         return token_budget(
             hardware=self.budget.highest,
@@ -127,9 +139,8 @@ class Scheduler:
             memory=self.store.free_tokens,
             decodes=max(decodes, 1 if self.running else 0),
         )
-        ### END SOLUTION
 
-    def _hand_over(self, draft: Draft) -> None:
+    def _hand_over(self, draft: _Draft) -> None:
         """If the first in the queue finds no seat or no room, end one turn that is over."""
         if not self.waiting:
             return
@@ -137,29 +148,17 @@ class Scheduler:
         if over is not None and not self._can_admit(self.waiting.first(draft.now)):
             self._preempt(over, draft)
 
-    def _continue(self, draft: Draft) -> None:
-        """Give every running request its next chunk: decodes first, then unfinished prompts.
-
-        A decode is whoever has one token remaining, be it a prompt's last; a request that
-        computes its tokens again is a prompt. Each group in order of admission. When the store
-        cannot reserve the chunk, the policy's victim is preempted, which may be the request
-        itself, until it can.
-        """
-        ### BEGIN SOLUTION
+    def _continue(self, draft: _Draft) -> None:
+        """Give every running request its next chunk: decodes first, then unfinished prompts."""
         remaining = {request: request.remaining for request in self.running}
         decodes = [request for request, tokens in remaining.items() if tokens == 1]
         prompts = [request for request, tokens in remaining.items() if tokens > 1]
         for request in decodes + prompts:
             if request in self.running:  # not preempted a moment ago
                 self._plan_chunk(request, draft)
-        ### END SOLUTION
 
-    def _plan_chunk(self, request: Request, draft: Draft) -> None:
-        """Reserve room for a running request's next chunk, preempting if need be, and plan it.
-
-        The chunk keeps its length: others give way, it does not shrink.
-        """
-        ### BEGIN SOLUTION
+    def _plan_chunk(self, request: Request, draft: _Draft) -> None:
+        """Reserve room for a running request's next chunk, preempting if need be, and plan it."""
         length = self._chunk_length(request, draft.budget)
         while length and not self.store.reserve(request, length):
             victim = self.policy.victim(self.running, draft.now)
@@ -168,34 +167,23 @@ class Scheduler:
                 return
         if length:
             self._take(request, length, draft)
-        ### END SOLUTION
 
-    def _take(self, request: Request, length: int, draft: Draft) -> None:
+    def _take(self, request: Request, length: int, draft: _Draft) -> None:
         """Put the request's next `length` tokens into the plan, and pay for them."""
-        ### BEGIN SOLUTION
         start = request.num_computed_tokens
         draft.chunks[request] = Chunk(request, start, length, request.num_tokens)
         draft.budget -= length
-        ### END SOLUTION
 
     def _chunk_length(self, request: Request, budget: int) -> int:
         """Tokens of the next chunk: what remains, within the budget and max_chunk; may be 0."""
-        ### BEGIN SOLUTION
         return min(request.remaining, budget, self.max_chunk or budget)
-        ### END SOLUTION
 
     def _can_admit(self, request: Request) -> bool:
         """Whether there is a seat, and room in the store."""
         return len(self.running) < self.max_num_seqs and self.store.can_admit(request)
 
-    def _admit(self, draft: Draft) -> None:
-        """Let requests in, in the policy's order, while there are tokens, seats and room.
-
-        Stops at the first that cannot come in: to let a smaller one past would starve it. The
-        store says how many of its tokens are there already; the rest are planned, as far as the
-        budget goes. An admitted request is SCHEDULED and begins its turn.
-        """
-        ### BEGIN SOLUTION
+    def _admit(self, draft: _Draft) -> None:
+        """Let requests in, in the policy's order, while there are tokens, seats and room."""
         while self.waiting and draft.budget and len(self.running) < self.max_num_seqs:
             request = self.waiting.first(draft.now)
             if not self.store.can_admit(request):
@@ -210,15 +198,9 @@ class Scheduler:
             if not self.store.reserve(request, length):
                 return  # it is in; its first chunk waits for room
             self._take(request, length, draft)
-        ### END SOLUTION
 
-    def _preempt(self, request: Request, draft: Draft) -> None:
-        """Send a running request back to the queue; what it had computed is lost.
-
-        If it was given a chunk in this very step, the chunk is dropped and its tokens go back
-        to the budget. `num_preemptions` counts it.
-        """
-        ### BEGIN SOLUTION
+    def _preempt(self, request: Request, draft: _Draft) -> None:
+        """Send a running request back to the queue; what it had computed is lost."""
         chunk = draft.chunks.pop(request, None)
         if chunk is not None:
             draft.budget += chunk.length
@@ -229,29 +211,21 @@ class Scheduler:
         request.move_to(Status.PREEMPTED, draft.now)
         self.waiting.push(request, draft.now)
         draft.preempted.append(request)
-        ### END SOLUTION
 
     def update(self, plan: Plan) -> None:
         """The plan's chunks have been computed: count their tokens; SCHEDULED becomes RUNNING."""
-        ### BEGIN SOLUTION
         now = self.clock()
         for chunk in plan.chunks:
             chunk.request.num_computed_tokens = chunk.end
             if chunk.request.status is Status.SCHEDULED:
                 chunk.request.move_to(Status.RUNNING, now)
-        ### END SOLUTION
 
     def observe(self, seconds: float) -> None:
         """Tell the budget how long a step took and how much of the store is free after it."""
         self.budget.observe(seconds, self.store.free_tokens / self.store.total_tokens)
 
     def end(self, request: Request, status: Status) -> None:
-        """Let go of a request that ends, from the queue or the batch; FINISHED or FAILED.
-
-        A running one releases its room in the store; one in the queue has none, and the store
-        is told to forget it. Nothing of it stays here.
-        """
-        ### BEGIN SOLUTION
+        """Let go of a request that ends, from the queue or the batch; FINISHED or FAILED."""
         if request in self.running:
             del self.running[request]
             self.store.release(request)
@@ -259,7 +233,6 @@ class Scheduler:
             self.waiting.remove(request)
             self.store.forget(request)
         request.move_to(status, self.clock())
-        ### END SOLUTION
 
     def check(self) -> None:
         """Raise InvariantError unless queue, batch, counters and store agree."""
@@ -275,3 +248,6 @@ class Scheduler:
             require(request.status in (Status.WAITING, Status.PREEMPTED), f"{request} waits")
             require(request.num_computed_tokens == 0, f"{request} waits with computed tokens")
         self.store.check(self.running)
+
+
+### END SOLUTION

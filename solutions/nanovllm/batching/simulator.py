@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nanovllm.batching.events import Admitted, ChunkRun, EngineEvent, Preempted, Queued, Stepped
+from nanovllm.batching.interface import SchedulerInterface
 from nanovllm.batching.plan import Plan
 from nanovllm.batching.request import Request, Status
-from nanovllm.batching.scheduler import Scheduler
 from nanovllm.batching.simulated import SimulatedSequence
 from nanovllm.batching.traces import Arrival
 from nanovllm.generation.events import TokenGenerated
@@ -32,6 +32,8 @@ class StepCost:
 
     def of_plan(self, plan: Plan) -> float:
         """The seconds of a plan: a chunk reads all places of its request up to its own end.
+
+        A plan without chunks costs `base`: the machine looks round, and finds nothing to do.
 
         >>> from nanovllm.batching.plan import Chunk
         >>> plan = Plan((Chunk(None, 9, 1, 10), Chunk(None, 0, 4, 20)))
@@ -58,7 +60,7 @@ class Run:
         return [lines[request, 0] for request in sorted(self.arrivals)]
 
 
-def simulate(trace: Sequence[Arrival], scheduler: Scheduler, cost: StepCost) -> Run:
+def simulate(trace: Sequence[Arrival], scheduler: SchedulerInterface, cost: StepCost) -> Run:
     """Replay a trace through a scheduler whose clock is a ManualClock at 0.
 
     A request is added when the clock has reached its arrival, whatever its place in the trace,
@@ -100,7 +102,7 @@ def simulate(trace: Sequence[Arrival], scheduler: Scheduler, cost: StepCost) -> 
     return Run(events, {request.number: request.arrival for request in requests}, computed)
 
 
-def _events(plan: Plan, scheduler: Scheduler, started: float) -> list[EngineEvent]:
+def _events(plan: Plan, scheduler: SchedulerInterface, started: float) -> list[EngineEvent]:
     """Generate the tokens of a step that has been computed, end who is done, and report it all."""
     now = scheduler.clock()
     events: list[EngineEvent] = [Preempted(r.number, 0, started) for r in plan.preempted]
@@ -121,7 +123,9 @@ def _events(plan: Plan, scheduler: Scheduler, started: float) -> list[EngineEven
 def _request(number: int, arrival: Arrival) -> Request:
     sequence = SimulatedSequence(number, arrival.prompt, arrival.output)
     limit = arrival.prompt + arrival.output - 1
-    return Request(number, sequence, arrival.time, limit, arrival.priority)
+    return Request(
+        number, sequence, arrival.time, limit, arrival.priority, deadline=arrival.deadline
+    )
 
 
 def simulate_static(trace: Sequence[Arrival], max_num_seqs: int, cost: StepCost) -> Run:

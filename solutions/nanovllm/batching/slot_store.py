@@ -1,9 +1,6 @@
-"""The contiguous cache for a batch: one row of places for each running request, of ragged length.
+"""`SlotStore`: K and V of many requests; each has a slot of its own, as long as the longest one."""
 
-A row is as long as the longest request may get, so a request that came in never runs out; what
-that wastes, lab 05 saves.
-"""
-
+### BEGIN SOLUTION
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -87,36 +84,23 @@ class SlotStore:
         return bool(self.free_slots)
 
     def admit(self, request: Request) -> int:
-        """Give the request a slot of its own, empty and clean; 0 of its tokens are there.
-
-        Clean: the places are set to zero. What the last owner left would be masked, but a NaN
-        times a weight of 0 is still NaN.
-        """
-        ### BEGIN SOLUTION
+        """Give the request a slot of its own, empty and clean; 0 of its tokens are there."""
         slot = self.free_slots.pop()
         self.slot_of[request] = slot
         self.lengths[slot] = 0
         self.k[:, slot] = 0.0
         self.v[:, slot] = 0.0
         return 0
-        ### END SOLUTION
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
-        """Whether its slot has room for so many tokens behind the computed ones.
-
-        The whole slot is the request's from the start, so there is nothing to take.
-        """
-        ### BEGIN SOLUTION
+        """Whether its slot has room for so many tokens behind the computed ones."""
         return request.num_computed_tokens + num_tokens <= self.capacity
-        ### END SOLUTION
 
     def release(self, request: Request) -> None:
         """Take the slot back for the next request; it holds no token of anybody."""
-        ### BEGIN SOLUTION
         slot = self.slot_of.pop(request)
         self.lengths[slot] = 0
         self.free_slots.append(slot)
-        ### END SOLUTION
 
     def suspend(self, request: Request) -> None:
         """A preempted request leaves its slot, too: its tokens will be computed again."""
@@ -125,26 +109,15 @@ class SlotStore:
     def forget(self, request: Request) -> None:
         """A preempted request will not come back: nothing of it is here."""
 
-    def places(self, plan: Plan) -> tuple[Int[Tensor, "T"], Int[Tensor, "T"]]:
-        """The slot and the place in it of every token of a plan, chunk by chunk.
-
-        A chunk of tokens start .. end - 1 goes to these places of its request's slot.
-        """
-        ### BEGIN SOLUTION
+    def _places(self, plan: Plan) -> tuple[Int[Tensor, "T"], Int[Tensor, "T"]]:
+        """The slot and the place in it of every token of a plan, chunk by chunk."""
         slots = [torch.full((c.length,), self.slot_of[c.request]) for c in plan.chunks]
         positions = [torch.arange(c.start, c.end) for c in plan.chunks]
         return torch.cat(slots).to(self.k.device), torch.cat(positions).to(self.k.device)
-        ### END SOLUTION
 
     def bind(self, plan: Plan) -> Attend:
-        """The attend of a step over the plan's tokens [T], its chunks one after another.
-
-        All tokens are written first, then each chunk looks at its own slot alone, up to its own
-        end. Chunks of one token are looked at together, a few neighbouring slots at a time
-        (`_attend_decodes`); longer ones one at a time, each large enough to be worth a call.
-        """
-        ### BEGIN SOLUTION
-        slots, positions = self.places(plan)
+        """The attend of a step over the plan's tokens [T], its chunks one after another."""
+        slots, positions = self._places(plan)
         starts = _offsets(plan)
         single = [(t, c) for t, c in zip(starts, plan.chunks, strict=True) if c.length == 1]
         longer = [(t, c) for t, c in zip(starts, plan.chunks, strict=True) if c.length > 1]
@@ -166,13 +139,11 @@ class SlotStore:
             return out
 
         return attend
-        ### END SOLUTION
 
     def _attend_chunk(
         self, layer: int, q: Float[Tensor, "T H D"], chunk: Chunk
     ) -> Float[Tensor, "T H D"]:
         """One chunk's queries over the stored places 0 .. end - 1 of its slot."""
-        ### BEGIN SOLUTION
         slot = self.slot_of[chunk.request]
         k, v = self.k[layer, slot, : chunk.end], self.v[layer, slot, : chunk.end]
         ends = torch.arange(chunk.start, chunk.end, device=q.device)[:, None] + 1  # [T, 1]
@@ -182,19 +153,11 @@ class SlotStore:
             enable_gqa=True,
         )
         return out[0].transpose(0, 1)
-        ### END SOLUTION
 
     def _attend_decodes(
         self, layer: int, q: Float[Tensor, "N H D"], chunks: Sequence[Chunk]
     ) -> Float[Tensor, "N H D"]:
-        """N single queries, in order of their slots, each over its own slot: one call for all.
-
-        If the slots are neighbours, they are read where they are, as a rectangle [N, S], S the
-        longest row; else copied together first. A mask hides in each row what is behind its
-        position, and, with a window, what is further back than that. The H/G heads that share
-        a key head become queries of one row: they see the same places.
-        """
-        ### BEGIN SOLUTION
+        """N single queries, in order of their slots, each over its own slot: one call for all."""
         slots = [self.slot_of[chunk.request] for chunk in chunks]
         longest = max(chunk.end for chunk in chunks)
         side_by_side = slots[-1] - slots[0] == len(slots) - 1
@@ -209,14 +172,11 @@ class SlotStore:
             attn_mask=visible[:, None, None],
         )
         return out.reshape(rows, heads, dim)
-        ### END SOLUTION
 
     def commit(self, plan: Plan) -> None:
         """The plan's tokens have been written in every layer: they count as stored."""
-        ### BEGIN SOLUTION
         for chunk in plan.chunks:
             self.lengths[self.slot_of[chunk.request]] = chunk.end
-        ### END SOLUTION
 
     def check(self, requests: Iterable[Request]) -> None:
         """Raise InvariantError unless each of these owns one slot, and the rest are free."""
@@ -236,13 +196,11 @@ class SlotStore:
 
 def _visible(ends: Int[Tensor, "N 1"], width: int, window: int | None) -> Bool[Tensor, "N S"]:
     """Of the places 0 .. width - 1, those before each end; with a window, the last of those."""
-    ### BEGIN SOLUTION
     places = torch.arange(width, device=ends.device)
     visible = places < ends
     if window is not None:
         visible &= places >= ends - window
     return visible
-    ### END SOLUTION
 
 
 def _offsets(plan: Plan) -> list[int]:
@@ -252,3 +210,6 @@ def _offsets(plan: Plan) -> list[int]:
         offsets.append(end)
         end += chunk.length
     return offsets
+
+
+### END SOLUTION

@@ -50,7 +50,7 @@ class BatchingOptions:
     max_num_seqs: Annotated[int | None, _engine("Most samples that run at once.")] = None
     max_num_batched_tokens: Annotated[int | None, _engine("Most tokens of a step.")] = None
     scheduling_policy: Annotated[
-        str | None, _engine("fcfs, sjf, round-robin, priority or size-queues.")
+        str | None, _engine("fcfs, sjf, deadline, round-robin, priority or size-queues.")
     ] = None
     block_size: Annotated[int | None, _engine("Tokens that a block of the KV cache holds.")] = None
     num_gpu_blocks_override: Annotated[

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nanovllm.batching.config import EngineConfig
-from nanovllm.batching.engine import Engine, Outcome
-from nanovllm.batching.interface import SchedulerMaker
+from nanovllm.batching.engine import Engine
+from nanovllm.batching.interface import Outcome, SchedulerMaker
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request
 from nanovllm.batching.scheduler import Scheduler

@@ -24,10 +24,11 @@ class EngineOptions:
     """How the engine batches and stores K and V, with vLLM's names.
 
     max_num_seqs: samples that run at once. max_num_batched_tokens: tokens that a step computes at
-    most. scheduling_policy: fcfs, sjf, round-robin, priority or size-queues. block_size: tokens
-    that a block holds. num_gpu_blocks_override: blocks of the cache, on whatever device it is, or
-    kv_cache_memory_bytes: what they may take; by default as many as max_num_seqs of the longest
-    requests need, within `kv_room`. enable_prefix_caching: requests that begin alike share.
+    most. scheduling_policy: fcfs, sjf, deadline, round-robin, priority or size-queues. block_size:
+    tokens that a block holds. num_gpu_blocks_override: blocks of the cache, on whatever device it
+    is, or kv_cache_memory_bytes: what they may take; by default as many as max_num_seqs of the
+    longest requests need, within `kv_room`. enable_prefix_caching: requests that begin alike
+    share.
     enforce_eager: never the compiled step or CUDA graphs, whatever the machine;
     NANOVLLM_ENFORCE_EAGER=1 in the environment says so for all. engine: static (lab 03),
     continuous (lab 04) or paged (lab 05); by default the highest whose labs are here.

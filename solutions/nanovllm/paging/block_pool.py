@@ -1,42 +1,12 @@
-"""A pool of equal blocks: who holds which, and which is given out next. No tensors here."""
+"""The block pool: who holds which block (see interface.py). No tensors here."""
 
+### BEGIN SOLUTION
 from collections import OrderedDict
-from collections.abc import Container, Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, Self
+from collections.abc import Iterable
 
 from nanovllm.batching.errors import require
 from nanovllm.paging.errors import BlockOwnershipError, OutOfBlocksError
-
-Owner = Hashable  # of blocks: a block table, mostly
-
-
-class Keeper(Container[int], Protocol):
-    """Whoever knows what is in free blocks and may want it again: the prefix index (task 6)."""
-
-    def evict(self, block_id: int) -> None:
-        """The block is given to somebody else: forget what was in it."""
-
-
-class KeepNothing:
-    """A keeper to whom a free block is just free."""
-
-    def __contains__(self, block_id: object) -> bool:
-        return False
-
-    def evict(self, block_id: int) -> None:
-        pass
-
-
-@dataclass
-class PoolStats:
-    """Counted since the pool was made."""
-
-    num_allocated: int = 0  # blocks given out
-    num_freed: int = 0  # blocks whose last owner left
-    num_evicted: int = 0  # blocks given out although their content was kept
-    num_failed: int = 0  # calls of allocate that got nothing
-    peak_used: int = 0
+from nanovllm.paging.keeper import Keeper, KeepNothing, Owner, PoolStats
 
 
 class BlockPool:
@@ -54,57 +24,24 @@ class BlockPool:
         self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self.stats = PoolStats()
 
-    @classmethod
-    def holding(
-        cls, num_blocks: int, held: dict[Owner, Sequence[int]], keeper: Keeper | None = None
-    ) -> Self:
-        """A pool in which each owner holds the blocks that are listed for it.
-
-        >>> pool = BlockPool.holding(4, {"a": [2, 0], "b": [2]})
-        >>> pool.ref_count(2), list(pool.free_queue)
-        (2, [1, 3])
-        """
-        pool = cls(num_blocks, keeper)
-        for owner, block_ids in held.items():
-            for block_id in block_ids:
-                pool.owners.setdefault(block_id, {})[owner] = None
-                pool.free_queue.pop(block_id, None)
-        return pool
-
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds; some of them may be kept for a prefix hit."""
         return len(self.free_queue)
 
     @property
     def num_used(self) -> int:
-        """Blocks that somebody holds."""
         return len(self.owners)
 
     def ref_count(self, block_id: int) -> int:
-        """How many hold the block."""
         return len(self.owners.get(block_id, ()))
 
     def is_free(self, block_id: int) -> bool:
-        """Whether nobody holds the block."""
         return block_id in self.free_queue
 
+    def owners_of(self, block_id: int) -> list[Owner]:
+        return list(self.owners.get(block_id, ()))
+
     def allocate(self, count: int, owner: Owner) -> list[int]:
-        """Take `count` blocks from the front of the free queue for a new owner, in that order.
-
-        All or nothing. A block whose content the keeper kept is evicted there.
-
-        Raises:
-            OutOfBlocksError: fewer are free; nothing has changed but the count of failures.
-
-        >>> pool = BlockPool(3)
-        >>> pool.allocate(2, "a"), pool.num_free
-        ([0, 1], 1)
-        >>> pool.allocate(2, "b")
-        Traceback (most recent call last):
-        nanovllm.paging.errors.OutOfBlocksError: 2 blocks were asked for, but 1 of 3 is free.
-        """
-        ### BEGIN SOLUTION
         if count > self.num_free:
             self.stats.num_failed += 1
             self._refuse(count)
@@ -117,16 +54,8 @@ class BlockPool:
         self.stats.num_allocated += count
         self.stats.peak_used = max(self.stats.peak_used, self.num_used)
         return block_ids
-        ### END SOLUTION
 
     def share(self, block_id: int, owner: Owner) -> None:
-        """One more owner of a block. A free one (a prefix hit) leaves the free queue.
-
-        Raises:
-            BlockOwnershipError: the owner holds it already, or it is free and its content is
-                not kept; nothing has changed.
-        """
-        ### BEGIN SOLUTION
         held = self.owners.get(block_id)
         if block_id not in self.keeper if held is None else owner in held:
             raise BlockOwnershipError(
@@ -137,26 +66,8 @@ class BlockPool:
             held = self.owners[block_id] = {}
         held[owner] = None
         self.stats.peak_used = max(self.stats.peak_used, self.num_used)
-        ### END SOLUTION
 
     def free(self, block_ids: Iterable[int], owner: Owner) -> None:
-        """The owner gives blocks back, in this order; a block without owners is free.
-
-        A free block whose content is kept goes to the end of the queue, so that the one unused
-        for longest is evicted first; any other goes to the front.
-
-        Raises:
-            BlockOwnershipError: the owner does not hold one of them (any more), or it is listed
-                twice; nothing has changed.
-
-        >>> pool = BlockPool(2)
-        >>> pool.free(pool.allocate(1, "a"), "a")
-        >>> pool.free([0], "a")
-        Traceback (most recent call last):
-        nanovllm.paging.errors.BlockOwnershipError: Block 0 cannot be freed: this owner does \
-not hold it, or lists it twice.
-        """
-        ### BEGIN SOLUTION
         block_ids = list(block_ids)
         seen: set[int] = set()
         for block_id in block_ids:
@@ -171,7 +82,14 @@ not hold it, or lists it twice.
                 self.free_queue[block_id] = None  # at the end
                 if block_id not in self.keeper:
                     self.free_queue.move_to_end(block_id, last=False)
-        ### END SOLUTION
+
+    def move(self, old: int, new: int) -> None:
+        if old not in self.owners or new not in self.free_queue:
+            raise BlockOwnershipError(f"Block {old} cannot move to {new}: held to free only.")
+        del self.free_queue[new]
+        self.owners[new] = self.owners.pop(old)
+        self.free_queue[old] = None
+        self.free_queue.move_to_end(old, last=False)
 
     def _refuse(self, count: int) -> None:
         verb = "is" if self.num_free == 1 else "are"
@@ -185,7 +103,9 @@ not hold it, or lists it twice.
         )
 
     def check(self) -> None:
-        """Raise InvariantError unless every block is free once or held by somebody."""
         blocks = sorted([*self.free_queue, *self.owners])
         require(blocks == list(range(self.num_blocks)), "a block is lost, or free and held")
         require(all(self.owners.values()), "a block is held by nobody")
+
+
+### END SOLUTION

@@ -75,11 +75,14 @@ class BlockTable:
         A cached block can be hit only behind those before it. So the later ones must not outlive
         them: they enter the free queue first, and are the first to be evicted.
 
-        >>> table = BlockTable(4, [0, 1])
         >>> from nanovllm.paging.block_pool import BlockPool
-        >>> table.free(BlockPool.holding(2, {table: [0, 1]}))
-        >>> table.block_ids
-        []
+        >>> pool, table = BlockPool(3), BlockTable(4)
+        >>> table.grow(pool, 5)
+        >>> pool.num_free
+        1
+        >>> table.free(pool)
+        >>> table.block_ids, pool.num_free
+        ([], 3)
         """
         ### BEGIN SOLUTION
         pool.free(reversed(self.block_ids), self)

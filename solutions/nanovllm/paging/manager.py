@@ -1,28 +1,22 @@
-"""The books of a paged store: which request holds which blocks. No tensors here.
+"""The block manager: which request holds which blocks (see interface.py). No tensors here."""
 
-A BlockManager is all that lab 04's scheduler needs of a store, so paging can be simulated and
-tested without a model. What has to be copied it only notes, in `transfers`. What others may ask
-of it is in interface.py.
-"""
-
+### BEGIN SOLUTION
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from nanovllm.batching.errors import ConfigError, require
 from nanovllm.batching.plan import Plan
 from nanovllm.batching.request import Request
 from nanovllm.paging.block_pool import BlockPool
 from nanovllm.paging.block_table import BlockTable, blocks_for
-from nanovllm.paging.books import check_books
+from nanovllm.paging.consistency import check_consistency
 from nanovllm.paging.errors import BlockOwnershipError
+from nanovllm.paging.interface import Preemption
 from nanovllm.paging.prefix_cache import PrefixCache, PrefixStats, SaltOf, no_salt
 from nanovllm.paging.prefix_index import BlockHash, block_hash
 from nanovllm.paging.sharing import fork, needs_copy, reserve
 from nanovllm.paging.swap import SwapSpace
-from nanovllm.paging.transfers import Transfer
-
-Preemption = Literal["recompute", "swap"]
+from nanovllm.paging.transfers import Direction, Transfer
 
 
 @dataclass(frozen=True)
@@ -82,37 +76,32 @@ class BlockManager:
 
     @property
     def free_tokens(self) -> int:
-        """Slots of free blocks, and slots that serve their owners alone (as in a SlotStore)."""
         return self.pool.num_free * self.block_size + self.num_unused_slots
 
     @property
     def prefix_stats(self) -> PrefixStats | None:
-        """Tokens looked up in the prefix cache, and found; None where there is none."""
         return self.prefix.stats if self.enable_prefix_caching else None
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether a request of so many tokens could be held if it were the only one."""
         return blocks_for(num_tokens, self.block_size) <= self.pool.num_blocks
 
-    def source(self, request: Request) -> tuple[BlockTable, int]:
+    def _source(self, request: Request) -> tuple[BlockTable, int]:
         """Whose blocks the request can begin with, and how many of its tokens they hold.
 
         Either those of another sample of its request, as far as the prompt goes (all have read
         the same); or the prefix cache's, if it is on; whichever holds more, else the
         sample's. Never all of its tokens.
         """
-        ### BEGIN SOLUTION
         hits = self.prefix.lookup(request) if self.enable_prefix_caching else []
         cached = len(hits) * self.block_size
         sibling = self._sibling(request)
         if sibling is not None:
             shared = min(self.tables[sibling].num_tokens, _prompt_len(request))
             shared = min(shared, request.num_tokens - 1)
-            if shared > cached:
+            if shared and shared >= cached:
                 return self.tables[sibling], shared
         block_ids = [entry.block_id for entry in hits]
         return BlockTable(self.block_size, block_ids, cached, hits), cached
-        ### END SOLUTION
 
     def _sibling(self, request: Request) -> Request | None:
         """The admitted sample of the same request that has most tokens stored, if any."""
@@ -120,32 +109,18 @@ class BlockManager:
         return max(samples, key=lambda sample: self.tables[sample].num_tokens, default=None)
 
     def can_admit(self, request: Request) -> bool:
-        """Whether there are blocks for all the tokens that the request has by now.
-
-        Blocks that it will share and that somebody holds cost nothing; those that are free now
-        leave the free queue. While another sample is still reading the prompt that they have in
-        common, it waits, to share it.
-        """
-        ### BEGIN SOLUTION
         sibling = self._sibling(request)
         if sibling is not None and self.tables[sibling].num_tokens < _prompt_len(request):
             return False
-        table, shared = self.source(request)
+        table, shared = self._source(request)
         full = shared // self.block_size
         revived = sum(self.pool.is_free(block_id) for block_id in table.block_ids[:full])
         wanted = blocks_for(request.num_tokens, self.block_size) - full
         return wanted + revived <= self.pool.num_free
-        ### END SOLUTION
 
     def admit(self, request: Request) -> int:
-        """Take the request in; how many of its first tokens are stored already.
-
-        It gets blocks for all the tokens that it has by now, though they will be computed in
-        several steps perhaps: two half-read prompts that wait for each other's blocks would wait
-        for ever. Blocks for what it generates are taken one by one (`reserve`).
-        """
         require(request not in self.tables, f"{request} is in the store already")
-        source, shared = self.source(request)
+        source, shared = self._source(request)
         sibling = self._sibling(request)
         if sibling is not None and source is self.tables[sibling]:
             self.sharing.num_forked_tokens += shared
@@ -162,7 +137,6 @@ class BlockManager:
         return table.num_tokens
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
-        """Blocks for so many tokens behind the computed ones, none of them shared where written."""
         table, start = self.tables[request], request.num_computed_tokens
         end = start + num_tokens
         if end <= table.num_slots and not needs_copy(self.pool, table, start):
@@ -177,7 +151,6 @@ class BlockManager:
         return has_room
 
     def commit(self, plan: Plan) -> None:
-        """The plan's tokens are stored; blocks that are full now can be found by others."""
         for chunk in plan.chunks:
             table = self.tables[chunk.request]
             self.num_unused_slots -= chunk.end - table.num_tokens
@@ -187,23 +160,15 @@ class BlockManager:
                 self.prefix.register(self.pool, chunk.request, table)
 
     def suspend(self, request: Request) -> None:
-        """Preempted: its stored tokens go to host memory if they are to be swapped and fit there.
-
-        Else they will be computed again, but for those that are still cached by then.
-        """
-        ### BEGIN SOLUTION
         if self.preemption == "swap":
             self.swap.swap_out(request, self.tables[request], self.transfers)
         self._let_go(request)
-        ### END SOLUTION
 
     def release(self, request: Request) -> None:
-        """The request has ended: it holds nothing any more."""
         self._let_go(request)
         self.prefix.forget(request)
 
     def forget(self, request: Request) -> None:
-        """The request ends in the queue: what was kept of it is let go."""
         self.swap.forget(request)
         self.prefix.forget(request)
 
@@ -217,11 +182,9 @@ class BlockManager:
             del self._samples[request.sequence.request_id]
 
     def block_ids(self, request: Request) -> list[int]:
-        """The blocks of an admitted request, in the order of its tokens."""
         return list(self.tables[request].block_ids)
 
     def owners(self) -> dict[int, list[Hashable]]:
-        """Who holds each block that is held: requests, and whoever called `hold`."""
         owners: dict[int, list[Hashable]] = {}
         for request, table in self.tables.items():
             for block_id in table.block_ids:
@@ -232,18 +195,12 @@ class BlockManager:
         return owners
 
     def hold(self, block_ids: Iterable[int], owner: Hashable) -> None:
-        """One more owner of blocks that are held or cached: nobody gets or writes them meanwhile.
-
-        Raises:
-            BlockOwnershipError: a block is free and its content is not kept, or the owner has it
-                already; nothing has changed.
-        """
         block_ids = list(block_ids)
         taken = set(self.held.get(owner, ()))
         if owner in self.tables:
             taken.update(self.tables[owner].block_ids)
         for block_id in block_ids:
-            kept = self.pool.ref_count(block_id) or block_id in self.pool.keeper
+            kept = self.pool.ref_count(block_id) or block_id in self.prefix.index
             if not kept or block_id in taken:
                 raise BlockOwnershipError(
                     f"Block {block_id} cannot be held: it is free, or {owner} has it already."
@@ -255,11 +212,6 @@ class BlockManager:
             self.held.setdefault(owner, set()).update(block_ids)
 
     def drop(self, block_ids: Iterable[int], owner: Hashable) -> None:
-        """The owner gives up blocks that it took by `hold`; who is the last sets them free.
-
-        Raises:
-            BlockOwnershipError: it does not hold one of them; nothing has changed.
-        """
         block_ids = list(block_ids)
         held = self.held.get(owner, set())
         if len(set(block_ids)) < len(block_ids) or not held.issuperset(block_ids):
@@ -272,20 +224,37 @@ class BlockManager:
             self.held.pop(owner, None)
 
     def cached_blocks(self) -> list[int]:
-        """Blocks that nobody holds, but that requests which begin alike would find: by number."""
-        return sorted(b for b in self.pool.free_queue if b in self.pool.keeper)
+        return [
+            b for b in range(self.num_blocks) if self.pool.is_free(b) and b in self.prefix.index
+        ]
+
+    def pinned_blocks(self) -> set[int]:
+        return set().union(*self.held.values())
+
+    def move(self, old: int, new: int) -> None:
+        for owner in self.pool.owners_of(old):
+            if isinstance(owner, BlockTable):
+                owner.replace(old, new)
+        self.pool.move(old, new)
+        self.prefix.index.move(old, new)
+        self.transfers.append(Transfer(Direction.COPY, old, new))
 
     def check(self, requests: Iterable[Request] | None = None) -> None:
-        """Raise InvariantError unless its own data agree.
-
-        requests: if given, exactly these must be admitted.
-        """
-        check_books(self)
+        self.pool.check()
+        self.swap.pool.check()
+        self.prefix.index.check()
+        check_consistency(self, self.tables)
+        for block_id, holders in self.owners().items():
+            known = len(holders) == self.pool.ref_count(block_id)
+            require(known, f"block {block_id} has other owners in the pool")
+        require(not set(self.swap.kept) & set(self.tables), "a request is in both memories")
         if requests is not None:
-            require(
-                set(self.tables) == set(requests), "blocks are held by requests that do not run"
-            )
+            agree = set(self.tables) == set(requests)
+            require(agree, "blocks are held by requests that do not run")
 
 
 def _prompt_len(request: Request) -> int:
     return len(request.sequence.prompt_token_ids)
+
+
+### END SOLUTION

@@ -52,9 +52,33 @@ class PrefixIndex:
     """Cached blocks by key and by block number; a key leads to one block at most.
 
     An index is the keeper of a BlockPool: a block in it stays findable when its last owner has
-    left, until the pool gives it to somebody else.
+    left, until the pool gives it to somebody else. Its methods:
+
+    `block_id in index`: whether the content of this block is known.
+
+    `find(key, parent, token_ids, salt)`: the CachedBlock with these contents; None if there is
+    none, or if the key leads to other contents (a collision).
+
+    `insert(key, parent, token_ids, salt, block_id)`: make a computed block findable, and give the
+    entry that has these contents from now on. If there is one already, it stays, and is given. If
+    the key leads to other contents, that entry stays, and None is given.
+
+    `evict(block_id)`: forget what was in a block.
+
+    `move(old, new)`: the content of block `old`, if it is known, is in block `new` from now on;
+    the entry is the same object.
+
+    `check()`: raise InvariantError unless its data agree, and every entry's parent is there, too.
+
+    >>> index = PrefixIndex()
+    >>> entry = index.insert(b"k", None, (1, 2), "", 5)
+    >>> index.find(b"k", None, (1, 2), "") is entry, 5 in index
+    (True, True)
+    >>> index.insert(b"k", None, (3, 4), "", 6) is None, 6 in index
+    (True, False)
     """
 
+    ### BEGIN SOLUTION
     def __init__(self) -> None:
         self.by_key: dict[bytes, CachedBlock] = {}
         self.by_block: dict[int, CachedBlock] = {}
@@ -66,10 +90,8 @@ class PrefixIndex:
         self, key: bytes, parent: CachedBlock | None, token_ids: Tokens, salt: str
     ) -> CachedBlock | None:
         """The cached block with these contents; None if there is none (or another of that key)."""
-        ### BEGIN SOLUTION
         found = self.by_key.get(key)
         return found if found is not None and found.holds(parent, token_ids, salt) else None
-        ### END SOLUTION
 
     def insert(
         self, key: bytes, parent: CachedBlock | None, token_ids: Tokens, salt: str, block_id: int
@@ -79,20 +101,16 @@ class PrefixIndex:
         If there is one already, it stays, and it is returned. If the key leads to a block with
         other contents (a collision), that one stays, and None is returned.
         """
-        ### BEGIN SOLUTION
         if key in self.by_key:
             return self.find(key, parent, token_ids, salt)
         entry = CachedBlock(key, parent, token_ids, salt, block_id)
         self.by_key[key] = self.by_block[block_id] = entry
         return entry
-        ### END SOLUTION
 
     def evict(self, block_id: int) -> None:
         """Forget what was in a block: it has been given to somebody else."""
-        ### BEGIN SOLUTION
         entry = self.by_block.pop(block_id)
         del self.by_key[entry.key]
-        ### END SOLUTION
 
     def move(self, old: int, new: int) -> None:
         """The content of block `old` is in block `new` from now on, if it was known at all."""
@@ -114,3 +132,5 @@ class PrefixIndex:
                 parent is None or self.by_block.get(parent.block_id) is parent,
                 f"block {block_id} is cached, but the block before it is not: it cannot be hit",
             )
+
+    ### END SOLUTION

@@ -11,12 +11,12 @@ from nanovllm.batching.plan import Plan
 from nanovllm.batching.request import Request
 from nanovllm.model.attend import Attend
 from nanovllm.model.config import ModelConfig
-from nanovllm.paging.attention import PagedAttention, paged_attention
-from nanovllm.paging.batch import PagedBatch, make_batch
+from nanovllm.paging.attention import paged_attention
+from nanovllm.paging.batch import PagedAttention, PagedBatch, make_batch
 from nanovllm.paging.block_table import BlockTable
 from nanovllm.paging.cache import PagedCache
-from nanovllm.paging.interface import BlockManagerInterface
-from nanovllm.paging.manager import BlockManager, Preemption
+from nanovllm.paging.interface import BlockManagerInterface, Preemption
+from nanovllm.paging.manager import BlockManager
 from nanovllm.paging.prefix_cache import PrefixStats, SaltOf, no_salt
 from nanovllm.paging.transfers import Direction, Transfer, runs
 
