@@ -19,6 +19,17 @@ def many_cases(seed: int, examples: int, *cases: Any) -> Callable[[Callable], Ca
     return lambda function: seeded(seed)(limits(given(*cases)(function)))
 
 
+def random_ranks(rng: Any, letters: Iterable[bytes], merges: int) -> dict[tuple, int]:
+    """Ranks of random merges in which later merges build on earlier tokens."""
+    tokens, ranks = list(letters), {}
+    while len(ranks) < merges:
+        pair = tuple(tokens[i] for i in rng.integers(0, len(tokens), 2))
+        if pair not in ranks:
+            ranks[pair] = len(ranks)
+            tokens.append(pair[0] + pair[1])
+    return ranks
+
+
 class ByteTokenizer:
     """A tokenizer of given code only: one token a byte, or a character; it counts what is read.
 

@@ -20,6 +20,8 @@ WINDOW = 3  # so many lines of a solution in a row are a leak, even where the re
 TELLING = 16  # a line of a solution counts from this length on, where it stands verbatim
 MOST = 0.02  # so large a share of a lab's solution lines may, by chance
 LONG = 40  # a single line of a planted mistake or of a model answer counts from this length on
+# What any code says: an import, a parameter, an argument handed on, the head of a function.
+ORDINARY = re.compile(r"(from|import|def|class) |self,$|\w+: .*,$|\w+=[\w.]+,?$|[)\]}]")
 FORBIDDEN = re.compile(
     r"^(solutions/(hidden|hints|mistakes|notebooks)/|grader/(grading|classroom)/)|\.pyc$"
 )
@@ -103,7 +105,7 @@ def secrets(selection: Selection) -> Iterator[Secret]:
             yield Secret(f"the solution {place}", lines)
             for start in range(len(lines) - WINDOW + 1):
                 part = lines[start : start + WINDOW]
-                if not given.issuperset(part):
+                if not given.issuperset(part) and _tells(part):
                     yield Secret(f"lines of the solution {place}", part)
         for mistake in bank(lab):
             lines = tuple(_lines(mistake.new))
@@ -124,6 +126,11 @@ def secrets(selection: Selection) -> Iterator[Secret]:
                 yield from _model_answers(lab, cell["cell_type"], "".join(cell["source"]), given)
 
 
+def _tells(lines: tuple[str, ...]) -> bool:
+    """Whether these lines are anybody's own, and not what every module says."""
+    return sum(not ORDINARY.match(line) for line in lines) > 1
+
+
 def _model_answers(lab: Lab, kind: str, source: str, given: set[str]) -> Iterator[Secret]:
     """Each long line of an answer in words; of an experiment's code, what a student writes."""
     what = f"a model answer of {lab.key}'s notebook"
@@ -131,10 +138,10 @@ def _model_answers(lab: Lab, kind: str, source: str, given: set[str]) -> Iterato
         yield from (Secret(what, (line,)) for line in _lines(source) if len(line) >= LONG)
         return
     for region in regions(source):
-        lines = [line for line in _lines(region.body) if " import " not in line]
+        lines = _lines(region.body)
         for start in range(len(lines) - WINDOW + 1):
             part = tuple(lines[start : start + WINDOW])
-            if not given.issuperset(part):
+            if not given.issuperset(part) and _tells(part):
                 yield Secret(what, part)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from grader import expect
-from grader.checks.text_cases import lines_run, many_cases
+from grader.checks.text_cases import lines_run, many_cases, random_ranks
 from nanovllm.tokenization.byte_level import to_bytes
 from nanovllm.tokenization.encode import Encoder, merge_word, split_special
 from nanovllm.tokenization.errors import TokenizerError
@@ -69,17 +69,6 @@ def _slow_merges(word, ranks):
         tokens[i : i + 2] = [tokens[i] + tokens[i + 1]]
 
 
-def _random_ranks(rng, merges, letters):
-    """Ranks of random merges in which later merges build on earlier tokens."""
-    tokens, ranks = list(letters), {}
-    while len(ranks) < merges:
-        pair = tuple(tokens[i] for i in rng.integers(0, len(tokens), 2))
-        if pair not in ranks:
-            ranks[pair] = len(ranks)
-            tokens.append(pair[0] + pair[1])
-    return ranks
-
-
 def _pieces(rng, length, letters):
     return [letters[i] for i in rng.integers(0, len(letters), length)]
 
@@ -97,7 +86,7 @@ def test_merge_order(rng):
     )
     for letters in ([a, b, c], ["é".encode(), "▁".encode(), b"x"]):
         for _ in range(8):
-            ranks = _random_ranks(rng, int(rng.integers(3, 12)), letters)
+            ranks = random_ranks(rng, letters, int(rng.integers(3, 12)))
             for length in (0, 1, 2, 3, 7, 15, 40):
                 word = _pieces(rng, length, letters)
                 expect(
@@ -130,7 +119,7 @@ class _Counted(dict):
 @pytest.mark.check(task=2, points=3, title="A long word does not stop the engine")
 def test_long_word(rng):
     letters = [b"a", b"b", b"c"]
-    ranks = _Counted(_random_ranks(rng, 30, letters))
+    ranks = _Counted(random_ranks(rng, letters, 30))
     word = _pieces(rng, 2000, letters)
     expect(
         b"".join(merge_word(word, ranks)), b"".join(word), call="merge_word(2,000 pieces), joined"

@@ -32,9 +32,9 @@ def saved_by_fusion() -> float:
     weight = torch.ones(256).bfloat16()
 
     def separate() -> torch.Tensor:
-        total = (x + residual).float()
-        mean = total.square().mean(-1, keepdim=True)
-        return (total * torch.rsqrt(mean + 1e-6)).bfloat16() * weight
+        summed = (x + residual).float()
+        power = summed.square().mean(-1, keepdim=True)
+        return (summed * torch.rsqrt(power + 1e-6)).bfloat16() * weight
 
     with _trace() as trace:
         fused_add_rms_norm_(x, residual, weight, 1e-6)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from grader.checks.scenarios import scenario
+from grader.checks.text_cases import random_ranks
 
 LETTERS = [*"abcdeé ß世🙂.\n'9 "]
 SPECIAL = ("<|end|>", "<|end|>x", "<s>")
@@ -24,16 +25,6 @@ def _byte_model():
     vocab |= {b"ab": 256, b"abc": 257, b"\xc3\xa9": 258, b" a": 259, b"bc": 260, b"\xe4\xb8": 261}
     merges = [(b"b", b"c"), (b"a", b"b"), (b"a", b"bc"), (b"\xc3", b"\xa9"), (b" ", b"a")]
     return BPEModel(vocab, merges, {token: 300 + i for i, token in enumerate(SPECIAL)})
-
-
-def _random_ranks(rng, letters, merges):
-    tokens, ranks = list(letters), {}
-    while len(ranks) < merges:
-        pair = tuple(tokens[i] for i in rng.integers(0, len(tokens), 2))
-        if pair not in ranks:
-            ranks[pair] = len(ranks)
-            tokens.append(pair[0] + pair[1])
-    return ranks
 
 
 def _sentencepiece(rng, folder):
@@ -159,7 +150,7 @@ def a_vocabulary_with_holes(nanovllm, rng):
     from nanovllm.tokenization.hf_format import plain_spec
     from nanovllm.tokenization.vocabulary import BPEModel
 
-    ranks = _random_ranks(rng, [b"a", b"b", b"c"], 10)
+    ranks = random_ranks(rng, [b"a", b"b", b"c"], 10)
     tokens = [b"a", b"b", b"c", *(left + right for left, right in ranks)]
     order = rng.permutation(len(tokens))
     vocab = {token: int(id) + 1 for token, id in zip(tokens, order, strict=True)}
@@ -178,7 +169,7 @@ def merging_random_words(nanovllm, rng):
     from nanovllm.tokenization.encode import merge_word
 
     letters = [b"p", b"q", "世".encode()]
-    ranks = _random_ranks(rng, letters, 25)
+    ranks = random_ranks(rng, letters, 25)
     words = [
         [letters[i] for i in rng.integers(0, 3, int(length))] for length in rng.integers(1, 200, 12)
     ]
