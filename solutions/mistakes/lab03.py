@@ -602,14 +602,6 @@ MISTAKES = [
         says="The search stops though the best open beam can still win (early_stopping=False).",
     ),
     Mistake(
-        name="never-at-present-length",
-        task=3,
-        symbol=OVER,
-        old="params.max_tokens if hopeful else length",
-        new="length",
-        says='"never" must suppose the length that favours the open beam most: max_tokens.',
-    ),
-    Mistake(
         name="never-ignores-sign",
         task=3,
         symbol=OVER,
@@ -624,14 +616,6 @@ MISTAKES = [
         old="self.finished[-1].score",
         new="self.finished[0].score",
         says="The open beam is compared with the best finished one; it only has to beat the worst.",
-    ),
-    Mistake(
-        name="open-score-not-normalized",
-        task=3,
-        symbol=OVER,
-        old="possible = self._score(self.beams[0].logprob, params.max_tokens if hopeful else length)",
-        new="possible = self.beams[0].logprob",
-        says="The open beam's sum is compared with normalised scores; normalise it first.",
     ),
     Mistake(
         name="only-width-candidates",
