@@ -21,7 +21,7 @@ TELLING = 16  # a line of a solution counts from this length on, where it stands
 MOST = 0.02  # so large a share of a lab's solution lines may, by chance
 LONG = 40  # a single line of a planted mistake or of a model answer counts from this length on
 # What any code says: an import, a parameter, an argument handed on, the head of a function.
-ORDINARY = re.compile(r"(from|import|def|class) |self,$|\w+: .*,$|\w+=[\w.]+,?$|[)\]}]")
+ORDINARY = re.compile(r"(from|import|def|class) |@|\"\"\"|self,$|\w+: .*,$|\w+=[\w.]+,?$|[)\]}]")
 FORBIDDEN = re.compile(
     r"^(solutions/(hidden|hints|mistakes|notebooks)/|grader/(grading|classroom)/)|\.pyc$"
 )
