@@ -58,8 +58,8 @@ def longest_gap() -> float:
 QUESTIONS = [
     Question(
         key="a",
-        text="How many steps does one request with a prompt of 10 and 3 tokens of output need, with "
-        "a budget of 4?",
+        text="How many steps does one request with a prompt of 10 and 3 tokens of output need, "
+        "with a budget of 4?",
         unit="steps",
         tasks=(4, 7),
         answer=steps_of_one,
@@ -74,16 +74,16 @@ QUESTIONS = [
     ),
     Question(
         key="c",
-        text="Static batches of 8, most requests short and a few very long: how many percent of the "
-        "tokens computed serve nobody?",
+        text="Static batches of 8, most requests short and a few very long: how many percent of "
+        "the tokens computed serve nobody?",
         unit="percent",
         tasks=(7,),
         answer=wasted,
     ),
     Question(
         key="d",
-        text="Eight requests are generating when a prompt of 1,000 tokens arrives, and the budget is "
-        "2,048. A step takes 4 ms, and 0.2 ms more for each token. How many ms do they wait for "
+        text="Eight requests are generating when a prompt of 1,000 tokens arrives, and the budget "
+        "is 2,048. A step takes 4 ms, and 0.2 ms more for each token. How many ms do they wait for "
         "their next token?",
         unit="ms",
         tasks=(4, 7),
