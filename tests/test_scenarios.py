@@ -55,12 +55,14 @@ import sys
 import nanovllm
 from grader import scenarios
 from grader.catalog import find_lab
+from grader.unwritten import unwritten
 lab = find_lab(sys.argv[1])
 for scenario in scenarios.load(lab):
     try:
         scenario.observe(nanovllm, 7)
-    except NotImplementedError as error:
-        assert str(error).startswith(lab.key), error
+    except (NotImplementedError, ImportError, AttributeError) as error:
+        absent = unwritten(error)
+        assert absent and absent.lab == lab.key, error
         print("ok", scenario.task, scenario.name)
     else:
         raise AssertionError(f"{scenario.name} can be answered without the student's code")
