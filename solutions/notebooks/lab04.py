@@ -29,11 +29,9 @@ from grader.course.paths import MODELS
 from nanovllm.batching.budget import AdaptiveBudget, FixedBudget
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.events import Stepped
-from nanovllm.batching.offline import generate_continuous
 from nanovllm.batching.policies import POLICIES, Policy, PriorityWithAging, RoundRobin, make_policy
 from nanovllm.batching.replay import LEGEND, Replay
 from nanovllm.batching.request import Priority, Request, Status
-from nanovllm.batching.scheduler import Scheduler
 from nanovllm.batching.simulated import CountingStore, SimulatedSequence
 from nanovllm.batching.simulator import (
     StepCost,
@@ -70,7 +68,7 @@ with needs("04", 1):
         print(f"{now:>4}  {status.value}")
     print({status.value: request.time_in(status, 10.0) for status in Status})
 
-# %% nbgrader={"grade": true, "grade_id": "lab04-task-1", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=1
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-1", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=1
 from grader.student.notebook import check_task
 
 check_task("04", 1)
@@ -95,7 +93,7 @@ with needs("04", 1, 2):
     axis.legend()
     plt.show()
 
-# %% nbgrader={"grade": true, "grade_id": "lab04-task-2", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=2
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-2", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=2
 from grader.student.notebook import check_task
 
 check_task("04", 2)
@@ -122,7 +120,7 @@ with needs("04", 3):
     axis.legend()
     plt.show()
 
-# %% nbgrader={"grade": true, "grade_id": "lab04-task-3", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=3
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-3", "locked": true, "points": 6, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=3
 from grader.student.notebook import check_task
 
 check_task("04", 3)
@@ -139,8 +137,10 @@ COST = StepCost(base=0.004, per_token=0.0002, per_place=0.000001)
 
 def scheduler_of(
     policy: str | Policy = "fcfs", room: int = 4096, budget: int = 128, seats: int = 8
-) -> Scheduler:
+):
     """A scheduler over a store that only counts, at time 0."""
+    from nanovllm.batching.scheduler import Scheduler
+
     policy = make_policy(policy) if isinstance(policy, str) else policy
     return Scheduler(
         CountingStore(room), policy, FixedBudget(budget), max_num_seqs=seats, clock=ManualClock()
@@ -168,7 +168,7 @@ with needs("04", 1, 2, 3, 4, 7):
     figure.tight_layout()
     plt.show()
 
-# %% nbgrader={"grade": true, "grade_id": "lab04-task-4", "locked": true, "points": 24, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=4
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-4", "locked": true, "points": 32, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=4
 from grader.student.notebook import check_task
 
 check_task("04", 4)
@@ -303,17 +303,19 @@ check_task("04", 7)
 #
 # The slot store first (task 5), then the loop around it.
 
-# %% nbgrader={"grade": true, "grade_id": "lab04-task-5", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=5
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-5", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=5
 from grader.student.notebook import check_task
 
 check_task("04", 5)
 
 # %% [markdown]
-# Sixteen requests on the bundled model, four seats, 24 tokens a step. Below: the run as text, then how
+# Sixteen requests on the bundled model, four at a time, 24 tokens a step. Below: the run as text, then how
 # full each step was. **Predict** how much of the budget the last steps use.
 
 # %%
 with needs("04", 1, 2, 3, 4, 5, 6):
+    from nanovllm.batching.offline import generate_continuous
+
     model = load_model(MODELS / "target")
     tokenizer = Tokenizer.from_pretrained(MODELS / "target")
     texts = ["Once upon a time", "Tom has a red ball. " * 3, "Mia's code is 7342.", "The dog"] * 4
@@ -332,9 +334,7 @@ with needs("04", 1, 2, 3, 4, 5, 6):
     prompts = [sum(c.length for c in step.chunks if c.length > 1) for step in steps]
     figure, axis = plt.subplots(figsize=(9, 2.8))
     axis.bar(range(len(steps)), decodes, color="C0", label="decode", width=1.0)
-    axis.bar(
-        range(len(steps)), prompts, bottom=decodes, color="C4", label="prompt", width=1.0
-    )
+    axis.bar(range(len(steps)), prompts, bottom=decodes, color="C4", label="prompt", width=1.0)
     axis.plot([step.waiting for step in steps], color="black", lw=1, label="requests waiting")
     axis.axhline(24, color="gray", lw=0.8, ls=":")
     axis.set(xlabel="step", title="What each step computed; dotted: the budget")

@@ -24,12 +24,16 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
+from grader.student.notebook import answer
 from grader.student.notebook import needs
+from grader.student.notebook import predict
 from grader.student.notebook import style
 from grader.course.paths import MODELS
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Preempted, Stepped
+from nanovllm.batching.request import Request
+from nanovllm.batching.simulated import SimulatedSequence
 from nanovllm.batching.traces import heavy_tailed
 from nanovllm.generation.events import Finished
 from nanovllm.generation.params import SamplingParams
@@ -56,6 +60,9 @@ model, tokenizer = load_model(TARGET), Tokenizer.from_pretrained(TARGET)
 # who wants one piece reserves prompt + 256. **Predict**: which share of the reserved places holds a token,
 # for one piece a request, for pieces of a power of two, and for blocks of 16? And how many requests run
 # at once?
+
+# %%
+predict("05", "d", ...)  # your guess in place of the dots
 
 # %%
 with needs("05", 1):
@@ -101,26 +108,29 @@ with needs("05", 1):
     plt.show()
 
 # %% [markdown]
-# The steps of the block size: small blocks waste less. **Predict** the waste of blocks of 1, 16 and 128.
+# **Experiment.** Small blocks waste less. Write the function: the share of the reserved places that is
+# empty on this trace, for blocks of one size. **Predict** it for blocks of 1, 16 and 128.
+
+
+# %% nbgrader={"grade": false, "grade_id": "lab05-experiment-1", "locked": false, "schema_version": 3, "solution": true, "task": false, "cell_type": "code"}
+def waste(block_size: int) -> float:
+    """The share of 8,192 places, given out in blocks, that holds no token over the trace."""
+    ### BEGIN SOLUTION
+    return 1 - occupancy(Blocks(8192, block_size), trace, 256).utilisation
+    ### END SOLUTION
+
 
 # %%
 with needs("05", 1):
+    answer("05", "d")
     sizes = [1, 2, 4, 8, 16, 32, 64, 128]
-    found = [occupancy(Blocks(8192, size), trace, 256) for size in sizes]
-    figure, axis = plt.subplots(figsize=(6, 3))
-    axis.plot(sizes, [1 - run.utilisation for run in found], "o-")
-    axis.set(
-        xscale="log", xlabel="tokens a block", ylabel="share of the places that is empty",
-        ylim=(0, None),
-    )  # fmt: skip
-    axis.set_xticks(sizes, [str(size) for size in sizes])
-    axis.minorticks_off()
-    axis.set_title(
-        f"Requests of {np.mean([a.prompt + a.output for a in trace]):.0f} tokens on average"
-    )
+    plt.plot(sizes, [waste(size) for size in sizes], "o-")
+    plt.xscale("log", base=2)
+    plt.xlabel("tokens a block")
+    plt.ylabel("share of the places that is empty")
     plt.show()
 
-# %% nbgrader={"grade": true, "grade_id": "lab05-task-1", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=1
+# %% nbgrader={"grade": true, "grade_id": "lab05-task-1", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=1
 from grader.student.notebook import check_task
 
 check_task("05", 1)
@@ -157,12 +167,12 @@ with needs("05", 2, 3, 5):
             line = f"token {token}: {name} {did}"
             print(f"{line:<34}{first.block_ids!s:<12}{second.block_ids}")
 
-# %% nbgrader={"grade": true, "grade_id": "lab05-task-3", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=3
+# %% nbgrader={"grade": true, "grade_id": "lab05-task-3", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=3
 from grader.student.notebook import check_task
 
 check_task("05", 3)
 
-# %% nbgrader={"grade": true, "grade_id": "lab05-task-5", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=5
+# %% nbgrader={"grade": true, "grade_id": "lab05-task-5", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=5
 from grader.student.notebook import check_task
 
 check_task("05", 5)
@@ -171,8 +181,8 @@ check_task("05", 5)
 # ## 3. The block map
 #
 # Your engine on the bundled model: 14 requests that begin alike, a pool of 24 blocks. Each column is a
-# step, each row a block, each colour a request with its number; black is shared by several, white is
-# free.
+# step, each row a block, each colour a request with its number; black is shared by several, grey is free but
+# still findable, white is free.
 # **Predict** which rows become black, and when.
 
 # %%
@@ -185,7 +195,7 @@ params = [
 
 
 def serve(store: PagedStore, seats: int = 8) -> tuple[dict, list, np.ndarray]:
-    """Answers, events, and who held each block after each step: -1 free, -2 shared [B, steps]."""
+    """Answers, events, and who held each block after each step: -1 free, -2 shared, -3 cached [B, steps]."""
     engine = Engine(model, EngineConfig(max_num_seqs=seats, max_num_batched_tokens=96), store=store)
     for number, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
         engine.add_request(prompt, one, request_id=number)
@@ -196,17 +206,26 @@ def serve(store: PagedStore, seats: int = 8) -> tuple[dict, list, np.ndarray]:
             if isinstance(event, Finished):
                 answers[event.request_id] = event.completion.token_ids
         owners = store.manager.owners()
+        cached = set(store.cached_blocks())
         held = [owners.get(block, []) for block in range(store.num_blocks)]
         columns.append(
-            [-1 if not h else -2 if len(h) > 1 else h[0].sequence.request_id for h in held]
+            [
+                (-3 if block in cached else -1)
+                if not h
+                else -2
+                if len(h) > 1
+                else h[0].sequence.request_id
+                for block, h in enumerate(held)
+            ]
         )
     return answers, events, np.array(columns).T
 
 
 def draw(grid: np.ndarray, axis: plt.Axes, title: str) -> None:
-    """One colour a request; black shared, white free."""
+    """One colour a request; black shared, grey cached, white free."""
     picture = np.ones((*grid.shape, 3))
     picture[grid == -2] = 0.1
+    picture[grid == -3] = 0.85
     for number in range(14):
         picture[grid == number] = plt.cm.tab20(number)[:3]
     axis.imshow(picture, aspect="auto", interpolation="nearest", origin="lower")
@@ -249,7 +268,8 @@ check_task("05", 4)
 
 # %%
 with needs("05", 2, 3, 4, 5, 6, 7):
-    base = tokenizer.encode(SHARED * 3)[:96]
+    base = tokenizer.encode(SHARED * 6)[:96]
+    assert len(base) == 96
     rates, shares = [], [0, 16, 32, 48, 64, 80, 96]
     for shared in shares:
         store = PagedStore(model.config, 160, 16)
@@ -272,7 +292,7 @@ with needs("05", 2, 3, 4, 5, 6, 7):
     axis.legend()
     plt.show()
 
-# %% nbgrader={"grade": true, "grade_id": "lab05-task-6", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=6
+# %% nbgrader={"grade": true, "grade_id": "lab05-task-6", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=6
 from grader.student.notebook import check_task
 
 check_task("05", 6)
@@ -336,7 +356,7 @@ with needs("05", 2, 3, 4, 5, 6, 7):
     plt.show()
     print("the same answers everywhere:", same)
 
-# %% nbgrader={"grade": true, "grade_id": "lab05-task-7", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=7
+# %% nbgrader={"grade": true, "grade_id": "lab05-task-7", "locked": true, "points": 20, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=7
 from grader.student.notebook import check_task
 
 check_task("05", 7)
@@ -350,21 +370,19 @@ check_task("05", 7)
 # %%
 with needs("05", 2, 3, 5, 6, 7, 8):
     manager = BlockManager(24, 4, enable_prefix_caching=False)
-    tables = {}
-    for name, size in (("A", 12), ("B", 30), ("C", 7), ("D", 20), ("E", 9)):
-        table = BlockTable(4)
-        table.grow(manager.pool, size)
-        table.num_tokens = size
-        tables[name] = table
-    tables["B"].free(manager.pool)
+    live = {}
+    for number, (name, size) in enumerate((("A", 12), ("B", 30), ("C", 7), ("D", 20), ("E", 9))):
+        live[name] = Request(number, SimulatedSequence(number, size, 9), 0.0, size + 8)
+        manager.admit(live[name])
+    manager.release(live.pop("B"))
 
     def show(axis: plt.Axes, when: str) -> None:
         """A cell a block: colour and letter of the table that holds it, and its place there."""
-        for number, (name, table) in enumerate(tables.items()):
-            for place, block in enumerate(table.block_ids):
+        for number, (name, request) in enumerate(live.items()):
+            for place, block in enumerate(manager.block_ids(request)):
                 axis.bar(block, 1, 0.94, color=f"C{number}", alpha=0.55)
                 axis.text(block, 0.5, f"{name}{place}", ha="center", va="center", fontsize=8)
-        needed = span(manager.pool)
+        needed = span(manager)
         axis.axvline(needed - 0.5, color="black", lw=1.2, ls=":")
         axis.set(xlim=(-0.6, 23.6), ylim=(0, 1), yticks=[], xticks=range(24))
         axis.set_title(f"{when}: needs {needed} blocks (dotted)")

@@ -46,30 +46,36 @@ def a_random_pool(nanovllm, rng):
     from nanovllm.paging.block_pool import BlockPool
     from nanovllm.paging.errors import BlockOwnershipError, OutOfBlocksError
 
-    class Some:
-        evicted = []
+    class Some(set):
+        evict = set.remove
 
-        def __contains__(self, block_id):
-            return block_id % 3 == 0 and block_id not in self.evicted
-
-        def evict(self, block_id):
-            self.evicted.append(block_id)
-
-    Some.evicted = []
-    pool, story = BlockPool(int(rng.integers(8, 20)), Some()), []
-    for _ in range(120):
-        owner, kind = f"o{int(rng.integers(4))}", int(rng.integers(3))
+    kept, leases, story = Some(), [], []  # a lease: an owner of its own, and its blocks
+    pool = BlockPool(int(rng.integers(8, 20)), kept)
+    for number in range(150):
+        kind, pick = int(rng.integers(4)), int(rng.integers(1000))
         try:
-            if kind == 0:
-                story.append(pool.allocate(int(rng.integers(0, 4)), owner))
+            if kind == 0 or not leases:
+                got = pool.allocate(pick % 5, number)
+                leases.append((number, got))
+                kept.update(got[: pick % 3])
+                story.append(len(got))
             elif kind == 1:
-                pool.share(int(rng.integers(pool.num_blocks)), owner)
+                blocks = leases[pick % len(leases)][1]
+                for block in blocks:
+                    pool.share(block, number)
+                leases.append((number, list(blocks)))
+            elif kind == 2:
+                owner, blocks = leases.pop(pick % len(leases))
+                pool.free(iter(blocks), owner)
             else:
-                pool.free(rng.integers(pool.num_blocks, size=2).tolist(), owner)
+                owner, blocks = leases[pick % len(leases)]
+                pool.free(blocks[:1] * 2, owner)
         except (OutOfBlocksError, BlockOwnershipError) as error:
             story.append(type(error).__name__)
-        story.append([list(pool.free_queue), [pool.ref_count(b) for b in range(pool.num_blocks)]])
-    return {"story": story, "evicted": Some.evicted, "peak": pool.stats.peak_used}
+        counts = sorted(pool.ref_count(b) for b in range(pool.num_blocks))
+        story.append([pool.num_free, counts, len(kept), pool.stats.num_evicted])
+        pool.check()
+    return {"story": story, "peak": pool.stats.peak_used}
 
 
 @scenario(task=3)
@@ -80,22 +86,26 @@ def random_tables(nanovllm, rng):
 
     size = int(rng.integers(2, 9))
     pool = BlockPool(300)  # room for the longest tables of the smallest blocks
-    tables = [BlockTable(size) for _ in range(5)]
+    tables, sizes = [BlockTable(size) for _ in range(5)], []
     for _ in range(3):
         for table in tables:
             table.grow(pool, int(rng.integers(1, 40)))
-    spans = []
-    for table in tables:
+            sizes.append([len(table.block_ids), pool.num_free])
+    missing = [table.num_missing(50) for table in tables]
+    tables[2].free(pool)
+    spans, order = [], rng.permutation(60).tolist()
+    for number in range(5):
+        table = BlockTable(size, order[12 * number : 12 * number + 12])
         start = int(rng.integers(0, table.num_slots))
         spans.append((table, start, int(rng.integers(start + 1, table.num_slots + 1))))
     batch = make_batch(spans)
-    tables[2].free(pool)
     return {
         "batch": [batch.slot_mapping, batch.block_tables, batch.context_lens],
         "starts": batch.query_start_loc,
         "most": [batch.max_query_len, batch.max_context_len],
-        "queue": list(pool.free_queue),
-        "missing": [table.num_missing(50) for table in tables],
+        "sizes": sizes,
+        "missing": missing,
+        "free": pool.num_free,
     }
 
 
@@ -152,8 +162,9 @@ def random_forks(nanovllm, rng):
             story.append(needs_copy(pool, table, table.num_tokens))
             if reserve(pool, table, table.num_tokens, end, transfers):
                 table.num_tokens = end
-            story.append([[move.old, move.new] for move in transfers])
-        story.append([[list(t.block_ids), t.num_tokens] for t in tables])
+            story.append(len(transfers))
+        refs = [[pool.ref_count(b) for b in t.block_ids] for t in tables]
+        story.append([[t.num_tokens for t in tables], refs])
     return {"story": story, "free": pool.num_free}
 
 
@@ -184,7 +195,7 @@ def _serve(rng, store, prompts, params, budget):
     return {"tokens": tokens, "failed": failed, "free": store.free_tokens}
 
 
-@scenario(task=6)
+@scenario(task=7)
 def random_registrations(nanovllm, rng):
     from nanovllm.batching.plan import Chunk, Plan
     from nanovllm.paging.manager import BlockManager
@@ -198,7 +209,7 @@ def random_registrations(nanovllm, rng):
         if story[-1]:
             request.num_computed_tokens = manager.admit(request)
             live.append(request)
-            story.append([request.num_computed_tokens, manager.block_ids(request)])
+            story.append([request.num_computed_tokens, len(manager.block_ids(request))])
         for one in live:
             length = min(one.num_tokens - one.num_computed_tokens, int(rng.integers(1, 9)))
             if length and manager.reserve(one, length):
@@ -208,11 +219,11 @@ def random_registrations(nanovllm, rng):
         if live and rng.random() < 0.6:
             manager.release(live.pop(int(rng.integers(len(live)))))
         manager.check(live)
-        story.append([list(manager.pool.free_queue), sorted(manager.prefix.index.by_block)])
-    return {"story": story, "hits": [manager.prefix.stats.queries, manager.prefix.stats.hits]}
+        story.append([manager.free_tokens, len(manager.owners()), len(manager.cached_blocks())])
+    return {"story": story, "hits": [manager.prefix_stats.queries, manager.prefix_stats.hits]}
 
 
-@scenario(task=6)
+@scenario(task=7)
 def many_samples_of_one_prompt(nanovllm, rng):
     from nanovllm.generation.params import SamplingParams
     from nanovllm.paging.store import PagedStore
@@ -234,28 +245,51 @@ def hardly_any_room(nanovllm, rng):
         store = PagedStore(_config(), 9, 3, preemption=mode, num_host_blocks=host)
         prompts = [rng.integers(3, 60, size=int(n)).tolist() for n in rng.integers(1, 14, size=6)]
         found[f"{mode} {host}"] = _serve(rng, store, prompts, params, 12)
-        found[f"{mode} {host}: host"] = store.manager.swap.pool.num_free
     return found
+
+
+@scenario(task=6)
+def keys_of_one_bit(nanovllm, rng):
+    """Another path than the checks: nearly every key collides, and samples fork and come back."""
+    from nanovllm.paging.block_pool import BlockPool
+    from nanovllm.paging.block_table import BlockTable
+    from nanovllm.paging.prefix_cache import PrefixCache
+
+    cache = PrefixCache(2, hash_of=lambda parent, tokens, salt: bytes([sum(tokens) % 2]))
+    pool, story = BlockPool(40, cache.index), []
+    for number in range(12):
+        tokens = rng.integers(0, 2, size=int(rng.integers(3, 9))).tolist()
+        request = _request(number, tokens)
+        hits = cache.lookup(request)
+        table = BlockTable(2, num_tokens=len(tokens))
+        table.grow(pool, len(tokens))
+        cache.register(pool, request, table)
+        cache.count(request, 2 * len(hits))
+        story.append([len(hits), len(table.cached), pool.num_free])
+        cache.index.check()
+        table.free(pool)
+    return {"story": story, "hits": [cache.stats.queries, cache.stats.hits]}
 
 
 @scenario(task=8)
 def a_random_heap(nanovllm, rng):
-    from nanovllm.paging.block_pool import BlockPool
-    from nanovllm.paging.block_table import BlockTable
-    from nanovllm.paging.compaction import move_block, plan_moves
+    from nanovllm.paging.compaction import compact, plan_moves, span
     from nanovllm.paging.manager import BlockManager
 
-    manager, held = BlockManager(50, 4), {}
-    for _ in range(8):
-        blocks = rng.choice(50, size=4, replace=False).tolist()
-        held[BlockTable(4, blocks)] = blocks
-    kept = rng.choice(50, size=6, replace=False).tolist()
-    manager.pool = BlockPool.holding(50, held, keeper=set(kept))
-    tables, story = list(held), []
-    for count in (5, 2, 0):
-        moves = plan_moves(manager.pool, tables[:count])
-        for old, new in moves:
-            move_block(manager, old, new)
-        story.append([moves, [list(table.block_ids) for table in tables]])
-    transfers = [[move.old, move.new] for move in manager.transfers]
-    return {"story": story, "transfers": transfers, "queue": list(manager.pool.free_queue)}
+    order = rng.permutation(50).tolist()
+    plans = [plan_moves(order[:k], order[k : k + 15]) for k in (0, 7, 30)]
+    manager, live, story = BlockManager(40, 4, enable_prefix_caching=False), [], []
+    for number in range(25):
+        request = _request(number, rng.integers(3, 60, size=int(rng.integers(1, 14))).tolist())
+        if manager.can_admit(request):
+            manager.admit(request)
+            live.append(request)
+        if live and rng.random() < 0.5:
+            manager.release(live.pop(int(rng.integers(len(live)))))
+    before = span(manager)
+    compact(manager, live[::2])
+    story.append(span(manager) <= before)
+    compact(manager)
+    story.append([span(manager), len(manager.owners())])
+    manager.check(live)
+    return {"plans": plans, "story": story}
