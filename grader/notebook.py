@@ -188,7 +188,7 @@ def needs(lab: str, *tasks: int) -> Iterator[None]:
         yield
     except (NotImplementedError, ImportError, AttributeError) as error:
         absent = unwritten(error)
-        if type(error) is NotImplementedError and not str(error):  # nbgrader's mark in an experiment
+        if type(error) is NotImplementedError and not str(error):  # an experiment of a notebook
             print("This cell needs your function above. Write it, then run the cell again.")
             return
         if not absent or absent.lab > key or (absent.lab == key and absent.task not in tasks):
