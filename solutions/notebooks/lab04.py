@@ -23,8 +23,9 @@
 import matplotlib.pyplot as plt
 import torch
 
-from grader.notebook import needs, style
-from grader.paths import MODELS
+from grader.student.notebook import needs
+from grader.student.notebook import style
+from grader.course.paths import MODELS
 from nanovllm.batching.budget import AdaptiveBudget, FixedBudget
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.events import Stepped
@@ -68,7 +69,7 @@ with needs("04", 1):
     print({status.value: request.time_in(status, 10.0) for status in Status})
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-1", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=1
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 1)
 
@@ -93,7 +94,7 @@ with needs("04", 1, 2):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-2", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=2
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 2)
 
@@ -120,7 +121,7 @@ with needs("04", 3):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-3", "locked": true, "points": 6, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=3
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 3)
 
@@ -168,7 +169,7 @@ with needs("04", 1, 2, 3, 4, 7):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-4", "locked": true, "points": 32, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=4
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 4)
 
@@ -293,7 +294,7 @@ with needs("04", 1, 2, 3, 4, 7):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-7", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=7
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 7)
 
@@ -303,7 +304,7 @@ check_task("04", 7)
 # The slot store first (task 5), then the loop around it.
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-5", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=5
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 5)
 
@@ -353,6 +354,6 @@ with needs("04", 1, 2, 3, 4, 5, 6):
     print(page)
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-6", "locked": true, "points": 20, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=6
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 6)
