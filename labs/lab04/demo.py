@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -24,7 +25,7 @@ from nanovllm.tokenization.tokenizer import Tokenizer
 TARGET = Path(__file__).resolve().parents[2] / "models" / "target"
 TEXTS = ("Once upon a time", "Tom has a red ball.", "Mia's code is 7342. What is Mia's code?")
 LONG = "Mia went to the park. She saw a dog and a cat. " * 3
-REQUESTS, SEQS, BUDGET, PLACES = 24, 4, 64, 80
+REQUESTS, SEQS, BUDGET, PLACES = 24, 4, 64, 100
 
 
 class TightStore:
@@ -84,6 +85,7 @@ def requests(tokenizer: Tokenizer) -> tuple[list[list[int]], list[SamplingParams
 
 def main() -> None:
     """Answer the requests both ways, then with too little room, and show who ran when."""
+    torch.set_num_threads(1)  # small products: more threads only wait for one another
     console = Console()
     model, tokenizer = load_model(TARGET), Tokenizer.from_pretrained(TARGET)
     prompts, params = requests(tokenizer)
@@ -92,7 +94,7 @@ def main() -> None:
     continuous = generate_continuous(model, prompts, params, config, on_event=events.append)
     static = generate_static(model, prompts, params, max_num_seqs=SEQS)
 
-    console.print(Replay(events).text(0, 64), highlight=False)
+    console.print(Replay(events).text(0, 60), highlight=False)
     console.print(f"[dim]{LEGEND}[/]\n", highlight=False)
     count = sum(p.max_tokens for p in params)
     table = Table(title=f"{REQUESTS} requests, {count} tokens, {SEQS} at a time")
@@ -131,7 +133,7 @@ def short_of_room(
     out = sum(isinstance(event, Preempted) for event in events)
     same = again.completions == before.completions[: len(prompts)]
     console.print(f"[bold]Room for {PLACES} tokens[/], the first {len(prompts)} requests:")
-    console.print(Replay(events).text(0, 72), highlight=False)
+    console.print(Replay(events).text(0, 60), highlight=False)
     needed = sum(len(p) + q.max_tokens - 1 for p, q in zip(prompts, params, strict=True))
     console.print(
         f"{out} preemptions; {again.tokens_computed - needed} tokens were computed again; "

@@ -68,8 +68,8 @@ QUESTIONS = [
     ),
     Question(
         key="c",
-        text="Two samples share a prompt of 6 tokens in blocks of 4, and both write three more: how "
-        "many blocks are copied?",
+        text="Two samples share a prompt of 6 tokens in blocks of 4, and both write three more: "
+        "how many blocks are copied?",
         unit="blocks",
         tasks=(5,),
         answer=copies,

@@ -794,14 +794,6 @@ MISTAKES = [
         new="self.input_layernorm = family.norm(config.hidden_size, 1e-6)",
         says="Your norms use an eps of 1e-6; it is config.norm_eps.",
     ),
-    Mistake(
-        name="layer-number-lost",
-        task=4,
-        symbol="block:SelfAttention",
-        old="self.layer = layer",
-        new="self.layer = 0",
-        says="attend always hears layer 0; it needs the number of the layer.",
-    ),
     # Task 5: transformer
     Mistake(
         name="last-norm-missing",
@@ -941,14 +933,6 @@ MISTAKES = [
         old='_, layer, rest = name.split(".", 2)',
         new='_, layer, rest = name.split(".", 2)\n    layer = layer[:1]',
         says="You read one digit of GPT-2's layer number; there may be more than ten layers.",
-    ),
-    Mistake(
-        name="gpt2-transformer-prefix",
-        task=5,
-        symbol="checkpoint_names:module_tensors",
-        old='name.removeprefix("transformer."), tensor',
-        new="name, tensor",
-        says="You do not know GPT-2's names with `transformer.` in front; both spellings are in use.",
     ),
     Mistake(
         name="layers-all-number-0",

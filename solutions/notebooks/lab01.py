@@ -295,7 +295,7 @@ with needs("01", 1, 2):
 
 # %%
 guess = predict("01", "d", ...)
-with needs("01", 1, 2, 6):
+with needs("01", 2, 3, 6):
     from nanovllm.tokenization.tensors import pad_batch
 
     prompts = [text[: 30 * (number + 1)] for number, text in enumerate(stories[:8])]

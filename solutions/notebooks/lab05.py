@@ -338,7 +338,7 @@ with needs("05", 2, 3, 4, 5, 6, 7):
                     preemption=kind,
                     num_host_blocks=64,
                     enable_prefix_caching=False,
-                )  # fmt: skip
+                )
             )
             same &= answers == with_cache
             gone.append(sum(isinstance(e, Preempted) for e in events))
