@@ -55,7 +55,7 @@ class Running:
             # Also for a skip: a check that did not run has not passed.
             report.outcome = "failed"
             report.longrepr = text
-            report.lab_status = outcome.status
+            report.lab_status = outcome.status.value  # plain, so that it travels between processes
         return report
 
     def _judge(self, info: CheckInfo, error: BaseException | None) -> tuple[Outcome, str]:
@@ -90,8 +90,8 @@ class Running:
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         status = getattr(report, "lab_status", None)
-        if status is Status.TODO:
+        if status == Status.TODO:
             return "to do", "t", "TO DO"
-        if status is Status.BLOCKED:
+        if status == Status.BLOCKED:
             return "blocked", "b", "BLOCKED"
         return None

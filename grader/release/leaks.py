@@ -22,6 +22,13 @@ MOST = 0.02  # so large a share of a lab's solution lines may, by chance
 LONG = 40  # a single line of a planted mistake or of a model answer counts from this length on
 # What any code says: an import, a parameter, an argument handed on, the head of a function.
 ORDINARY = re.compile(r"(from|import|def|class) |@|\"\"\"|self,$|\w+: .*,$|\w+=[\w.]+,?$|[)\]}]")
+# Single lines that every second module has: a loop, a condition, a name handed on or kept, a call
+# of what the interface offers with plain arguments.
+COMMON = re.compile(
+    r"super\(\)\.__init__\(\)|@.*|self\.(\w+) = \1|\w+=[\w.]+,|for \w+ in [\w.]+:?"
+    r"|(if|while|elif) (not )?[\w.]+( is (not )?None)?:|except \w+( as \w+)?:"
+    r"|(\w+ = )?[\w.]+\([\w., ]*\)|[\w.]+ = [\w.]+\(|raise \w+\("
+)
 FORBIDDEN = re.compile(
     r"^(solutions/(hidden|hints|mistakes|notebooks)/|grader/(grading|classroom)/)|\.pyc$"
 )
@@ -63,9 +70,16 @@ class Verbatim:
 
 
 def verbatim(files: dict[str, bytes], lab: Lab) -> Verbatim:
-    """Every line of the lab's solutions that stands anywhere in the release, hints included."""
+    """Every telling line of the lab's solutions that stands in anything of the lab's release.
+
+    That is handout, checks, hints, notebook, demo, predictions, plots and given code. What another
+    lab's given code or the tooling says alike gives nothing of this lab away.
+    """
     lines = {line for _, body in solutions(lab) for line in _telling(body)}
-    texts = {name: _squashed(_text(name, data)) for name, data in files.items()}
+    own = (f"labs/{lab.key}/", f"notebooks/{lab.key}/")
+    texts = {
+        name: _squashed(_text(name, data)) for name, data in files.items() if name.startswith(own)
+    }
     found = {}
     for line in sorted(lines):
         places = [name for name, text in texts.items() if _squashed(line) in text]
@@ -87,7 +101,7 @@ def _telling(body: str) -> Iterator[str]:
                 silent.update(range(first.lineno, first.end_lineno + 1))
     for number, line in enumerate(body.splitlines(), start=1):
         line = line.strip()
-        if number not in silent and len(line) >= TELLING and line != "super().__init__()":
+        if number not in silent and len(line) >= TELLING and not COMMON.fullmatch(line):
             yield from _lines(line)
 
 
