@@ -166,7 +166,7 @@ class TestPolicies:
         found = compare_policies.compare(count=80, rate=20.0)
         assert set(found) == {"steady", "bursty", "heavy-tailed"}
         for runs in found.values():
-            assert len(runs) == 6
+            assert len(runs) == 7
             assert runs["fcfs"].throughput > runs["static batches"].throughput
             assert runs["fcfs"].ttft_p50 < runs["static batches"].ttft_p50
         bursty = found["bursty"]
