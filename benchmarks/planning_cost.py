@@ -180,12 +180,12 @@ def shares(running: int, steps: int, compiled: bool) -> dict[str, float] | None:
     for name in ("schedule", "update", "observe"):
         watch.watch(engine.scheduler, name, "schedule and book")
     watch.watch(engine.store, "commit", "schedule and book")
-    watch.watch(engine, "_execute", "tensors of the step")
+    watch.watch(engine, "execute", "tensors of the step")
     if compiled:
         watch.watch(engine, "_native", "model")
     watch.watch(engine.store, "bind", "tensors of the step")
-    watch.watch(engine, "_draw", "sample")
-    watch.watch(engine, "_append", "append tokens")
+    watch.watch(engine, "draw", "sample")
+    watch.watch(engine, "update", "append tokens")
     watch.watch(model, "forward", "model")
     watch.watch(model, "logits", "model")
     for _ in range(steps):

@@ -15,11 +15,11 @@ from grader.grading import Limits, Sandbox
 
 CHEATS = Path(__file__).parent / "cheats"
 SECRET = b"the secret of the tests' own course"
-# Lab 04 with its tasks 1 (request.py, 10 points) and 3 (budget.py, 8 points) alone.
+# Lab 04 with its tasks 1 (request.py, 8 points) and 3 (budget.py, 6 points) alone.
 WHOLE = find_lab("04")
 LAB = dataclasses.replace(WHOLE, tasks=tuple(task for task in WHOLE.tasks if task.id in (1, 3)))
-HONEST = 8.0
-FULL = 18.0
+HONEST = 6.0
+FULL = 14.0
 LIMITS = Limits(
     seconds=120,
     item_seconds=10,
