@@ -285,7 +285,7 @@ def test_items(tmp_path: Path) -> None:
     def student(skill: int) -> LabReport:
         tasks = {
             number: TaskReport(
-                number, "t", 10.0,
+                number, "t", float(LAB.task(number).points),
                 tuple(
                     CheckReport(c.id, c.title, c.points, *(("passed", "", "") if place < skill
                                 else ("failed", "r", known["name"])))

@@ -129,7 +129,7 @@ def test_calls_that_hold_uncounted_memory_are_refused() -> None:
     if seccomp.platform.machine() not in seccomp.REFUSED:
         pytest.skip("the numbers of this machine's system calls are not known")
     code = (
-        "import os, ctypes; from grader.sandbox import process_rights; process_rights.drop_rights()\n"
+        "import os, ctypes; from grader.sandbox.process_rights import drop_rights; drop_rights()\n"
         "libc = ctypes.CDLL(None)\n"
         "assert libc.shmget(0, 4096, 0o1600) == libc.ptrace(16, 1, 0, 0) == -1\n"
         "try: os.memfd_create('x')\nexcept PermissionError: print('refused')\n"
