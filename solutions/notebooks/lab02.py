@@ -146,7 +146,6 @@ check_task("02", 5)
 # **Predict.** The text ends with the word "red". Which earlier words will the model look at to find
 # out what follows?
 
-
 # %%
 class WatchingAttend(RecomputeAttend):
     """Attention without a cache that keeps each layer's weights [H, T, T]."""
@@ -233,7 +232,6 @@ with needs("02", 7):
 # %% [markdown]
 # Now measured on your own engine. **Predict** the shape of both curves before you run it.
 
-
 # %%
 def seconds_of_steps(step, prompt, count):
     """How long each greedy step takes as the sequence grows."""
@@ -284,7 +282,6 @@ check_task("02", 6)
 #
 # **Predict.** The cache is right, but each new token is told that it stands one position too late.
 # Does the text change at once, later, or not at all?
-
 
 # %%
 def continue_text(prompt, count, shift):
