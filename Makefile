@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM := false
 .PHONY: start test setup lint build reference clean-environment
 
 start: setup
-	$(BIN)/python -m grader.tour
+	$(BIN)/python -m grader.student.tour
 
 test: setup lint
 	$(BIN)/python -m pytest tests -n 2 -q --dist loadgroup --durations=25

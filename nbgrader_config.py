@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from grader.classroom.settings import configure
+from grader.classroom.nbgrader_settings import configure
 
 c = get_config()
 configure(c, Path(__file__).resolve().parent)

@@ -19,14 +19,16 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from grader import scenarios
-from grader.catalog import Lab, find_lab
-from grader.collect import collect_checks
-from grader.grading import hidden, keys, listing, visible
-from grader.grading.hugepages import collapse
-from grader.grading.prepare import prepare
-from grader.paths import ROOT
-from grader.worlds import World
+from grader.checks import scenarios
+from grader.checks.isolated_imports import World
+from grader.checks.markers import collect_checks
+from grader.course.lab_toml import Lab, find_lab
+from grader.course.paths import ROOT
+from grader.grading import scenario_list
+from grader.grading import seeds as keys
+from grader.sandbox import job_checks, job_scenarios
+from grader.sandbox.hugepages import collapse
+from grader.sandbox.preload import prepare
 
 PARTS = ("checks", "scenarios", "verdicts")
 
@@ -37,7 +39,7 @@ def measure(lab: Lab, packs: list[Path], jobs: int, secret: bytes, folder: Path)
     os.chdir(ROOT)
     items = [check.id for check in collect_checks(lab)]
     drawn = [f"{one.name}#{i}" for one in scenarios.load(lab) for i in range(keys.DRAWS)]
-    work = {"lab": lab.key, "sources": listing.sources(lab), "items": drawn}
+    work = {"lab": lab.key, "sources": scenario_list.sources(lab), "items": drawn}
     gc.collect()
     gc.freeze()
     collapse()
@@ -65,13 +67,13 @@ def _child(lab: Lab, pack: Path, items: list[str], drawn: dict[str, Any], folder
             os.dup2(null, standard)
         events: list[dict[str, Any]] = []
         clocks = [time.perf_counter()]
-        visible.run({"items": items}, events.append)
+        job_checks.run({"items": items}, events.append)
         clocks.append(time.perf_counter())
-        hidden.run(drawn, events.append)
+        job_scenarios.run(drawn, events.append)
         clocks.append(time.perf_counter())
         observed = {event["item"]: event["data"] for event in events if "data" in event}
         World("reference").enter()
-        hidden.judge({**drawn, "observed": observed, "items": list(observed)}, events.append)
+        job_scenarios.judge({**drawn, "observed": observed, "items": list(observed)}, events.append)
         clocks.append(time.perf_counter())
         found: dict[str, Any] = {"passed": sum(event.get("status") == "passed" for event in events)}
         for part, before, after in zip(PARTS, clocks, clocks[1:], strict=False):

@@ -6,8 +6,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from grader.catalog import Lab
-from grader.mistakes import Mistake, bank, plant
+from grader.authoring.mistakes import Mistake, bank, plant
+from grader.course.lab_toml import Lab
 
 WRONG, UNFINISHED = (1, 4, 7), (9,)  # of every ten submissions; the others are right
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from grader.catalog import Lab
-from grader.paths import ROOT
+from grader.course.lab_toml import Lab
+from grader.course.paths import ROOT
 
 LOOK_SECONDS = 0.5
 MEMORY_SECONDS = 2  # to find all of the grader's processes takes a while

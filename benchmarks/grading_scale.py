@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks.check_time import PARTS
 from benchmarks.grading_class import write_class
 from benchmarks.grading_run import Half, grade, journalled
-from grader.catalog import Lab, find_lab
+from grader.course.lab_toml import Lab, find_lab
 from nanovllm.bench.record import record, save
 
 KNOWN = re.compile(r"(\d+) submissions in \d+ s, (\d+) of them known already")

@@ -24,8 +24,8 @@ from nanovllm.bench.record import record, save
 from nanovllm.bench.stages import greedy, settle
 from nanovllm.bench.workload import random_workload
 from nanovllm.generation.latency import ManualClock
-from nanovllm.llm.engines import EngineOptions, make_engine, why_not_fast
-from nanovllm.llm.options import BUNDLED
+from nanovllm.llm.paged_engines import EngineOptions, make_engine, why_not_fast
+from nanovllm.llm.read_options import BUNDLED
 from nanovllm.model.loader import load_model
 from nanovllm.paging.manager import BlockManager
 

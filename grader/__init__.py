@@ -1,5 +1,5 @@
 """The course's tooling: checks and their cards, builder, board, grading."""
 
-from grader.expect import expect
+from grader.checks.expect import expect
 
 __all__ = ["expect"]

@@ -10,18 +10,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from grader.catalog import find_lab, labs
-from grader.classroom.command import autograde, classroom
-from grader.errors import LabError, sentence_of
-from grader.grading import commands
-from grader.release.command import release
+from grader.classroom.classroom_command import autograde, classroom
+from grader.course.errors import LabError, sentence_of
+from grader.course.lab_toml import find_lab, labs
+from grader.grading import grade_command
+from grader.release.release_command import release
 
 app = typer.Typer(
     help="Build and prove the course, grade a class.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (release, classroom, autograde, commands.grade, commands.items):
+for command in (release, classroom, autograde, grade_command.grade, grade_command.items):
     app.command()(command)
 console = Console()
 
@@ -34,7 +34,9 @@ def build(
     lab: Annotated[list[str] | None, typer.Argument(help="Labs; all when none is named.")] = None,
 ) -> None:
     """Make stubs, notebooks, checks.json and mistakes.json from solutions/."""
-    from grader import build as builder  # it needs nbgrader, which takes seconds to import
+    from grader.authoring import (
+        build as builder,  # it needs nbgrader, which takes seconds to import
+    )
 
     chosen = [find_lab(name) for name in lab] if lab else labs()
     if check:
@@ -55,7 +57,7 @@ def mistakes(
     lab: str, only: Annotated[str, typer.Option(help="One mistake by name.")] = ""
 ) -> None:
     """Plant every known mistake of a lab and show which checks catch and name it."""
-    from grader import mistakes as bank
+    from grader.authoring import mistakes as bank
 
     chosen = find_lab(lab)
     with console.status("planting"):
@@ -83,8 +85,8 @@ def mistakes(
 def verbatim(lab: str) -> None:
     """List the solution lines of a lab that stand in its release, and where."""
     from grader.release.contents import contents
+    from grader.release.lab_selection import select
     from grader.release.leaks import MOST, verbatim
-    from grader.release.selection import select
 
     chosen = find_lab(lab)
     found = verbatim(contents(select(f"{labs()[0].key}-{chosen.key}", "none")), chosen)
@@ -104,7 +106,7 @@ def hours(
     ] = "",
 ) -> None:
     """Show how long labs take by the course's rule, or by the packs of a class."""
-    from grader.hours import estimate, medians, stated
+    from grader.authoring.hours import estimate, medians, stated
 
     folder = Path(what) if what and Path(what).is_dir() else None
     of_class = medians(folder) if folder else {}

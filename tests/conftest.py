@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from grader.catalog import Lab, labs
-from grader.paths import find_commands
-from grader.stubs import write_stubs
+from grader.course.lab_toml import Lab, labs
+from grader.course.paths import find_commands
+from grader.course.stubs import write_stubs
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")

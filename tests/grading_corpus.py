@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grader.catalog import find_lab
+from grader.course.lab_toml import find_lab
 from grader.grading import Limits, Sandbox
 
 CHEATS = Path(__file__).parent / "cheats"

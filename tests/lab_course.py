@@ -164,7 +164,7 @@ class Course:
     ) -> subprocess.CompletedProcess[str]:
         """Run `lab` with these words; `extra` are environment variables."""
         return subprocess.run(
-            [sys.executable, "-m", "grader.cli", *words],
+            [sys.executable, "-m", "grader.student.lab_command", *words],
             cwd=cwd or self.root,
             input=answer,
             capture_output=True,
@@ -200,8 +200,8 @@ class Course:
         """Record outcomes of a lab's checks on the files as they are, without running them."""
         self.python(f"""
 from grader import integrity, state
-from grader.catalog import find_lab
-from grader.outcome import Outcome, Status
+from grader.course.lab_toml import find_lab
+from grader.course.outcome import Outcome, Status
 lab, statuses = find_lab({key!r}), {statuses!r}
 outcomes = [Outcome(c.id, lab.key, c.task, c.title, c.points, Status(statuses[c.name]))
             for c in integrity.read(lab).checks.values() if c.name in statuses]

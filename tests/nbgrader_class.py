@@ -14,14 +14,14 @@ from pathlib import Path
 import nbconvert
 import nbformat
 
-from grader.catalog import Lab, find_lab
-from grader.classroom.course import Course, new_course, open_course
-from grader.mistakes import bank, plant
-from grader.paths import NOTEBOOK_SOURCES, NOTEBOOKS, ROOT
+from grader.authoring.mistakes import bank, plant
+from grader.classroom.class_folder import Course, new_course, open_course
+from grader.course.lab_toml import Lab, find_lab
+from grader.course.paths import NOTEBOOK_SOURCES, NOTEBOOKS, ROOT
 
 LAB = find_lab(1)
 EXPERIMENT = """\
-from grader.notebook import needs
+from grader.student.notebook import needs
 from nanovllm.tokenization.bpe import train_bpe
 
 with needs("01", 1):

@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from grader.paths import ROOT
+from grader.course.paths import ROOT
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.offline import generate_continuous

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from grader.catalog import find_lab
-from grader.paths import ROOT
+from grader.course.lab_toml import find_lab
+from grader.course.paths import ROOT
 
 WHERE = """
 import importlib, sys
@@ -80,7 +80,7 @@ def test_unknown_mode_is_refused(tmp_path: Path) -> None:
 
 
 def test_assembly_knows_every_lab() -> None:
-    from grader.catalog import labs
+    from grader.course.lab_toml import labs
 
     text = (ROOT / "nanovllm" / "__init__.py").read_text(encoding="utf-8")
     for lab in labs():

@@ -9,7 +9,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from grader.paths import ROOT
+from grader.course.paths import ROOT
 from nanovllm.batching.budget import FixedBudget
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import planning_cost
 from nanovllm.batching.events import ChunkRun, Stepped
-from nanovllm.bench import memory, policies
+from nanovllm.bench import compare_policies, memory
 from nanovllm.bench.contestants import Settings, started
 from nanovllm.bench.forced import Forced, judge
 from nanovllm.bench.loop import peak_bytes
@@ -163,7 +163,7 @@ class TestMemory:
 
 class TestPolicies:
     def test_continuous_beats_static_and_short_jobs_first_waits_least(self):
-        found = policies.compare(count=80, rate=20.0)
+        found = compare_policies.compare(count=80, rate=20.0)
         assert set(found) == {"steady", "bursty", "heavy-tailed"}
         for runs in found.values():
             assert len(runs) == 6

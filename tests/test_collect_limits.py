@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from grader.gathering import RUNAWAY_SECONDS, runaway_seconds
+from grader.checks.plugin_collect import RUNAWAY_SECONDS, runaway_seconds
 
 
 @pytest.mark.parametrize(("load", "times"), [(0.1, 1), (1.0, 1), (4.0, 4)])

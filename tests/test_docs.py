@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from grader import hours
-from grader.catalog import Lab
-from grader.paths import ROOT
+from grader.authoring import hours
+from grader.course.lab_toml import Lab
+from grader.course.paths import ROOT
 
 SECTIONS = [
     "Outcome",
@@ -112,7 +112,7 @@ def test_commands_in_handouts_exist(lab: Lab) -> None:
 
 
 def help_of(program: str, subcommand: str) -> str:
-    module = {"lab": "grader.cli", "nanovllm": "nanovllm.cli"}[program]
+    module = {"lab": "grader.student.lab_command", "nanovllm": "nanovllm.cli"}[program]
     words = [sys.executable, "-m", module, *([subcommand] if subcommand else []), "--help"]
     done = subprocess.run(
         words,

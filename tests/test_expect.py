@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from grader import expect
-from grader.card import CheckInfo, failure_card
-from grader.compare import difference
-from grader.expect import ExpectationFailed
-from grader.fingerprint import fingerprint, matches
+from grader.checks.card import CheckInfo, failure_card
+from grader.checks.compare import difference
+from grader.checks.expect import ExpectationFailed
+from grader.checks.fingerprint import fingerprint, matches
 
 
 class AlwaysEqual:

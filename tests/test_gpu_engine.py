@@ -33,9 +33,9 @@ from nanovllm.gpu.chunks import ChunkInput
 from nanovllm.gpu.decoder import FusedDecoder
 from nanovllm.gpu.engine import GpuEngine
 from nanovllm.gpu.runner import Launch, StepRunner
-from nanovllm.llm import engines
+from nanovllm.llm import paged_engines
 from nanovllm.llm.engine_options import GPU_KV_SHARE, EngineOptions
-from nanovllm.llm.options import read_dtype
+from nanovllm.llm.read_options import read_dtype
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model
 from nanovllm.paging.attention import paged_attention
@@ -646,30 +646,32 @@ class TestChoice:
     @pytest.fixture
     def on_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         weight = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
-        monkeypatch.setattr(engines, "weight_of", lambda model: weight)
+        monkeypatch.setattr(paged_engines, "weight_of", lambda model: weight)
         monkeypatch.setattr("nanovllm.gpu.available", lambda config, device: None)
 
     @pytest.mark.usefixtures("on_a_gpu")
     def test_graphs_unless_something_else_is_asked_for(self, model, monkeypatch) -> None:
         free = EngineOptions(enforce_eager=False)
-        assert engines.step_kind(model, free) == "CUDA graphs"
+        assert paged_engines.step_kind(model, free) == "CUDA graphs"
         uncached = replace(free, enable_prefix_caching=False, block_size=8)
-        assert engines.step_kind(model, uncached) == "CUDA graphs"
+        assert paged_engines.step_kind(model, uncached) == "CUDA graphs"
         eager = EngineOptions(enforce_eager=True)
-        assert engines.step_kind(model, eager) == "plain: enforce_eager is set"
+        assert paged_engines.step_kind(model, eager) == "plain: enforce_eager is set"
         monkeypatch.setenv("NANOVLLM_ATTENTION", "torch")
         said = "plain: attention is to run on torch's operations"
-        assert engines.step_kind(model, free) == said
-        monkeypatch.setattr(engines, "is_mine", lambda package: package == "paging")
-        assert engines.step_kind(model, free) == "plain: your own code of paging is to run"
+        assert paged_engines.step_kind(model, free) == said
+        monkeypatch.setattr(paged_engines, "is_mine", lambda package: package == "paging")
+        assert paged_engines.step_kind(model, free) == "plain: your own code of paging is to run"
 
     @pytest.mark.usefixtures("on_a_gpu")
     def test_a_reason_against_is_said(self, model, monkeypatch) -> None:
         monkeypatch.setattr("nanovllm.gpu.available", lambda config, device: "it rains")
-        assert engines.step_kind(model, EngineOptions(enforce_eager=False)) == "plain: it rains"
+        assert (
+            paged_engines.step_kind(model, EngineOptions(enforce_eager=False)) == "plain: it rains"
+        )
 
     def test_a_model_on_a_cpu_gets_no_graphs(self, model) -> None:
-        kind = engines.step_kind(model, EngineOptions(enforce_eager=False))
+        kind = paged_engines.step_kind(model, EngineOptions(enforce_eager=False))
         assert "graphs" not in kind
 
     def test_bfloat16_is_the_default_on_a_gpu_that_has_it(self, tmp_path, monkeypatch) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from grader.course.paths import ROOT
 from grader.grading import LabReport, Sandbox, grade_lab
 from grader.grading.batch import grade_class
-from grader.grading.config import Config
-from grader.grading.handed_in import discover
+from grader.grading.class_submissions import discover
+from grader.grading.grading_toml import Config
 from grader.grading.journal import Journal
-from grader.grading.watch import descendants
-from grader.paths import ROOT
+from grader.sandbox.memory_use import descendants
 from tests.grading_corpus import (
     CHEATS,
     FULL,

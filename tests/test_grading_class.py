@@ -14,17 +14,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from grader.__main__ import app as grader_app
-from grader.collect import collect_checks
-from grader.errors import LabError
-from grader.grading import LabReport, TaskReport, export, keys
-from grader.grading.commands import class_table
-from grader.grading.config import Config
-from grader.grading.handed_in import HandedIn, discover
-from grader.grading.items import analyse, correlation
+from grader.checks.markers import collect_checks
+from grader.course.errors import LabError
+from grader.grading import LabReport, TaskReport, grade_files, seeds
+from grader.grading.class_submissions import HandedIn, discover
+from grader.grading.grade_command import class_table
+from grader.grading.grading_toml import Config
+from grader.grading.item_analysis import analyse, correlation
+from grader.grading.item_plot import picture
 from grader.grading.journal import Journal
-from grader.grading.lecture import picture
-from grader.grading.limits import Limits
 from grader.grading.report import AGREES, BROKEN, DIFFERS, CheckReport, ScenarioReport
+from grader.sandbox.limits import Limits
 from tests.grading_corpus import LAB, SECRET
 
 
@@ -172,10 +172,12 @@ def test_config_rejects(tmp_path: Path, text: str, says: str) -> None:
 
 def test_exports_quote_and_do_not_compute(tmp_path: Path) -> None:
     names = ['O"Neil, "Sam"', "=HYPERLINK(1)", "Zoë\nLi", "ada"]
-    rows = [export.row(HandedIn(name, Path("x.zip"), id="7"), report(name), 0.5) for name in names]
-    export.canvas(tmp_path / "canvas.csv", rows, "lab04 (123)")
-    export.moodle(tmp_path / "moodle.csv", rows, "lab04")
-    export.summary(tmp_path / "grades.json", rows)
+    rows = [
+        grade_files.row(HandedIn(name, Path("x.zip"), id="7"), report(name), 0.5) for name in names
+    ]
+    grade_files.canvas(tmp_path / "canvas.csv", rows, "lab04 (123)")
+    grade_files.moodle(tmp_path / "moodle.csv", rows, "lab04")
+    grade_files.summary(tmp_path / "grades.json", rows)
     with (tmp_path / "canvas.csv").open(newline="", encoding="utf-8") as file:
         canvas = list(csv.reader(file))
     assert canvas[0] == ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "lab04 (123)"]
@@ -191,10 +193,10 @@ def test_exports_quote_and_do_not_compute(tmp_path: Path) -> None:
     "name", ["\n=1+1", " =1+1", "\uff1d1+1", "\uff0b1", "\u200b=1+1", "\udcff\u202eada\u061c"]
 )
 def test_no_name_computes_or_stops_the_export(tmp_path: Path, name: str) -> None:
-    rows = [export.row(HandedIn(name, Path("x.zip")), report(name), 0.0)]
-    export.canvas(tmp_path / "canvas.csv", rows, "lab04")
-    export.moodle(tmp_path / "moodle.csv", rows, "lab04")
-    export.summary(tmp_path / "grades.json", rows)
+    rows = [grade_files.row(HandedIn(name, Path("x.zip")), report(name), 0.0)]
+    grade_files.canvas(tmp_path / "canvas.csv", rows, "lab04")
+    grade_files.moodle(tmp_path / "moodle.csv", rows, "lab04")
+    grade_files.summary(tmp_path / "grades.json", rows)
     with (tmp_path / "canvas.csv").open(newline="", encoding="utf-8") as file:
         (cell, *_) = list(csv.reader(file))[-1]
     assert cell.startswith(("'", "?"))
@@ -203,10 +205,13 @@ def test_no_name_computes_or_stops_the_export(tmp_path: Path, name: str) -> None
 
 def test_report_files_stay_in_their_folder(tmp_path: Path) -> None:
     names = ["../../evil", "a/b", "a_b", "..", "", "x" * 300, "ada", "Ada", "ADA"]
-    names += [export.file_name("a/b"), export.file_name("Ada")]  # taken as names by somebody else
+    names += [
+        grade_files.file_name("a/b"),
+        grade_files.file_name("Ada"),
+    ]  # taken as names by somebody else
     for name in names:
-        export.reports(tmp_path / "reports", report(name))
-    assert len({export.file_name(name).lower() for name in names}) == len(names)
+        grade_files.reports(tmp_path / "reports", report(name))
+    assert len({grade_files.file_name(name).lower() for name in names}) == len(names)
     assert len(list((tmp_path / "reports").iterdir())) == 2 * len(names)
     assert {path.name for path in tmp_path.iterdir()} == {"reports"}
 
@@ -233,30 +238,30 @@ def test_journal_keeps_what_was_written_whole(tmp_path: Path) -> None:
 def test_seeds_and_keys_depend_on_what_they_must() -> None:
     from grader.grading.submission import Submission
 
-    assert keys.seeds(SECRET, LAB, "ada") == keys.seeds(SECRET, LAB, "ada")
-    drawn = [*keys.seeds(SECRET, LAB, "ada"), *keys.seeds(SECRET, LAB, "bob"),
-             *keys.seeds(b"another secret of a course", LAB, "ada")]  # fmt: skip
+    assert seeds.seeds(SECRET, LAB, "ada") == seeds.seeds(SECRET, LAB, "ada")
+    drawn = [*seeds.seeds(SECRET, LAB, "ada"), *seeds.seeds(SECRET, LAB, "bob"),
+             *seeds.seeds(b"another secret of a course", LAB, "ada")]  # fmt: skip
     assert len(set(drawn)) == len(drawn)
     base = (Submission({"a.py": b"1"}), LAB, "ada", SECRET, Limits(), "bubblewrap")
     changed = [
         (0, Submission({"a.py": b"2"})), (2, "bob"), (3, b"another secret of a course"),
         (4, Limits(seconds=7)), (5, "landlock"),
     ]  # fmt: skip
-    found = {keys.result_key(*base)}
-    assert keys.result_key(*base) in found
+    found = {seeds.result_key(*base)}
+    assert seeds.result_key(*base) in found
     for place, value in changed:
-        found.add(keys.result_key(*base[:place], value, *base[place + 1 :]))
+        found.add(seeds.result_key(*base[:place], value, *base[place + 1 :]))
     assert len(found) == 1 + len(changed)
 
 
 def test_the_secret_is_made_once_and_kept_private(tmp_path: Path) -> None:
     path = tmp_path / "secret"
-    first = keys.course_secret(path)
-    assert keys.course_secret(path) == first and len(first) >= 32
+    first = seeds.course_secret(path)
+    assert seeds.course_secret(path) == first and len(first) >= 32
     assert path.stat().st_mode & 0o077 == 0
     path.write_text("short")
     with pytest.raises(LabError, match="shorter"):
-        keys.course_secret(path)
+        seeds.course_secret(path)
 
 
 def test_correlation_is_guarded() -> None:
@@ -304,7 +309,9 @@ def test_the_lab_of_the_tests_is_a_part_of_lab04() -> None:
 
 
 def test_the_table_fits_and_shows_every_student() -> None:
-    rows = [export.row(HandedIn(name, Path("x")), report(name), 0.2) for name in ("ada", "[red]b")]
+    rows = [
+        grade_files.row(HandedIn(name, Path("x")), report(name), 0.2) for name in ("ada", "[red]b")
+    ]
     console = Console(width=80, record=True)
     console.print(class_table(LAB, rows))
     text = console.export_text()
@@ -316,7 +323,7 @@ def test_no_text_of_a_student_hides_turns_or_adds_a_line() -> None:
     tricks = "\u200e\u200f\u061c\u200b\u2060\ufeff\u00ad\u2028\u2029\U000e0041\x1b\u202e"
     name = f"zed\nbob  10  8  18/18 {tricks}"
     found = report(name, warnings=(f"first\nbob 18/18{tricks}",))
-    rows = [export.row(HandedIn(name, Path("x")), found, 0)]
+    rows = [grade_files.row(HandedIn(name, Path("x")), found, 0)]
     console = Console(width=200, record=True)
     console.print(class_table(LAB, rows))
     table = console.export_text()

@@ -10,10 +10,10 @@ import pytest
 
 from grader.grading import Sandbox
 from grader.grading.batch import grade_class
-from grader.grading.config import Config
-from grader.grading.handed_in import discover
+from grader.grading.class_submissions import discover
+from grader.grading.dask_cluster import grade_on_dask
+from grader.grading.grading_toml import Config
 from grader.grading.journal import Journal
-from grader.grading.shared_out import grade_on_dask
 from tests.grading_corpus import FULL, HONEST, LAB, LIMITS, SECRET, write_solved
 
 

@@ -12,15 +12,15 @@ import time
 
 import pytest
 
-from grader.grading import calls, watch, wire
-from grader.grading.limits import Limits
+from grader.course.paths import ROOT
 from grader.grading.report import RAISED, STOPPED
-from grader.grading.rounds import SILENT, Rounds
+from grader.grading.run_items import SILENT, Rounds
 from grader.grading.verdicts import draw
-from grader.grading.warm import Warm
-from grader.grading.watch import THREADS
-from grader.grading.work import Answer, Work
-from grader.paths import ROOT
+from grader.sandbox import memory_use, observation_json, seccomp
+from grader.sandbox.job import Answer, Work
+from grader.sandbox.limits import Limits
+from grader.sandbox.memory_use import THREADS
+from grader.sandbox.worker import Warm
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the box is there on Linux only")
 
@@ -71,14 +71,16 @@ def test_tiny_lines_cost_more_than_their_size() -> None:
 def test_keys_made_to_collide_are_refused_at_once(kind) -> None:
     pairs = [[kind(number * (2**61 - 1)), 0] for number in range(100_000)]
     start = time.process_time()
-    with pytest.raises(wire.WireError, match="collide"):
-        wire.decode({"map": pairs})
+    with pytest.raises(observation_json.WireError, match="collide"):
+        observation_json.decode({"map": pairs})
     assert time.process_time() - start < 10  # it was hours
 
 
 def test_honest_keys_do_not_collide() -> None:
     honest = {-1: 0, -2: 1, 0: 2, "": 3, 2**61 - 1: 4, (1, 2): 5, None: 6}
-    assert wire.decode(json.loads(json.dumps(wire.encode(honest)))) == honest
+    assert (
+        observation_json.decode(json.loads(json.dumps(observation_json.encode(honest)))) == honest
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,11 +114,11 @@ def test_threads_are_counted_with_processes(monkeypatch: pytest.MonkeyPatch) -> 
         "print('started', flush=True); time.sleep(60)"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    monkeypatch.setattr(watch, "descendants", lambda of: [child.pid])  # and no other test's
+    monkeypatch.setattr(memory_use, "descendants", lambda of: [child.pid])  # and no other test's
     try:
         assert child.stdout is not None and child.stdout.readline()
-        assert not watch.excess(4, 1 << 20, 0)
-        assert "threads" in watch.excess(2, 1 << 20, 0)
+        assert not memory_use.excess(4, 1 << 20, 0)
+        assert "threads" in memory_use.excess(2, 1 << 20, 0)
     finally:
         child.kill()
         child.wait()
@@ -124,7 +126,7 @@ def test_threads_are_counted_with_processes(monkeypatch: pytest.MonkeyPatch) -> 
 
 @LINUX
 def test_calls_that_hold_uncounted_memory_are_refused() -> None:
-    if calls.platform.machine() not in calls.REFUSED:
+    if seccomp.platform.machine() not in seccomp.REFUSED:
         pytest.skip("the numbers of this machine's system calls are not known")
     code = (
         "import os, ctypes; from grader.grading import confine; confine.drop_rights()\n"

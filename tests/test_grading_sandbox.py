@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from grader.grading import Sandbox, grade_lab, landlock
+from grader.course.paths import ROOT
+from grader.grading import Sandbox, grade_lab
 from grader.grading.grade import _memory
-from grader.grading.ladder import UNSANDBOXED
-from grader.paths import ROOT
+from grader.sandbox import landlock
+from grader.sandbox.levels import UNSANDBOXED
 from tests.grading_corpus import (
     CHEATS,
     FULL,
@@ -31,8 +32,8 @@ import sys
 from pathlib import Path
 from grader.grading import Sandbox
 from grader.grading.batch import grade_class
-from grader.grading.config import Config
-from grader.grading.handed_in import discover
+from grader.grading.grading_toml import Config
+from grader.grading.class_submissions import discover
 from grader.grading.journal import Journal
 from tests.grading_corpus import LAB, LIMITS, SECRET
 journal = Journal(Path(sys.argv[2]))

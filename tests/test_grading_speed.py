@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from benchmarks.grading_class import write_class
-from grader.catalog import CatalogError, find_lab, read_lab
-from grader.grading import Limits, bytecode, hidden, submission, visible, wire
-from grader.paths import ROOT
+from grader.course.lab_toml import CatalogError, find_lab, read_lab
+from grader.course.paths import ROOT
+from grader.grading import Limits, submission
+from grader.sandbox import bytecode_cache, job_checks, job_scenarios, observation_json
 
 
 def test_a_lab_is_read_again_when_its_file_has_changed(tmp_path: Path) -> None:
@@ -41,16 +42,16 @@ def test_a_lab_is_read_again_when_its_file_has_changed(tmp_path: Path) -> None:
     ],
 )
 def test_equal_bits_are_agreed_on_and_others_are_compared(observed: list, agrees: bool) -> None:
-    expected = wire.encode([1.0, True, torch.ones(2)])
-    sent = json.loads(json.dumps(wire.encode(observed)))
-    assert hidden._compare(sent, expected)["agrees"] is agrees
+    expected = observation_json.encode([1.0, True, torch.ones(2)])
+    sent = json.loads(json.dumps(observation_json.encode(observed)))
+    assert job_scenarios._compare(sent, expected)["agrees"] is agrees
 
 
 def test_what_cannot_be_written_as_json_does_not_agree() -> None:
     deep: list = []
     for _ in range(sys.getrecursionlimit() * 100):
         deep = [deep]
-    assert hidden._compare(deep, [])["agrees"] is False
+    assert job_scenarios._compare(deep, [])["agrees"] is False
 
 
 def test_plugins_of_this_machine_take_no_part(
@@ -59,7 +60,7 @@ def test_plugins_of_this_machine_take_no_part(
     seen: dict = {}
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "")
     monkeypatch.setattr(pytest, "main", lambda options, plugins: seen.update(options=options))
-    visible.run({"items": ["labs/lab01/test_1_train.py::test_x"]}, lambda event: None)
+    job_checks.run({"items": ["labs/lab01/test_1_train.py::test_x"]}, lambda event: None)
     assert os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] == "1"
     assert {"pytest_timeout", "_hypothesis_pytestplugin"} <= set(seen["options"])
 
@@ -70,10 +71,12 @@ def test_kept_byte_code_is_that_of_the_file_as_it_is(
     path = tmp_path / "kept.py"
     path.write_text("x = 1\n", "utf-8")
     kept = compile("x = 'kept'", str(path), "exec")
-    monkeypatch.setitem(bytecode._modules, str(path), (bytecode._stamp(path), kept))
-    monkeypatch.setitem(bytecode._checks, str(path), (bytecode._stamp(path), (b"", kept)))
-    get_code = bytecode._get_code(lambda loader, name: "compiled")
-    rewrite_test = bytecode._rewritten(lambda file, config: "rewritten")
+    monkeypatch.setitem(bytecode_cache._modules, str(path), (bytecode_cache._stamp(path), kept))
+    monkeypatch.setitem(
+        bytecode_cache._checks, str(path), (bytecode_cache._stamp(path), (b"", kept))
+    )
+    get_code = bytecode_cache._get_code(lambda loader, name: "compiled")
+    rewrite_test = bytecode_cache._rewritten(lambda file, config: "rewritten")
     loader = SourceFileLoader("kept", str(path))
     assert (get_code(loader, "kept"), rewrite_test(path, None)) == (kept, (b"", kept))
     path.write_text("x = 22\n", "utf-8")
@@ -82,7 +85,7 @@ def test_kept_byte_code_is_that_of_the_file_as_it_is(
 
 def test_byte_code_is_kept_of_what_the_box_shows_and_of_nothing_else() -> None:
     code = (
-        "from grader.catalog import find_lab; from grader.grading import bytecode;"
+        "from grader.course.lab_toml import find_lab; from grader.grading import bytecode;"
         "bytecode.remember(find_lab('02')); print(*bytecode._modules, *bytecode._checks, sep='\\n')"
     )
     done = subprocess.run(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from grader.catalog import find_lab
-from grader.grading.limits import Limits
+from grader.course.lab_toml import find_lab
 from grader.grading.submission import Submission, read
+from grader.sandbox.limits import Limits
 
 LAB = find_lab("04")
 LIMITS = Limits(submission_mb=1, files=40)

@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from grader.course.paths import ROOT
 from grader.grading import Limits, Sandbox
-from grader.grading.rounds import Rounds
-from grader.grading.sandbox import KEPT, TRUSTED
-from grader.grading.work import Answer, Work
-from grader.paths import ROOT
+from grader.grading.run_items import Rounds
+from grader.sandbox.job import Answer, Work
+from grader.sandbox.sandbox import KEPT, TRUSTED
 from tests.grading_corpus import LAB, boxed
 
-SOURCE = "from grader.scenarios import scenario\none = scenario(1)(lambda nanovllm, rng: {})"
+SOURCE = "from grader.checks.scenarios import scenario\none = scenario(1)(lambda nanovllm, rng: {})"
 SMALL = [
     {"kind": "hidden", "lab": LAB.key, "items": ["<lambda>#0"], "seeds": [1],
      "sources": {"one.py": SOURCE.format(answer)}} for answer in (1, 2)
@@ -88,7 +88,7 @@ def test_the_templates_of_few_labs_are_kept(monkeypatch: pytest.MonkeyPatch) -> 
         def close(self) -> None:
             closed.append(self.name)
 
-    monkeypatch.setattr("grader.grading.sandbox.Nursery", Idle)
+    monkeypatch.setattr("grader.sandbox.sandbox.Nursery", Idle)
     sandbox = Sandbox()
     for number in range(KEPT + 2):
         sandbox._nursery("limits", type("Lab", (), {"key": f"lab{number}"}))
@@ -99,7 +99,7 @@ def test_the_templates_of_few_labs_are_kept(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.skipif(sys.platform != "linux", reason="huge pages are Linux's")
 def test_huge_pages_change_no_content() -> None:
     code = """
-from grader.grading.hugepages import HUGE, collapse
+from grader.sandbox.hugepages import HUGE, collapse
 mine = bytearray(range(256)) * (8 * HUGE // 256)
 made = collapse()
 sizes = [line.split()[1] for line in open("/proc/self/smaps_rollup") if "AnonHuge" in line]

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from grader.grading import Sandbox, hidden, judging, wire
-from grader.grading.judging import Scenarios
+from grader.grading import Sandbox, judge_scenarios
+from grader.grading.judge_scenarios import Scenarios
 from grader.grading.report import AGREES, BROKEN, DIFFERS, RAISED
-from grader.grading.work import Answer
+from grader.sandbox import job_scenarios, observation_json
+from grader.sandbox.job import Answer
 from tests.grading_corpus import LAB
 
 NAMES = {"fine": 1, "raises": 1, "bare": 3, "unwritten": 3}
-ONE = wire.encode(1)
+ONE = observation_json.encode(1)
 
 
 class Scenario:
@@ -31,7 +32,7 @@ class Reference(Sandbox):
 
     def trusted(self, task: dict[str, Any], limits: Any, seconds: float) -> Answer:
         answer = Answer()
-        hidden.judge(task, answer.events.append)
+        job_scenarios.judge(task, answer.events.append)
         return answer
 
 
@@ -40,8 +41,8 @@ def reference(monkeypatch: pytest.MonkeyPatch) -> None:
     def items(task: dict[str, Any]) -> list:
         return [(item, Scenario(item.partition("#")[0]), 1) for item in task["items"]]
 
-    monkeypatch.setattr(hidden, "_items", items)
-    monkeypatch.setattr(judging, "listing", lambda lab, sandbox: tuple(NAMES.items()))
+    monkeypatch.setattr(job_scenarios, "_items", items)
+    monkeypatch.setattr(judge_scenarios, "listing", lambda lab, sandbox: tuple(NAMES.items()))
 
 
 def verdicts(answers: dict[str, dict[str, Any]]) -> dict[str, str]:
@@ -62,6 +63,11 @@ def test_what_raises_at_the_reference_too_does_not_count() -> None:
 
 
 def test_forged_results_are_judged_by_their_data() -> None:
-    two = {"data": wire.encode(2), "todo": "", "agrees": True, "broken": "the reference raised"}
+    two = {
+        "data": observation_json.encode(2),
+        "todo": "",
+        "agrees": True,
+        "broken": "the reference raised",
+    }
     found = verdicts({"fine": two, "raises": {"data": ONE}, "bare": {}, "unwritten": {"data": ONE}})
     assert found == {"fine": DIFFERS, "raises": BROKEN, "bare": RAISED, "unwritten": AGREES}

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from grader.catalog import find_lab
-from grader.machine import NOT_VERIFIED, obstacle, unverified
-from grader.paths import ROOT
+from grader.course.hardware import NOT_VERIFIED, obstacle, unverified
+from grader.course.lab_toml import find_lab
+from grader.course.paths import ROOT
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.offline import generate_continuous
 from nanovllm.generation.params import SamplingParams
-from nanovllm.llm.engines import EngineOptions, make_store, why_not_fast
-from nanovllm.llm.options import OptionError
+from nanovllm.llm.paged_engines import EngineOptions, make_store, why_not_fast
 from nanovllm.llm.paged_store import attention_backend, paged_store
+from nanovllm.llm.read_options import OptionError
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model
 from nanovllm.paging.attention import paged_attention

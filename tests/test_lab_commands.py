@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from grader import worktime
-from grader.worktime import Event, active_seconds
+from grader.student_files import work_time
+from grader.student_files.work_time import Event, active_seconds
 from tests.lab_course import ALL_PASS, Course, make_course
 
 
@@ -180,7 +180,7 @@ def test_demo_refuses_at_once_when_a_task_it_needs_is_missing(course: Course) ->
 
 
 def test_breaks_do_not_count() -> None:
-    limit = worktime.BREAK_SECONDS
+    limit = work_time.BREAK_SECONDS
     events = [Event(100, "lab01", 1), Event(150 + limit, "lab01", 1), Event(150, "lab01", 2)]
     assert active_seconds(40, events) == {("lab01", 1): 60, ("lab01", 2): 50}
     assert active_seconds(None, [Event(1, "lab01", 1)]) == {}
@@ -279,7 +279,7 @@ def test_a_read_only_course_is_told_and_left_as_it_is(course: Course) -> None:
                     *(as_user if os.geteuid() == 0 else []),
                     sys.executable,
                     "-m",
-                    "grader.cli",
+                    "grader.student.lab_command",
                     *words,
                 ],
                 cwd=course.root,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from grader import doctor
-from grader.weights import weights_problem
+from grader.student import doctor
+from grader.student.model_files import weights_problem
 from tests.lab_course import make_course
 
 

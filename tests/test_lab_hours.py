@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from grader import hours, state, worktime
-from grader.catalog import Lab, find_lab
-from grader.outcome import Outcome, Status
-from grader.records import State
+from grader.authoring import hours
+from grader.course.lab_toml import Lab, find_lab
+from grader.course.outcome import Outcome, Status
+from grader.student_files import lab_state, work_time
+from grader.student_files.state_records import State
 
 
 def test_the_rule_counts_words_and_lines_by_difficulty(lab: Lab) -> None:
@@ -60,14 +61,16 @@ def test_time_goes_to_the_task_that_was_worked_on(
 ) -> None:
     lab = find_lab(2)
     records = State(last_at=0.0, last_lab="lab02" if last else "", last_task=last)
-    events = [worktime.Event(10.0 + i, *event) for i, event in enumerate(reversed(saves))]
-    assert state._worked_on(records, lab, ran, events) == wanted
+    events = [work_time.Event(10.0 + i, *event) for i, event in enumerate(reversed(saves))]
+    assert lab_state._worked_on(records, lab, ran, events) == wanted
 
 
 def test_the_last_task_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOVLLM_STATE", str(tmp_path))
     lab = find_lab(2)
-    state.record_run("lab02", "isolated", [Outcome("c", "lab02", 3, "t", 1, Status.FAILED)], "d")
-    assert state.load().last_task == 3
-    assert state.load().last_at <= time.time()
-    assert lab.key in state.load().labs
+    lab_state.record_run(
+        "lab02", "isolated", [Outcome("c", "lab02", 3, "t", 1, Status.FAILED)], "d"
+    )
+    assert lab_state.load().last_task == 3
+    assert lab_state.load().last_at <= time.time()
+    assert lab.key in lab_state.load().labs

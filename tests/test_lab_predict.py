@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from grader import notebook
+from grader.student import notebook
 from tests.lab_course import ALL_PASS, Course, make_course
 
 PREDICT = """
-from grader.predict import Question
+from grader.student.predict import Question
 
 def _sum():
     from nanovllm.tokenization.sums import add
@@ -55,7 +55,7 @@ def test_what_cannot_be_guessed_is_refused(course: Course) -> None:
 
 
 def test_a_notebook_asks_and_answers(course: Course) -> None:
-    code = "from grader.notebook import answer, predict; print(predict('01', 'a', {}), {})"
+    code = "from grader.student.notebook import answer, predict; print(predict('01', 'a', {}), {})"
     assert "Write your guess (apples)" in course.python(code.format("...", "0"))
     said = course.python(code.format("41", "answer('01', 'a')"))
     assert "you guessed 41 apples" in said and said.rstrip().endswith("41.0 None")

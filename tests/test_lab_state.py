@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from grader import state
+from grader.student_files import lab_state
 from tests.lab_course import ALL_PASS, Course, make_course
 
 
@@ -39,11 +39,11 @@ def test_a_corrupt_file_is_kept_and_a_fresh_one_begun(
 ) -> None:
     monkeypatch.setenv("NANOVLLM_STATE", str(tmp_path))
     (tmp_path / "state.json").write_text(text)
-    loaded = state.load()
+    loaded = lab_state.load()
     assert loaded.labs == {}
     assert "cannot be used" in loaded.notice
     assert [path.read_text() for path in tmp_path.glob("state.json.broken-*")] == [text]
-    assert state.load().notice == ""
+    assert lab_state.load().notice == ""
 
 
 def test_the_board_goes_on_after_a_corrupt_file(course: Course) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grader.surgery import SurgeryError, replaced, source_of
+from grader.student.definitions import SurgeryError, replaced, source_of
 
 STUB = '''import math
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from grader.catalog import Lab, Task
-from grader.stubs import StubError, make_stub, solved_symbols
+from grader.course.lab_toml import Lab, Task
+from grader.course.stubs import StubError, make_stub, solved_symbols
 from tests.lab_course import Course, make_course
 
 EMPTY = '"""More."""\n\n# lab02 task 1: this file is yours to write.\n'

@@ -29,7 +29,7 @@ class Screen:
         self.before = termios.tcgetattr(self.slave)
         self.text = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "grader.cli", "watch", *words],
+            [sys.executable, "-m", "grader.student.lab_command", "watch", *words],
             cwd=course.root,
             env=course.environment,
             stdin=self.slave,
@@ -163,7 +163,7 @@ def test_the_folder_taken_away_is_told(course: Course, screen: Screen) -> None:
 
 def test_without_a_terminal_it_watches_without_keys(course: Course) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "grader.cli", "watch"],
+        [sys.executable, "-m", "grader.student.lab_command", "watch"],
         cwd=course.root,
         env=course.environment,
         stdin=subprocess.DEVNULL,

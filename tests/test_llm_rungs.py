@@ -8,9 +8,9 @@ import pytest
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.batching.events import Stepped
-from nanovllm.llm import OptionError, paged_store, rungs
+from nanovllm.llm import OptionError, engine_levels, paged_store
+from nanovllm.llm.engine_levels import LADDER, choose
 from nanovllm.llm.engine_options import EngineOptions
-from nanovllm.llm.rungs import LADDER, choose
 from tests.processes import ROOT, run, run_apart
 from tests.tiny_checkpoint import SMALL, save_random
 
@@ -175,7 +175,7 @@ class TestStaticEngine:
 class TestChoice:
     def test_the_best_that_is_here(self, checkpoint, monkeypatch):
         gone = {}
-        monkeypatch.setattr(rungs, "why_missing", gone.get)
+        monkeypatch.setattr(engine_levels, "why_missing", gone.get)
         assert (choose().name, choose().why_not_higher) == ("paged", None)
         gone["lab05"] = "lab05 is away."
         assert (choose().name, choose().why_not_higher) == ("continuous", "lab05 is away")
@@ -222,7 +222,7 @@ class TestChoice:
         assert paged_store.attention_backend("cuda") == "torch"
 
     def test_every_option_named_is_one(self):
-        assert set(rungs.OPTIONS_OF) <= {field.name for field in fields(EngineOptions)}
+        assert set(engine_levels.OPTIONS_OF) <= {field.name for field in fields(EngineOptions)}
 
     def test_slots_are_as_many_as_fit_into_memory(self, checkpoint, monkeypatch):
         llm = LLM(checkpoint, engine="continuous", max_num_seqs=4)

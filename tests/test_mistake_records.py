@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from grader import catalog, mistakes_record
-from grader.catalog import Lab
-from grader.mistakes import Mistake, MistakeError, plant
-from grader.paths import LABS
+from grader.authoring import mistakes_json
+from grader.authoring.mistakes import Mistake, MistakeError, plant
+from grader.course import lab_toml
+from grader.course.lab_toml import Lab
+from grader.course.paths import LABS
 
 
 @pytest.fixture
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of lab 02's folder, which the catalog now takes for the lab's."""
     shutil.copytree(LABS / "lab02", tmp_path / "labs" / "lab02")
-    monkeypatch.setattr(catalog, "LABS", tmp_path / "labs")
+    monkeypatch.setattr(lab_toml, "LABS", tmp_path / "labs")
     return tmp_path / "labs" / "lab02"
 
 
@@ -31,14 +32,14 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_what_a_record_depends_on(copy: Path, old: str, new: str, stays: bool) -> None:
-    lab = catalog.find_lab(2)
-    before = mistakes_record.mistake_digests(lab)
+    lab = lab_toml.find_lab(2)
+    before = mistakes_json.mistake_digests(lab)
     check = sorted(copy.glob("test_1_*.py"))[0]
     text = check.read_text(encoding="utf-8")
     assert old in text
     check.write_text(text.replace(old, new, 1), encoding="utf-8")
-    task1 = {m.name for m in mistakes_record.mistakes.bank(lab) if m.task == 1}
-    after = mistakes_record.mistake_digests(lab)
+    task1 = {m.name for m in mistakes_json.mistakes.bank(lab) if m.task == 1}
+    after = mistakes_json.mistake_digests(lab)
     changed = {name for name in before if before[name] != after[name]}
     assert changed == (set() if stays else task1)
 
@@ -78,7 +79,7 @@ def test_a_mistake_in_a_file_that_starts_empty(
     home = tmp_path / "reference"
     (home / "model").mkdir(parents=True)
     (home / "model" / "a.py").write_text(SOURCE)
-    monkeypatch.setattr(catalog, "REFERENCE", home)
+    monkeypatch.setattr(lab_toml, "REFERENCE", home)
     lab = Lab(2, "x", "model", "a.py", ())
     plant(Mistake("m", 1, symbol, old, new, "says"), lab, tmp_path / "planted")
     assert (tmp_path / "planted" / "model" / "a.py").read_text() == SOURCE.replace(old, new)

@@ -12,7 +12,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 
-from grader.catalog import labs
+from grader.course.lab_toml import labs
 from nanovllm import LLM, SamplingParams
 from nanovllm.cli.conversation import Conversation
 from nanovllm.cli.errors import explain

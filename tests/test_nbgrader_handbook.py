@@ -20,7 +20,7 @@ from urllib.error import URLError
 
 import pytest
 
-from grader.paths import ROOT
+from grader.course.paths import ROOT
 from tests.nbgrader_class import LAB, Class, cell, light_source, pack, reference_files
 
 pytestmark = pytest.mark.xdist_group("nbgrader")
@@ -146,7 +146,7 @@ def before(made: Afternoon, block: str) -> None:
             (mine / name).write_bytes(data)
         answered(students / "notebooks" / LAB.key / f"{LAB.key}.ipynb")
         done = subprocess.run(
-            [sys.executable, "-m", "grader.cli", "submit", "01"],
+            [sys.executable, "-m", "grader.student.lab_command", "submit", "01"],
             cwd=students, capture_output=True, text=True,
             env=made.environment | {"PYTHONPATH": str(students)},
         )  # fmt: skip

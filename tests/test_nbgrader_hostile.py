@@ -12,12 +12,12 @@ import pytest
 from nbclient.exceptions import CellTimeoutError
 from nbgrader.api import Student
 
-from grader.catalog import find_lab
-from grader.classroom import collecting
+from grader.classroom import collect_uploads
 from grader.classroom.autograde import MOST_BYTES, autograde, submission_digest
-from grader.classroom.boxed import BoxedExecute
-from grader.classroom.collecting import PackExtractor
-from grader.grading.scratch import remove
+from grader.classroom.boxed_execute import BoxedExecute
+from grader.classroom.collect_uploads import PackExtractor
+from grader.course.lab_toml import find_lab
+from grader.sandbox.scratch_folder import remove
 
 LAB = find_lab(1)
 
@@ -46,7 +46,7 @@ def test_a_students_zip_hands_in_for_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     roster = [Student(id="bob"), Student(id="mallory", first_name="Mal", last_name="Lory")]
-    monkeypatch.setattr(collecting, "roster_of", lambda plugin: roster, raising=False)
+    monkeypatch.setattr(collect_uploads, "roster_of", lambda plugin: roster, raising=False)
     archive, target = tmp_path / "archive", tmp_path / "downloaded" / "lab01" / "extracted"
     archive.mkdir()
     for path in (archive / name, archive / "submissions.zip"):

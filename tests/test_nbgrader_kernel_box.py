@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from grader.catalog import find_lab
-from grader.classroom.kernel_box import box_command
-from grader.paths import HIDDEN, LABS, REFERENCE, ROOT
+from grader.classroom.kernel_sandbox import box_command
+from grader.course.lab_toml import find_lab
+from grader.course.paths import HIDDEN, LABS, REFERENCE, ROOT
 
 LAB = find_lab(2)
 TRY = """

@@ -7,8 +7,8 @@ import pytest
 from nbconvert import HTMLExporter
 from traitlets.config import Config
 
-from grader.classroom.settings import configure
-from grader.classroom.trim import TrimOutput
+from grader.classroom.nbgrader_settings import configure
+from grader.classroom.trim_outputs import TrimOutput
 from grader.grading.report import AGREES, CheckReport, ScenarioReport, TaskReport
 
 PICTURE = "iVBORw0KGgo="

@@ -13,13 +13,13 @@ import nbformat
 import pytest
 from nbgrader.utils import determine_grade
 
-from grader.classroom import modules
+from grader.classroom import module_points
 from grader.classroom.autograde import Graded, autograde, reason
-from grader.classroom.command import _line
-from grader.errors import LabError
+from grader.classroom.classroom_command import _line
+from grader.course.errors import LabError
+from grader.course.paths import HIDDEN
 from grader.grading.journal import Journal
 from grader.grading.report import CheckReport, TaskReport
-from grader.paths import HIDDEN
 from tests.nbgrader_class import LAB, Class, cell, make_class, mistaken_files, pack, reference_files
 
 pytestmark = pytest.mark.xdist_group("nbgrader")
@@ -156,9 +156,9 @@ def klass(tmp_path_factory: pytest.TempPathFactory, listener: int) -> Class:
 def results(klass: Class) -> Iterator[dict[str, Graded]]:
     """The whole batch; equal modules are graded once, whoever's they are."""
     patch = pytest.MonkeyPatch()
-    real = modules.grade_submission
+    real = module_points.grade_submission
     anyone = lambda *args, **options: real(*args, **{**options, "student": "anyone"})  # noqa: E731
-    patch.setattr(modules, "grade_submission", anyone)
+    patch.setattr(module_points, "grade_submission", anyone)
     for name, value in klass.environment.items():
         if name.startswith(("JUPYTER", "IPYTHON")):
             patch.setenv(name, value)
@@ -320,7 +320,13 @@ def test_another_look_is_asked_for_only_where_something_changed(
 def test_an_export_says_who_still_waits_for_a_person(
     klass: Class, results: dict[str, Graded]
 ) -> None:
-    words = ("export", "--exporter", "grader.classroom.export.CanvasExport", "--to", "c.csv")
+    words = (
+        "export",
+        "--exporter",
+        "grader.classroom.gradebook_export.CanvasExport",
+        "--to",
+        "c.csv",
+    )
     said = klass.run("nbgrader", *words).stderr
     assert "16 grades of lab01 are in c.csv" in said
     with klass.course.gradebook() as gradebook:
@@ -353,13 +359,13 @@ def test_the_release_of_an_assignment_is_its_notebook_alone(klass: Class) -> Non
 
 
 def test_no_notebook_has_hidden_tests_or_other_cells_that_earn_points(lab) -> None:
-    from grader.notebooks import source_notebook
+    from grader.authoring.build_notebooks import source_notebook
 
     for one in source_notebook(lab).cells:
         entry = one.metadata.get("nbgrader", {})
         assert "BEGIN HIDDEN TESTS" not in one.source
         if entry.get("grade") and not entry["solution"]:
-            assert modules._task_of(one, lab.key), f"{entry['grade_id']} grades in the kernel"
+            assert module_points._task_of(one, lab.key), f"{entry['grade_id']} grades in the kernel"
 
 
 @pytest.mark.parametrize(
@@ -367,13 +373,13 @@ def test_no_notebook_has_hidden_tests_or_other_cells_that_earn_points(lab) -> No
 )
 def test_partial_credit_is_a_plain_number_that_nbgrader_takes(share: float, points: float) -> None:
     task = TaskReport(1, "t", 30.0, (CheckReport("c", "c", 30 * share, "passed"),), ())
-    assert modules.cell_points(task, 20.0) == points
-    assert type(modules.cell_points(task, 20.0)) is float
+    assert module_points.cell_points(task, 20.0) == points
+    assert type(module_points.cell_points(task, 20.0)) is float
     one = nbformat.v4.new_code_cell("check_task('01', 1)")
     one.metadata["nbgrader"] = {
         "grade": True, "solution": False, "points": 20.0, "grade_id": "lab01-task-1",
     }  # fmt: skip
-    number = repr(modules.cell_points(task, 20.0))
+    number = repr(module_points.cell_points(task, 20.0))
     one.outputs = [nbformat.v4.new_output("execute_result", {"text/plain": number})]
     assert determine_grade(one) == (points, 20.0)
 
@@ -383,7 +389,7 @@ def test_no_odd_number_becomes_full_marks(odd: float) -> None:
     class Odd:
         points, max_points = odd, 20.0
 
-    assert modules.cell_points(Odd(), 20.0) == 0.0  # type: ignore[arg-type]
+    assert module_points.cell_points(Odd(), 20.0) == 0.0  # type: ignore[arg-type]
 
 
 def test_the_reason_of_a_failure_is_said(
@@ -392,7 +398,7 @@ def test_the_reason_of_a_failure_is_said(
     def broken(*args: object, **options: object) -> None:
         raise LabError("the moon is full; wait for it to wane.")
 
-    monkeypatch.setattr(modules, "grade_submission", broken)
+    monkeypatch.setattr(module_points, "grade_submission", broken)
     [one] = autograde(klass.course, LAB, ["pack-only"], again=True)
     assert one.failed
     assert one.note == "not graded: the moon is full; wait for it to wane."
@@ -439,8 +445,8 @@ def test_what_is_missing_in_a_pack_is_on_the_students_line(results: dict[str, Gr
 
 
 def test_settings_that_do_not_load_are_refused(tmp_path: Path) -> None:
-    from grader.classroom.course import SETTINGS as FILE
-    from grader.classroom.course import open_course
+    from grader.classroom.class_folder import SETTINGS as FILE
+    from grader.classroom.class_folder import open_course
 
     (tmp_path / FILE).write_text("c = get_config()\n")
     with pytest.raises(LabError, match="run with your own rights"):

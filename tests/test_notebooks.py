@@ -10,9 +10,9 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from grader.catalog import Lab
-from grader.notebook import needs
-from grader.paths import NOTEBOOK_SOURCES, NOTEBOOKS
+from grader.course.lab_toml import Lab
+from grader.course.paths import NOTEBOOK_SOURCES, NOTEBOOKS
+from grader.student.notebook import needs
 
 
 def execute(path: Path) -> nbformat.NotebookNode:

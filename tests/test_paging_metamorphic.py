@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from grader.paths import ROOT
+from grader.course.paths import ROOT
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.errors import ConfigError, NonFiniteLogitsError, RequestTooLargeError

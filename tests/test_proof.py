@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from grader import hintfile, mistakes, mistakes_record
-from grader.catalog import Lab
-from grader.collect import collect_checks
-from grader.outcome import Status
-from grader.run import Run, fresh_processes, run_checks
-from grader.stubs import BEGIN, functions
+from grader.authoring import mistakes, mistakes_json
+from grader.checks import hints_file
+from grader.checks.markers import collect_checks
+from grader.checks.run_checks import Run, fresh_processes, run_checks
+from grader.course.lab_toml import Lab
+from grader.course.outcome import Status
+from grader.course.stubs import BEGIN, functions
 
 SEEDS = range(5)
 
@@ -54,7 +55,7 @@ def recorded(lab: Lab) -> dict[str, list[dict]]:
 
 def test_every_known_mistake_is_caught_and_named(lab: Lab) -> None:
     """By the builder's record of planting all of them, which is of the files as they are now."""
-    assert mistakes_record.fresh(lab), f"run `python -m grader build {lab.number:02d}`"
+    assert mistakes_json.fresh(lab), f"run `python -m grader build {lab.number:02d}`"
     entries = recorded(lab)
     known = mistakes.bank(lab)
     assert len(known) >= 12
@@ -144,7 +145,7 @@ def test_points_and_tasks_agree(lab: Lab) -> None:
         assert sum(check.points for check in checks if check.task == task.id) == task.points
     assert lab.points == 100
     assert {check.task for check in checks} == {task.id for task in lab.tasks}
-    for name, hints in hintfile.read(lab).items():
+    for name, hints in hints_file.read(lab).items():
         assert all(len(hint) > 10 for hint in hints), name
         assert len(set(hints)) == 3, f"{name}: three different hints"
 
@@ -155,12 +156,12 @@ def test_changed_checks_are_noticed(
 ) -> None:
     import shutil
 
-    from grader import catalog, registry
+    from grader.course import checks_json, lab_toml
 
     copy = tmp_path / "labs" / lab.key
     shutil.copytree(lab.folder, copy)
-    monkeypatch.setattr(catalog, "LABS", tmp_path / "labs")
-    assert registry.problems(lab) == []
+    monkeypatch.setattr(lab_toml, "LABS", tmp_path / "labs")
+    assert checks_json.problems(lab) == []
     victim = sorted(copy.glob("test_*.py"))[0]
     if change == "edit":
         victim.write_text(victim.read_text() + "\n# nothing\n")
@@ -169,5 +170,5 @@ def test_changed_checks_are_noticed(
     else:
         victim = copy / "test_9_mine.py"
         victim.write_text("def test_free_points(): pass\n")
-    [problem] = registry.problems(lab)
+    [problem] = checks_json.problems(lab)
     assert victim.name in problem

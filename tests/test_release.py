@@ -18,15 +18,15 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from grader.catalog import Lab, find_lab, labs
-from grader.errors import LabError
-from grader.mistakes import bank
-from grader.paths import HIDDEN, NOTEBOOK_SOURCES, ROOT
+from grader.authoring.mistakes import bank
+from grader.course.errors import LabError
+from grader.course.lab_toml import Lab, find_lab, labs
+from grader.course.paths import HIDDEN, NOTEBOOK_SOURCES, ROOT
+from grader.course.stubs import has_empty_file, solutions
 from grader.release.contents import contents
+from grader.release.lab_selection import select
 from grader.release.leaks import MOST, leaks, secrets, verbatim
-from grader.release.selection import select
-from grader.release.write import RECORD, write_release
-from grader.stubs import has_empty_file, solutions
+from grader.release.write_release import RECORD, write_release
 
 TWO_LABS_CLOSED_ONE_OPEN = ("01-03", "01,02")
 KINDS = r"(lines of )?(the|a) (solution|code|hidden scenario|model answer)"
@@ -185,12 +185,12 @@ def test_every_released_lab_can_be_worked_on(students: Students) -> None:
         assert f"lab{number:02d} task 1:" in done.stdout
         assert "0/100" in done.stdout
         assert "cannot be loaded" not in done.stdout, done.stdout
-    diff = students.run("grader.cli", "diff", "03", "--task", "1")
+    diff = students.run("grader.student.lab_command", "diff", "03", "--task", "1")
     assert "reference of lab03 is not in this copy" in diff.stdout + diff.stderr
-    board = students.run("grader.cli")
+    board = students.run("grader.student.lab_command")
     assert "03 Prefill and decode" in board.stdout
     assert "04 Continuous batching" not in board.stdout
-    demo = students.run("grader.cli", "demo", "03")
+    demo = students.run("grader.student.lab_command", "demo", "03")
     assert "which is not written yet" in demo.stderr
     write_lab(students, 1)
     front = students.run("nanovllm.cli", "generate", "Hello")
@@ -213,7 +213,7 @@ def test_every_released_lab_can_be_worked_on(students: Students) -> None:
 
 def test_the_finished_student_sees_the_demo(students: Students) -> None:
     write_lab(students, 1)
-    demo = students.run("grader.cli", "demo", "01")
+    demo = students.run("grader.student.lab_command", "demo", "01")
     assert demo.returncode == 0, demo.stdout + demo.stderr
 
 
@@ -253,7 +253,7 @@ def test_notebooks_run_in_it(students: Students, monkeypatch: pytest.MonkeyPatch
     for name in ("NANOVLLM_CODE", "NANOVLLM_MINE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", str(students.root))
-    students.run("grader.cli", "start", "03")
+    students.run("grader.student.lab_command", "start", "03")
     path = students.root / "notebooks" / "lab03" / "lab03.ipynb"
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from grader import scenarios
-from grader.catalog import Lab
-from grader.paths import ROOT
+from grader.checks import scenarios
+from grader.course.lab_toml import Lab
+from grader.course.paths import ROOT
 
 REFERENCE = """
 import sys
 import nanovllm
 from grader import scenarios
-from grader.catalog import find_lab
+from grader.course.lab_toml import find_lab
 for scenario in scenarios.load(find_lab(sys.argv[1])):
     first, again = scenario.observe(nanovllm, 7), scenario.observe(nanovllm, 7)
     found = scenarios.judge(again, first)
@@ -34,10 +34,10 @@ import sys
 import time
 import nanovllm
 from grader import scenarios
-from grader.catalog import find_lab
+from grader.course.lab_toml import find_lab
 from grader.grading import wire
-from grader.grading.keys import DRAWS
-from grader.grading.limits import Limits
+from grader.grading.seeds import DRAWS
+from grader.sandbox.limits import Limits
 sent = 0
 for scenario in scenarios.load(find_lab(sys.argv[1])):
     start = time.process_time()
@@ -54,8 +54,8 @@ STUBS = """
 import sys
 import nanovllm
 from grader import scenarios
-from grader.catalog import find_lab
-from grader.unwritten import unwritten
+from grader.course.lab_toml import find_lab
+from grader.checks.unwritten import unwritten
 lab = find_lab(sys.argv[1])
 for scenario in scenarios.load(lab):
     try:

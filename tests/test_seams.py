@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from grader.paths import ROOT
+from grader.course.paths import ROOT
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Aborted, Failed, Preempted

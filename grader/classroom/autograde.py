@@ -12,11 +12,11 @@ from pathlib import Path
 
 from nbgrader.api import MissingEntry
 
-from grader.catalog import Lab
-from grader.classroom.course import Course
-from grader.classroom.mend import mend
-from grader.classroom.modules import said_of_all
-from grader.grading.entries import shown
+from grader.classroom.class_folder import Course
+from grader.classroom.module_points import said_of_all
+from grader.classroom.repair_notebook import mend
+from grader.course.lab_toml import Lab
+from grader.grading.zip_or_folder import shown
 
 RECORD = "grading.json"
 MOST_BYTES = 1 << 28

@@ -7,14 +7,14 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import islice
 
-from grader.catalog import Lab
-from grader.grading import keys, submission
-from grader.grading.config import Config
+from grader.course.lab_toml import Lab
+from grader.grading import seeds, submission
+from grader.grading.class_submissions import HandedIn
 from grader.grading.grade import grade_read
-from grader.grading.handed_in import HandedIn
+from grader.grading.grading_toml import Config
 from grader.grading.journal import Journal
 from grader.grading.report import LabReport
-from grader.grading.sandbox import Sandbox
+from grader.sandbox.sandbox import Sandbox
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def grade_class(
     def one(handed_in: HandedIn) -> Graded:
         found = submission.read(handed_in.path, lab, config.limits)
         work = (found, lab, handed_in.student, secret, config.limits)
-        key = keys.result_key(*work, sandbox.probe(lab))
+        key = seeds.result_key(*work, sandbox.probe(lab))
         known = key in journal
         report = grade_read(*work, sandbox, journal, key)
         return Graded(handed_in, report, known)

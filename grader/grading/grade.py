@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grader.catalog import Lab, find_lab
-from grader.grading import keys
+from grader.course.lab_toml import Lab, find_lab
+from grader.grading import seeds as keys
+from grader.grading.grade_one import Marking
 from grader.grading.journal import Journal
-from grader.grading.limits import Limits
-from grader.grading.marking import Marking
 from grader.grading.report import LabReport, TaskReport
-from grader.grading.sandbox import Sandbox, shared
 from grader.grading.submission import Submission, read
+from grader.sandbox.limits import Limits
+from grader.sandbox.sandbox import Sandbox, shared
 
 KEPT = 64  # reports in memory, for a notebook that asks for one task after the other
 _memory: dict[str, LabReport] = {}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from grader.errors import LabError
+from grader.course.errors import LabError
 from grader.grading.report import LabReport
 
 

@@ -104,12 +104,12 @@ class TaskReport:
         return "; ".join(parts)
 
     def text(self) -> str:
-        from grader.grading.render import task_text
+        from grader.grading.report_text import task_text
 
         return task_text(self)
 
     def html(self) -> str:
-        from grader.grading.render import task_html
+        from grader.grading.report_text import task_html
 
         return task_html(self)
 
@@ -141,12 +141,12 @@ class LabReport:
         return self.sandbox == "limits"
 
     def text(self) -> str:
-        from grader.grading.render import lab_text
+        from grader.grading.report_text import lab_text
 
         return lab_text(self)
 
     def html(self) -> str:
-        from grader.grading.render import lab_html
+        from grader.grading.report_text import lab_html
 
         return lab_html(self)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from grader.catalog import Lab, labs
-from grader.grading.entries import Opener, Unreadable, entries_of, shown
-from grader.grading.limits import Limits
+from grader.course.lab_toml import Lab, labs
+from grader.grading.zip_or_folder import Opener, Unreadable, entries_of, shown
+from grader.sandbox.limits import Limits
 
 LEFT_OUT = {"conftest.py", "sitecustomize.py", "usercustomize.py", "__main__.py"}
 NOTES = 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from grader.course.outcome import Status
 from grader.grading.report import (
     AGREES,
     BROKEN,
@@ -13,8 +14,7 @@ from grader.grading.report import (
     CheckReport,
     ScenarioReport,
 )
-from grader.grading.rounds import SILENT, Result, Rounds
-from grader.outcome import Status
+from grader.grading.run_items import SILENT, Result, Rounds
 
 TEXT = 4000
 # A student learns of a hidden scenario's end what their own code could not have phrased: no words

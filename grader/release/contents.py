@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from grader.catalog import Lab, labs
-from grader.digest import IGNORED
-from grader.paths import MODELS, NOTEBOOKS, REFERENCE, ROOT
-from grader.release.closure import needed_modules
-from grader.release.selection import Selection
+from grader.course.digest import IGNORED
+from grader.course.lab_toml import Lab, labs
+from grader.course.paths import MODELS, NOTEBOOKS, REFERENCE, ROOT
+from grader.release.import_closure import needed_modules
+from grader.release.lab_selection import Selection
 
 TEMPLATES = Path(__file__).parent / "student"
 # What the students' commands, pytest and notebooks load; the rest follows from the imports.

@@ -9,12 +9,12 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from grader.catalog import Lab, labs
-from grader.hintfile import decoded
-from grader.mistakes import bank
-from grader.paths import HIDDEN, NOTEBOOK_SOURCES
-from grader.release.selection import Selection
-from grader.stubs import has_empty_file, lab_stubs, solutions
+from grader.authoring.mistakes import bank
+from grader.checks.hints_file import decoded
+from grader.course.lab_toml import Lab, labs
+from grader.course.paths import HIDDEN, NOTEBOOK_SOURCES
+from grader.course.stubs import has_empty_file, lab_stubs, solutions
+from grader.release.lab_selection import Selection
 
 WINDOW = 3  # so many lines of a solution in a row are a leak, even where the rest is missing
 TELLING = 16  # a line of a solution counts from this length on, where it stands verbatim

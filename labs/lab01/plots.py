@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from grader.notebook import movable
+from grader.student.notebook import movable
 from models.corpus import Mixture, document, plain
 
 MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from grader.paths import MODELS
-from grader.predict import Question
+from grader.course.paths import MODELS
+from grader.student.predict import Question
 
 
 def merges_learned() -> float:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from grader import expect
-from grader.text_case import lines_run, many_cases
+from grader.checks.text_cases import lines_run, many_cases
 from nanovllm.tokenization.bpe import train_bpe
 from nanovllm.tokenization.errors import TokenizerError
 from nanovllm.tokenization.pretokenize import PATTERN_GPT2, PATTERN_QWEN2, pretokenize

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from grader import expect
-from grader.text_case import lines_run, many_cases
+from grader.checks.text_cases import lines_run, many_cases
 from nanovllm.tokenization.byte_level import to_bytes
 from nanovllm.tokenization.encode import Encoder, merge_word, split_special
 from nanovllm.tokenization.errors import TokenizerError

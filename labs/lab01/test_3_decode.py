@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from grader import expect
-from grader.text_case import many_cases
+from grader.checks.text_cases import many_cases
 from nanovllm.tokenization.byte_level import byte_token, to_chars
 from nanovllm.tokenization.decode import Decoder
 from nanovllm.tokenization.encode import Encoder

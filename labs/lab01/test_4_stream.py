@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 
 from grader import expect
-from grader.text_case import ByteTokenizer, many_cases
+from grader.checks.text_cases import ByteTokenizer, many_cases
 from nanovllm.tokenization.byte_level import byte_token
 from nanovllm.tokenization.detokenizer import StreamingDetokenizer
 from nanovllm.tokenization.hf_format import plain_spec

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from grader import expect
-from grader.text_case import ByteTokenizer, many_cases
+from grader.checks.text_cases import ByteTokenizer, many_cases
 from nanovllm.tokenization.chat import ChatTemplate, compile_template
 from nanovllm.tokenization.errors import ChatTemplateError
 from nanovllm.tokenization.hf_format import plain_spec

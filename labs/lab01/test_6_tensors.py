@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grader import expect
-from grader.text_case import ByteTokenizer
+from grader.checks.text_cases import ByteTokenizer
 from nanovllm.tokenization.errors import TokenizerError
 from nanovllm.tokenization.hf_format import plain_spec
 from nanovllm.tokenization.tensors import embed, pad_batch, truncate, vocabulary_cost

@@ -1,6 +1,6 @@
 """Questions of lab 02 to guess at before the code is written."""
 
-from grader.predict import Question
+from grader.student.predict import Question
 from nanovllm.model.config import ModelConfig
 
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
-from grader.notebook import movable
+from grader.student.notebook import movable
 
 BLUE, ORANGE, GREEN, GREY = "C0", "C1", "C2", "#b8bec4"
 

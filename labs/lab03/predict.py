@@ -1,6 +1,6 @@
 """The predictions of lab 03, answered from the student's own code."""
 
-from grader.predict import Question
+from grader.student.predict import Question
 
 
 def rows_at_the_ridge(cached_tokens: int) -> int | None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grader import expect
-from grader.paths import ROOT
+from grader.course.paths import ROOT
 from nanovllm.generation.events import (
     Completion,
     Finished,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grader import expect
-from grader.paths import ROOT
+from grader.course.paths import ROOT
 from nanovllm.generation.batch_cache import BatchCache
 from nanovllm.generation.beam import BeamSearchParams, beam_search
 from nanovllm.model.cache import ContiguousCache, forward_cached

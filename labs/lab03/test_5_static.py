@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grader import expect
-from grader.paths import ROOT
+from grader.course.paths import ROOT
 from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
 from nanovllm.generation.loop import generate
 from nanovllm.generation.params import SamplingParams

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 
-from grader.notebook import movable
+from grader.student.notebook import movable
 from nanovllm.batching.events import Stepped
 from nanovllm.batching.traces import Arrival, bursty, heavy_tailed, steady
 

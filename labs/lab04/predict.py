@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grader.predict import Question
+from grader.student.predict import Question
 
 if TYPE_CHECKING:
     from nanovllm.batching.simulator import Run

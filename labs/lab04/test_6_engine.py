@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grader import expect
-from grader.paths import ROOT
+from grader.course.paths import ROOT
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.errors import DuplicateRequestError, RequestTooLargeError

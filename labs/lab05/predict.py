@@ -1,6 +1,6 @@
 """Questions to guess at before lab 05 is written; your own code answers them."""
 
-from grader.predict import Question
+from grader.student.predict import Question
 
 
 def empty_slots() -> float:

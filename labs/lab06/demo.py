@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import silu
 
-from grader.paths import MODELS
+from grader.course.paths import MODELS
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.offline import generate_continuous
 from nanovllm.generation.params import SamplingParams

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
-from grader.notebook import COLOURS, movable, style
+from grader.student.notebook import COLOURS, movable, style
 
 style(grid=False)
 H100_BYTES, H100_FLOPS, H100_SMS = 3.35e12, 989e12, 132

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from grader.predict import Question
+from grader.student.predict import Question
 
 
 def _trace() -> AbstractContextManager[Any]:

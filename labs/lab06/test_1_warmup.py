@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grader import expect
-from grader.guard import Guard
+from grader.checks.guard_regions import Guard
 from nanovllm.kernels.add import add
 from nanovllm.kernels.runtime import DEVICE
 from nanovllm.kernels.softmax import softmax

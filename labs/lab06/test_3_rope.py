@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grader import expect
-from grader.guard import ODD, Guard
+from grader.checks.guard_regions import ODD, Guard
 from nanovllm.kernels.rope import rope_
 from nanovllm.kernels.runtime import DEVICE
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grader import expect
-from grader.guard import Guard
+from grader.checks.guard_regions import Guard
 from nanovllm.kernels.runtime import DEVICE
 from nanovllm.kernels.silu import silu_and_mul
 

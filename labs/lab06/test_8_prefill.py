@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from grader import expect
-from grader.guard import dirty_memory
-from grader.paged_case import paged_case
+from grader.checks.guard_regions import dirty_memory
+from grader.checks.paged_attention_cases import paged_case
 from nanovllm.kernels.paged_prefill import paged_prefill
 from nanovllm.kernels.runtime import DEVICE
 

@@ -3,7 +3,7 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from grader.predict import Question
+from grader.student.predict import Question
 
 
 def eighth() -> float:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from grader import expect
-from grader.paths import ROOT
+from grader.course.paths import ROOT
 from nanovllm.batching.events import Aborted, Admitted, Failed, Stepped
 from nanovllm.generation.events import Completion, Finished, Logprob, Sampled, TokenGenerated
 from nanovllm.generation.params import SamplingParams

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from grader import expect
-from grader.paths import ROOT
+from grader.course.paths import ROOT
 from nanovllm.batching.config import EngineConfig
 from nanovllm.generation.latency import ManualClock
 from nanovllm.serving.admission import Admission, TokenBucket

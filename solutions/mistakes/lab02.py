@@ -1,6 +1,6 @@
 """Known mistakes of lab 02."""
 
-from grader.mistakes import Mistake
+from grader.authoring.mistakes import Mistake
 
 MISTAKES = [
     # Task 1: norms

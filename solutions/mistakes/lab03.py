@@ -1,6 +1,6 @@
 """Known mistakes of lab 03."""
 
-from grader.mistakes import Mistake
+from grader.authoring.mistakes import Mistake
 
 STOP, SEQ, LOOP = "stop:StopStrings.push", "sequence:Sequence.append", "loop:Generation"
 MIN_TOKENS, PENALTIES = "chain:apply_min_tokens", "chain:apply_penalties"

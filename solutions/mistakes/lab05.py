@@ -1,6 +1,6 @@
 """Known mistakes of lab 05."""
 
-from grader.mistakes import Mistake
+from grader.authoring.mistakes import Mistake
 
 MISTAKES = [
     Mistake(

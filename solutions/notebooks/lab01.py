@@ -23,8 +23,11 @@
 # %%
 from functools import cache
 
-from grader.notebook import answer, needs, plots_of, predict
-from grader.paths import MODELS
+from grader.student.notebook import answer
+from grader.student.notebook import needs
+from grader.student.notebook import plots_of
+from grader.student.notebook import predict
+from grader.course.paths import MODELS
 from nanovllm.tokenization.pretokenize import PATTERN_QWEN2
 
 plots = plots_of("01")
@@ -74,7 +77,7 @@ with needs("01", 1):
 # ### Self-check: task 1
 
 # %% nbgrader={"grade": true, "grade_id": "lab01-task-1", "locked": true, "points": 20, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="01" nanovllm_task=1
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("01", 1)
 
@@ -139,7 +142,7 @@ with needs("01", 1, 2):
 # ### Self-check: task 2
 
 # %% nbgrader={"grade": true, "grade_id": "lab01-task-2", "locked": true, "points": 24, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="01" nanovllm_task=2
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("01", 2)
 
@@ -182,7 +185,7 @@ with needs("01", 1, 2, 3):
 # ### Self-check: task 3
 
 # %% nbgrader={"grade": true, "grade_id": "lab01-task-3", "locked": true, "points": 18, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="01" nanovllm_task=3
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("01", 3)
 
@@ -206,7 +209,7 @@ with needs("01", 2, 3, 4):
 # ### Self-check: task 4
 
 # %% nbgrader={"grade": true, "grade_id": "lab01-task-4", "locked": true, "points": 15, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="01" nanovllm_task=4
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("01", 4)
 
@@ -230,7 +233,7 @@ with needs("01", 2, 3, 5):
 # ### Self-check: task 5
 
 # %% nbgrader={"grade": true, "grade_id": "lab01-task-5", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="01" nanovllm_task=5
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("01", 5)
 
@@ -303,7 +306,7 @@ with needs("01", 2, 3, 6):
 # ### Self-check: task 6
 
 # %% nbgrader={"grade": true, "grade_id": "lab01-task-6", "locked": true, "points": 9, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="01" nanovllm_task=6
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("01", 6)
 

@@ -27,8 +27,12 @@ from functools import cache
 import tokenizers
 import torch
 
-from grader.notebook import answer, movable, needs, plots_of, predict
-from grader.paths import MODELS
+from grader.student.notebook import answer
+from grader.student.notebook import movable
+from grader.student.notebook import needs
+from grader.student.notebook import plots_of
+from grader.student.notebook import predict
+from grader.course.paths import MODELS
 from nanovllm.model.config import ModelConfig
 
 torch.set_num_threads(1)
@@ -59,7 +63,7 @@ with needs("02", 1):
         print(f"x * {factor:<6}", rms_norm(factor * x, torch.ones(4), eps=1e-6))
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-1", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=1
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 1)
 
@@ -97,7 +101,7 @@ with needs("02", 2):
     movable(draw_distances, theta=[100, 1000, 10_000, 100_000, 1_000_000])
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-2", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=2
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 2)
 
@@ -143,17 +147,17 @@ for key in ("f", "g"):
 # D = 128 at?
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-3", "locked": true, "points": 24, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=3
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 3)
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-4", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=4
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 4)
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-5", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=5
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 5)
 
@@ -265,7 +269,7 @@ with needs("02", 7):
     plots.flops(lengths, without, with_)
 
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-6", "locked": true, "points": 18, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=6
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 6)
 
@@ -383,6 +387,6 @@ with needs("02", 7):
 for key in ("d", "e"):
     answer("02", key)
 # %% nbgrader={"grade": true, "grade_id": "lab02-task-7", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="02" nanovllm_task=7
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("02", 7)

@@ -24,8 +24,12 @@ import time
 
 import torch
 
-from grader.notebook import answer, check_task, needs, plots_of, predict
-from grader.paths import ROOT
+from grader.student.notebook import answer
+from grader.student.notebook import check_task
+from grader.student.notebook import needs
+from grader.student.notebook import plots_of
+from grader.student.notebook import predict
+from grader.course.paths import ROOT
 from nanovllm.generation import beam, chain, chunked, latency, loop, roofline, static_batch
 from nanovllm.generation.events import Prefilled, TokenGenerated
 from nanovllm.generation.params import SamplingParams

@@ -21,8 +21,11 @@
 # the dots.
 
 # %%
-from grader.notebook import answer, needs, plots_of, predict
-from grader.paths import MODELS
+from grader.student.notebook import answer
+from grader.student.notebook import needs
+from grader.student.notebook import plots_of
+from grader.student.notebook import predict
+from grader.course.paths import MODELS
 from nanovllm.batching.policies import POLICIES, Policy, make_policy
 from nanovllm.batching.request import Priority, Request, Status
 from nanovllm.batching.simulated import CountingStore, SimulatedSequence
@@ -46,7 +49,7 @@ with needs("04", 1):
     print({status.value: request.time_in(status, 10.0) for status in Status})
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-1", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=1
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 1)
 
@@ -67,7 +70,7 @@ with needs("04", 1, 2):
     plots.aging(score)
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-2", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=2
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 2)
 
@@ -90,7 +93,7 @@ with needs("04", 3):
     plots.controller(lines, change=40)
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-3", "locked": true, "points": 6, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=3
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 3)
 
@@ -121,7 +124,7 @@ with needs("04", 1, 2, 3, 4, 7):
     answer("04", "a"), answer("04", "c")
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-4", "locked": true, "points": 32, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=4
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 4)
 
@@ -240,7 +243,7 @@ with needs("04", 1, 2, 3, 4, 7):
     plots.deadlines(found | {"mine": [met(Mine(), seed) for seed in (1, 4, 5)]}, of=80)
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-7", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=7
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 7)
 
@@ -250,7 +253,7 @@ check_task("04", 7)
 # The slot store first (task 5), then the loop around it.
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-5", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=5
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 5)
 
@@ -314,6 +317,6 @@ with needs("04", 1, 2, 3, 4, 5, 6, 7):
     answer("04", "b")
 
 # %% nbgrader={"grade": true, "grade_id": "lab04-task-6", "locked": true, "points": 20, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=6
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("04", 6)

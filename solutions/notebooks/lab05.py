@@ -24,8 +24,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from grader.notebook import answer, needs, predict, style
-from grader.paths import MODELS
+from grader.student.notebook import answer
+from grader.student.notebook import needs
+from grader.student.notebook import predict
+from grader.student.notebook import style
+from grader.course.paths import MODELS
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Preempted, Stepped
@@ -128,12 +131,12 @@ with needs("05", 1):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-1", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=1
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("05", 1)
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-2", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=2
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("05", 2)
 
@@ -165,12 +168,12 @@ with needs("05", 2, 3, 5):
             print(f"{line:<34}{first.block_ids!s:<12}{second.block_ids}")
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-3", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=3
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("05", 3)
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-5", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=5
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("05", 5)
 
@@ -253,7 +256,7 @@ with needs("05", 2, 3, 4, 5, 6, 7):
     print("the same answers:", with_cache == without)
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-4", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=4
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("05", 4)
 
@@ -290,7 +293,7 @@ with needs("05", 2, 3, 4, 5, 6, 7):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-6", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=6
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("05", 6)
 
@@ -354,7 +357,7 @@ with needs("05", 2, 3, 4, 5, 6, 7):
     print("the same answers everywhere:", same)
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-7", "locked": true, "points": 20, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=7
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("05", 7)
 
@@ -394,6 +397,6 @@ with needs("05", 2, 3, 5, 6, 7, 8):
     plt.show()
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-8", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=8
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("05", 8)

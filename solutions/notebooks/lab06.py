@@ -31,7 +31,10 @@ os.environ["TRITON_INTERPRET"] = (
 import torch
 from torch.nn.functional import silu
 
-from grader.notebook import answer, needs, plots_of, predict
+from grader.student.notebook import answer
+from grader.student.notebook import needs
+from grader.student.notebook import plots_of
+from grader.student.notebook import predict
 from nanovllm.kernels.traffic import torch_bytes, traced
 
 plots = plots_of("06")
@@ -78,7 +81,7 @@ with needs("06", 1):
     print(f"your kernel         {trace.nbytes:>8,} bytes")
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-1", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=1
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("06", 1)
 
@@ -123,7 +126,7 @@ with needs("06", 2):
     answer("06", "b")
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-2", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=2
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("06", 2)
 
@@ -156,7 +159,7 @@ with needs("06", 3):
     plots.fused_projection(trace, qkv, ["q0", "q1", "q2", "q3", "k0", "k1", "v0", "v1"])
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-3", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=3
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("06", 3)
 
@@ -211,7 +214,7 @@ with needs("06", 2, 3, 4):
     plots.three_kernels(counts)
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-4", "locked": true, "points": 6, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=4
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("06", 4)
 
@@ -232,7 +235,7 @@ with needs("06", 5):
     plots.cache_by_token(trace, k_cache)
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-5", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=5
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("06", 5)
 
@@ -312,7 +315,7 @@ with needs("06", 6):
     print(f"{reads:,} numbers of K read; {int(lens.sum()) * 2 * 16:,} are needed")
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-6", "locked": true, "points": 22, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=6
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("06", 6)
 
@@ -370,7 +373,7 @@ with needs("06", 7):
 # `choose_splits` if this model were all that counts, and what does the model leave out?
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-7", "locked": true, "points": 18, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=7
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("06", 7)
 
@@ -398,7 +401,7 @@ with needs("06", 6, 8):
     answer("06", "d")
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-8", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=8
-from grader.notebook import check_task
+from grader.student.notebook import check_task
 
 check_task("06", 8)
 
@@ -420,7 +423,7 @@ plots.bandwidth()
 
 # %%
 with needs("06", 5, 6, 7, 8):
-    from grader.paths import MODELS
+    from grader.course.paths import MODELS
     from nanovllm import LLM, SamplingParams
 
     for backend in ("torch", "triton"):

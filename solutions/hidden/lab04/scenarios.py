@@ -1,6 +1,6 @@
 """Hidden scenarios of lab 04: other traces, sizes and mixtures than those of the visible checks."""
 
-from grader.scenarios import scenario
+from grader.checks.scenarios import scenario
 
 
 def _request(number, prompt, output, arrival=0.0, priority=None):

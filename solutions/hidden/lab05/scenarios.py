@@ -1,6 +1,6 @@
 """Hidden scenarios of lab 05: random histories, other sizes than those of the visible checks."""
 
-from grader.scenarios import scenario
+from grader.checks.scenarios import scenario
 
 
 def _config(**more):

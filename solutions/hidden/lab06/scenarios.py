@@ -2,7 +2,7 @@
 
 import torch
 
-from grader.scenarios import scenario
+from grader.checks.scenarios import scenario
 
 
 def normal(rng, *shape, dtype=torch.float32):

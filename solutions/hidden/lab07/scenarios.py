@@ -1,6 +1,6 @@
 """Hidden scenarios of lab 07: other ways through the same contracts than the checks take."""
 
-from grader.scenarios import scenario
+from grader.checks.scenarios import scenario
 
 
 def _numbers(rng, low, high, size):

@@ -11,7 +11,7 @@ from typing import Any
 
 from nanovllm.bench.process import ROOT, Process
 from nanovllm.bench.workload import Workload
-from nanovllm.llm.options import OptionError
+from nanovllm.llm.read_options import OptionError
 
 OURS, PLAIN = "nanovllm", "nanovllm-plain"  # the best there is here; labs 02 to 05 alone
 _ADAPTERS = ROOT / "benchmarks" / "peers"

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from nanovllm.llm.options import BUNDLED, OptionError
+from nanovllm.llm.read_options import BUNDLED, OptionError
 
 # Qwen3's architecture; sizes of `tiny` suit the caches of a laptop, `mid` has to be read from RAM.
 SIZES = {

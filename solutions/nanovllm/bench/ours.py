@@ -18,9 +18,9 @@ class Ours:
         import torch
 
         import nanovllm
+        from nanovllm.llm.engine_levels import choose
         from nanovllm.llm.engine_options import EngineOptions
-        from nanovllm.llm.options import read_dtype
-        from nanovllm.llm.rungs import choose
+        from nanovllm.llm.read_options import read_dtype
         from nanovllm.llm.runner import Runner
         from nanovllm.model.loader import load_model, resolve_folder
 

@@ -11,8 +11,8 @@ from nanovllm.bench.contestants import Ready
 from nanovllm.bench.rounds import Report
 from nanovllm.bench.stages import STAGES, Answers, Room
 from nanovllm.bench.workload import Workload
-from nanovllm.llm.options import OptionError
-from nanovllm.llm.packages import is_mine
+from nanovllm.llm.lab_packages import is_mine
+from nanovllm.llm.read_options import OptionError
 from nanovllm.model.transformer import Transformer
 
 LABS = ("model", "generation", "batching", "paging", "kernels")  # of labs 02 to 06, in order
@@ -89,7 +89,7 @@ def yours(stage: str) -> list[str]:
 
 
 def _why_not(error: Exception) -> str:
-    from grader.unwritten import unwritten  # it knows the names of files that start empty
+    from grader.checks.unwritten import unwritten  # it knows the names of files that start empty
 
     absent = unwritten(error)
     if absent:

@@ -16,7 +16,7 @@ from nanovllm.bench.record import bar_plot, record
 from nanovllm.bench.rounds import Report, agreement, latency, throughput
 from nanovllm.bench.stages import Room
 from nanovllm.bench.workload import random_workload, service_workload
-from nanovllm.llm.options import BUNDLED
+from nanovllm.llm.read_options import BUNDLED
 from nanovllm.model.loader import load_config, load_model
 from nanovllm.tokenization.tokenizer import Tokenizer
 
@@ -164,14 +164,14 @@ def run_memory(
 
 def run_policies(requests: int, rate: float, seed: int) -> Outcome:
     """Lab 04's simulator: static batches and all policies, on three traces."""
-    from nanovllm.bench import policies  # on a lab that may not be here
+    from nanovllm.bench import compare_policies  # on a lab that may not be here
 
-    found = policies.compare(requests, rate, seed)
+    found = compare_policies.compare(requests, rate, seed)
     settings = {"requests": requests, "rate": rate, "seed": seed}
     return Outcome(
-        record("policies", settings, policies.as_json(found)),
+        record("policies", settings, compare_policies.as_json(found)),
         tables.policies(found),
-        lambda path: policies.plot(found, path),
+        lambda path: compare_policies.plot(found, path),
     )
 
 

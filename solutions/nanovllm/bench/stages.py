@@ -8,7 +8,7 @@ import torch
 
 from nanovllm.bench.workload import Arrivals, Job, Workload
 from nanovllm.llm.engine_options import EngineOptions
-from nanovllm.llm.options import OptionError
+from nanovllm.llm.read_options import OptionError
 from nanovllm.model.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def continuous(model: Transformer, room: Room) -> Answer:
 def paged(model: Transformer, room: Room) -> Answer:
     """The same memory in blocks: more requests fit, and those that begin alike share."""
     from nanovllm.batching.engine import Engine
-    from nanovllm.llm.engines import make_store
+    from nanovllm.llm.paged_engines import make_store
 
     store = make_store(model, room.max_model_len, room.options)
     return _drain(Engine(model, room.options.config(room.max_model_len), store=store))
@@ -117,7 +117,7 @@ def kernels(model: Transformer, room: Room) -> Answer:
     from copy import deepcopy
 
     from nanovllm.batching.engine import Engine
-    from nanovllm.llm.engines import make_store
+    from nanovllm.llm.paged_engines import make_store
 
     if not torch.cuda.is_available():
         raise OptionError("not here: there is no GPU")
@@ -128,7 +128,7 @@ def kernels(model: Transformer, room: Room) -> Answer:
 
 def fast(model: Transformer, room: Room) -> Answer:
     """The paged engine with a step that is compiled for this machine."""
-    from nanovllm.llm.engines import make_engine, why_not_fast
+    from nanovllm.llm.paged_engines import make_engine, why_not_fast
 
     reason = why_not_fast(model, room.options)
     if reason is not None:

@@ -14,7 +14,7 @@ USER, CODE = 2, 1  # exit codes: what was asked cannot be done; code that ran is
 _NOT_WRITTEN = re.compile(r"^lab(\d\d) task (\d+): (.+)$")
 _TRACEBACK = "NANOVLLM_TRACEBACK"
 _REFUSALS = {
-    "nanovllm.llm.options": ("OptionError",),
+    "nanovllm.llm.read_options": ("OptionError",),
     "nanovllm.bench.process": ("ContestantError",),
     "nanovllm.bench.serve_client": ("ServerError",),
     "nanovllm.model.errors": ("ModelFolderError",),
@@ -63,7 +63,7 @@ def _absent(error: Exception) -> str:
         return str(error)
     if not isinstance(error, ImportError | AttributeError):
         return ""
-    from grader.unwritten import unwritten
+    from grader.checks.unwritten import unwritten
 
     return str(unwritten(error) or "")
 
@@ -75,7 +75,7 @@ def _has_reference(package: str) -> bool:
 
 def _lower(lab: str) -> str:
     """How to do without a lab that is only begun, where an LLM was to run on it."""
-    rungs = sys.modules.get("nanovllm.llm.rungs")
+    rungs = sys.modules.get("nanovllm.llm.engine_levels")
     engine = rungs.below(f"lab{lab}") if rungs else None
     return f", or run this with --engine {engine}" if engine else ""
 

@@ -16,7 +16,6 @@ from nanovllm.batching.engine import Engine
 from nanovllm.batching.interface import Outcome, SchedulerMaker
 from nanovllm.batching.plan import Plan
 from nanovllm.batching.scheduler import Scheduler
-from nanovllm.drawing import wants_argmax
 from nanovllm.fast.availability import BLOCK_MULTIPLE, FastPathError, available
 from nanovllm.fast.build import Say, load_library, say
 from nanovllm.fast.step import NativeStep, StepInput
@@ -24,6 +23,7 @@ from nanovllm.fast.store import FastStore
 from nanovllm.fast.weights import NativeWeights
 from nanovllm.generation.events import Sampled
 from nanovllm.generation.request import weight_of
+from nanovllm.greedy_draws import wants_argmax
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.interface import BlockManagerInterface
 from nanovllm.tokenization.tokenizer import Tokenizer

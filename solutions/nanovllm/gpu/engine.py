@@ -13,14 +13,14 @@ from nanovllm.batching.interface import Outcome, SchedulerMaker
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request
 from nanovllm.batching.scheduler import Scheduler
-from nanovllm.drawing import wants_token_alone
 from nanovllm.generation.events import Sampled
 from nanovllm.gpu.buffers import DecodeRow, slot_at
 from nanovllm.gpu.draw import NOT_FINITE, Draw
-from nanovllm.gpu.flight import Flight, FlightCounts
 from nanovllm.gpu.graphs import Capture, cuda_capture
-from nanovllm.gpu.launched import Launched
+from nanovllm.gpu.launched_step import Launched
 from nanovllm.gpu.runner import StepRunner
+from nanovllm.gpu.step_ahead import Flight, FlightCounts
+from nanovllm.greedy_draws import wants_token_alone
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.store import PagedStore
 from nanovllm.tokenization.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nanovllm.llm.options import OptionError
+from nanovllm.llm.read_options import OptionError
 
 if TYPE_CHECKING:  # the labs that these belong to may not be here
     from nanovllm.batching.config import EngineConfig
@@ -35,7 +35,7 @@ class EngineOptions:
 
     >>> EngineOptions(max_num_seqs=0)
     Traceback (most recent call last):
-    nanovllm.llm.options.OptionError: max_num_seqs must be a whole number, at least 1; got 0.
+    nanovllm.llm.read_options.OptionError: max_num_seqs must be a whole number, at least 1; got 0.
     """
 
     max_num_seqs: int = 64

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from nanovllm.llm.options import OptionError
-from nanovllm.llm.packages import why_missing
+from nanovllm.llm.lab_packages import why_missing
+from nanovllm.llm.read_options import OptionError
 from nanovllm.model.config import ModelConfig
 from nanovllm.paging.store import PagedStore
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from nanovllm.generation.events import Finished
 from nanovllm.generation.params import SamplingParams
-from nanovllm.llm.rungs import AnyEngine, Rung
+from nanovllm.llm.engine_levels import AnyEngine, Rung
 
 Event = Any  # lab 03's, and those that the rung's `kinds` name
 

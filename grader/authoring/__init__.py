@@ -1,0 +1,1 @@
+"""Everything student-facing, built from `solutions/`: stubs, notebooks, known mistakes."""

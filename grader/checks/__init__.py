@@ -1,0 +1,1 @@
+"""What a check and its card are made of, and the pytest plugin that runs them."""

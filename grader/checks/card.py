@@ -1,0 +1,136 @@
+"""The card that a failed check prints: what was called, what differed, the likely cause."""
+
+from __future__ import annotations
+
+import textwrap
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from grader.checks.compare import describe
+from grader.checks.expect import ExpectationFailed
+from grader.checks.unwritten import lacking
+from grader.course.paths import LABS, ROOT
+
+# What Triton's interpreter says in its own words: a part of its message, and what is meant.
+MEANT = {
+    "get_bf16": "the interpreter has no arithmetic on bfloat16: convert with .to(tl.float32) first",
+    "grid_idx": "a kernel was called without a grid: launch(kernel, grid, ...)",
+    "'int' object is not iterable": "a tensor is a pointer in a kernel, without x[...]: "
+    "use tl.load(x + places)",
+}
+WIDTH = 96
+LABEL = 9
+
+
+@dataclass(frozen=True)
+class CheckInfo:
+    """What a card needs to know of its check."""
+
+    id: str
+    lab: str
+    task: int
+    title: str
+    points: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return self.id.rpartition("::")[2]
+
+    @property
+    def hint_command(self) -> str:
+        return f"lab hint {self.lab.removeprefix('lab')} {self.name}"
+
+    @property
+    def replay_command(self) -> str:
+        seed = f" --seed {self.seed}" if self.seed else ""
+        return f"pytest {self.id}{seed}"
+
+
+def failure_card(info: CheckInfo, error: BaseException, mistakes: Iterable[str]) -> str:
+    """The whole card of a failed check, as plain text."""
+    if isinstance(error, ExpectationFailed):
+        rows = list(_expectation_rows(error))
+    else:
+        rows = list(_exception_rows(error))
+    names = list(mistakes)
+    if names:
+        rows.append(("mistake" if len(names) == 1 else "one of", " / ".join(names)))
+    elif isinstance(error, ExpectationFailed) and error.cause:
+        rows.append(("likely", error.cause))
+    if info.seed:
+        rows.append(("seed", str(info.seed)))
+    rows += [("hint", info.hint_command), ("replay", info.replay_command)]
+    head = f"{info.lab} task {info.task} · {info.title} · {info.points} points"
+    return _frame(head, rows)
+
+
+def load_failure_card(lab: str, error: BaseException) -> str:
+    """The card of a check file that could not be loaded, usually a slip of the student."""
+    rows = list(_exception_rows(error))
+    rows.append(("so", "no check of this file could run; mend this first"))
+    return _frame(f"{lab} · the code cannot be loaded", rows)
+
+
+def student_place(error: BaseException) -> tuple[Path, int] | None:
+    """File and line of the innermost frame that is not the course's own tooling or a library."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if "nanovllm" in path.parts and path.suffix == ".py" and "grader" not in path.parts:
+            return path, frame.lineno or 0
+    return None
+
+
+def shown_path(path: Path) -> str:
+    """The path relative to the course's folder where it lies in it."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def _expectation_rows(error: ExpectationFailed) -> Iterable[tuple[str, str]]:
+    if error.call:
+        yield "called", error.call
+    for name, value in error.given.items():
+        if isinstance(value, str) and "\n" in value:  # a drawing: lines that must stay lines
+            yield "drawn", value
+        else:
+            yield "given", f"{name}: {describe(value)}"
+    for line in error.found.lines:
+        yield "differs", line
+    if error.found.total > 1:
+        share = 100 * error.found.wrong / error.found.total
+        yield "wrong", f"{error.found.wrong} of {error.found.total} ({share:.0f} %)"
+
+
+def _exception_rows(error: BaseException) -> Iterable[tuple[str, str]]:
+    if isinstance(error, SyntaxError) and error.filename:
+        yield "raised", f"{type(error).__name__}: {error.msg}"
+        yield "at", f"{shown_path(Path(error.filename))}:{error.lineno}"
+        if error.text:
+            yield "line", error.text.strip()
+        return
+    yield "raised", f"{type(error).__name__}: {error}"
+    if any("triton" in Path(f.filename).parts for f in traceback.extract_tb(error.__traceback__)):
+        yield from (("meaning", text) for part, text in MEANT.items() if part in str(error))
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        ours = "nanovllm" in path.parts or path.is_relative_to(LABS)
+        if ours and path.is_file():
+            yield "at", f"{shown_path(path)}:{frame.lineno} in {frame.name}: {frame.line}"
+    if lacking(error):
+        yield "meaning", lacking(error)
+
+
+def _frame(head: str, rows: Iterable[tuple[str, str]]) -> str:
+    lines = [f"╭─ {head}"]
+    previous = ""
+    for label, text in rows:
+        shown = "" if label == previous else label
+        previous = label
+        keep = label in ("hint", "replay")
+        wrapped = [text] if keep else textwrap.wrap(text, WIDTH - LABEL - 4) or [""]
+        if label == "drawn":
+            wrapped = text.split("\n")
+        lines += [f"│ {shown if i == 0 else '':<{LABEL}} {part}" for i, part in enumerate(wrapped)]
+    return "\n".join([*lines, "╰─"])

@@ -1,0 +1,97 @@
+"""The running half of the plugin: how each check stands, and a card for each that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from grader.checks.card import CheckInfo, failure_card, shown_path, student_place
+from grader.checks.expect import observed
+from grader.checks.plugin_session import LabSession
+from grader.checks.unwritten import lacking, unwritten
+from grader.course import checks_json
+from grader.course.lab_toml import find_lab
+from grader.course.outcome import Outcome, Status
+
+
+def not_written(error: BaseException, lab: str, task: int) -> tuple[Status, str] | None:
+    """How a check stands that met a name not written yet, and why, in one line."""
+    absent = unwritten(error)
+    if absent is None:
+        return None
+    if absent.lab == lab and absent.task != task:
+        return Status.BLOCKED, f"blocked by task {absent.task}"
+    place = student_place(error)
+    where = f" ({shown_path(place[0])}:{place[1]})" if place else ""
+    return Status.TODO, f"{absent} is not written yet{where}"
+
+
+class Running:
+    """Puts each check in its lab's world, judges how it ended, and writes its card."""
+
+    def __init__(self, session: LabSession) -> None:
+        self.session = session
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        info = self.session.info(item)
+        if info is None:
+            return
+        self.session.world(find_lab(info.lab)).enter()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Iterator[None]:
+        report = yield
+        info = self.session.info(item)
+        if info is None or call.when == "teardown" or (call.when == "setup" and not call.excinfo):
+            return report
+        error = call.excinfo.value if call.excinfo else None
+        outcome, text = self._judge(info, error)
+        self.session.note(outcome)
+        if error is not None:
+            # Also for a skip: a check that did not run has not passed.
+            report.outcome = "failed"
+            report.longrepr = text
+            report.lab_status = outcome.status
+        return report
+
+    def _judge(self, info: CheckInfo, error: BaseException | None) -> tuple[Outcome, str]:
+        def outcome(status: Status, reason: str = "", mistake: str = "") -> Outcome:
+            return Outcome(
+                info.id, info.lab, info.task, info.title, info.points, status, reason, mistake
+            )
+
+        if error is None:
+            return outcome(Status.PASSED), ""
+        standing = not_written(error, info.lab, info.task)
+        if standing:
+            return outcome(*standing), str(unwritten(error))
+        behind = self._blocked_by(info)
+        if behind:
+            return outcome(Status.BLOCKED, behind), behind
+        observation = observed(error)
+        self.session.observations[info.id] = observation
+        named = checks_json.recognise(find_lab(info.lab), info.id, observation)
+        card = failure_card(info, error, [mistake.says for mistake in named])
+        reason = lacking(error) or (str(error).splitlines() or [type(error).__name__])[0]
+        names = ",".join(mistake.name for mistake in named)
+        return outcome(Status.FAILED, reason, names), card
+
+    def _blocked_by(self, info: CheckInfo) -> str:
+        """Of a check that failed: that a task which its own task needs has failed before."""
+        if self.session.config.getoption("unblocked"):
+            return ""
+        needs = find_lab(info.lab).task(info.task).needs
+        failed = [task for task in needs if self.session.failed(info.lab, task)]
+        return f"blocked by task {failed[0]}" if failed else ""
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        status = getattr(report, "lab_status", None)
+        if status is Status.TODO:
+            return "to do", "t", "TO DO"
+        if status is Status.BLOCKED:
+            return "blocked", "b", "BLOCKED"
+        return None

@@ -1,0 +1,106 @@
+"""Run a lab's checks on any package folder, in a process of its own, and read the record."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from grader.course.outcome import Outcome, Status
+from grader.course.paths import LABS, ROOT
+
+FAMILIES = ("qwen3", "qwen2", "llama", "mistral", "gpt2")
+PRELOADED = [
+    "torch",
+    "torch._dynamo",
+    "transformers",
+    *(f"transformers.models.{family}.modeling_{family}" for family in FAMILIES),
+    "tokenizers",
+    "pytest",
+    "hypothesis",
+    "scipy.stats",
+    "fastapi",
+    "httpx",
+    "jaxtyping",
+    "prometheus_client",
+    "grader.checks.plugin",
+]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What to run: a lab's checks on `package` (None: the reference)."""
+
+    lab: str
+    package: Path | None = None
+    task: int | None = None
+    seed: int = 0
+    unblocked: bool = False
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run recorded, and what it printed."""
+
+    outcomes: tuple[Outcome, ...]
+    observations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    printed: str = ""
+
+
+def run_checks(run: Run) -> Record:
+    """Run the checks in this process, which must not have been used for anything else."""
+    import pytest
+
+    os.chdir(ROOT)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ.pop("NANOVLLM_CODE", None)
+    os.environ.pop("NANOVLLM_MINE", None)
+    if run.package is not None:
+        os.environ["NANOVLLM_MINE"] = str(run.package)
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / "record.json"
+        arguments = [
+            str(LABS / run.lab),
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--color=no",
+            "--seed",
+            str(run.seed),
+            "--record",
+            str(record),
+        ]
+        arguments += ["-k", f"task{run.task}"] if run.task else []
+        arguments += ["--reference"] if run.package is None else []
+        arguments += ["--unblocked"] if run.unblocked else []
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            pytest.main(arguments)
+        if not record.is_file():
+            raise RuntimeError(f"pytest wrote no record for {run}:\n{printed.getvalue()}")
+        data = json.loads(record.read_text(encoding="utf-8"))
+    outcomes = tuple(
+        Outcome(**{**entry, "status": Status(entry["status"])}) for entry in data["outcomes"]
+    )
+    return Record(outcomes, data["observations"], printed.getvalue())
+
+
+def fresh_processes(function: Callable[[T], R], work: Iterable[T], jobs: int = 0) -> Iterator[R]:
+    """Map in order, each item in a new process that finds the heavy imports already done."""
+    work = list(work)
+    if not work:
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with context.Pool(jobs or os.cpu_count() or 1, maxtasksperchild=1) as pool:
+        yield from pool.imap(function, work, chunksize=1)

@@ -1,0 +1,117 @@
+"""Run a submitted notebook in a box: its kernel sees the course without answers, and no network."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.manager import AsyncKernelManager
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+from nbgrader.preprocessors import Execute
+from nbgrader.preprocessors.execute import UnresponsiveKernelError
+from traitlets import Integer
+
+from grader.classroom.kernel_sandbox import box_command
+from grader.classroom.nbgrader_paths import course_directory, submission_of
+from grader.course.lab_toml import Lab, find_lab
+from grader.grading.submission import read
+from grader.sandbox.limits import Limits
+from grader.sandbox.sandbox import shared
+from grader.sandbox.scratch_folder import remove
+from grader.student_files.lab_folder import stub_files
+
+KERNEL_LOST = (DeadKernelError, CellTimeoutError, UnresponsiveKernelError)
+LONGEST_PARENT = 80  # the whole name of a Unix socket may have 107 bytes
+
+
+class BoxedKernelManager(AsyncKernelManager):
+    """Starts the kernel inside a box; its sockets and the student's code lie in `folder`."""
+
+    lab: Lab
+    folder: Path
+
+    def format_kernel_cmd(self, extra_arguments: list[str] | None = None) -> list[str]:
+        command = super().format_kernel_cmd(extra_arguments)
+        return box_command(command, self.lab, self.folder, shared().probe(self.lab))
+
+
+class BoxedExecute(Execute):
+    """nbgrader's Execute with a boxed kernel, and an end to what a notebook may put out."""
+
+    iopub_timeout = 30  # a busy machine is slow to deliver the last outputs
+    max_seconds = Integer(1200, help="seconds for all cells of a notebook").tag(config=True)
+    max_output = Integer(5_000_000, help="characters of all outputs together").tag(config=True)
+    _lab: Lab
+    _folder: Path
+    _left: int
+    _end: float
+
+    def preprocess(
+        self, nb: NotebookNode, resources: dict[str, Any], **more: Any
+    ) -> tuple[NotebookNode, dict[str, Any]]:
+        names = resources["nbgrader"]
+        self._lab, self._left = find_lab(names["assignment"]), self.max_output
+        self._end = time.monotonic() + self.max_seconds
+        submission = submission_of(course_directory(self), names["student"], self._lab.key)
+        with _kernel_folder() as self._folder:
+            _write_code(submission, self._lab, self._folder / "mine")
+            metadata = resources["metadata"]
+            resources["metadata"] = {**metadata, "path": str(self._folder)}
+            try:
+                nb, resources = super().preprocess(nb, resources, **more)
+            except KERNEL_LOST as error:  # the modules are graded all the same
+                self.log.warning("the notebook of %s stopped: %s", names["student"], error)
+            resources["metadata"] = metadata
+            return nb, resources
+
+    def create_kernel_manager(self) -> BoxedKernelManager:
+        self.km = BoxedKernelManager(
+            kernel_name=self.kernel_name or "python3",
+            transport="ipc",
+            ip=str(self._folder / "io"),
+            connection_file=str(self._folder / "connection.json"),
+        )
+        self.km.lab, self.km.folder = self._lab, self._folder
+        return self.km
+
+    def _get_timeout(self, cell: NotebookNode | None) -> int | None:
+        """A cell's time, and no more than what the cells before it have left."""
+        left = math.ceil(self._end - time.monotonic())
+        if left <= 0:
+            raise CellTimeoutError(f"it took more than {self.max_seconds} seconds")
+        return min(super()._get_timeout(cell) or left, left)
+
+    def output(
+        self, outs: list[NotebookNode], msg: dict[str, Any], display_id: str, cell_index: int
+    ) -> NotebookNode | None:
+        """Take one output of a cell, until all of them together are too much."""
+        self._left -= len(str(msg["content"]))
+        return super().output(outs, msg, display_id, cell_index) if self._left > 0 else None
+
+
+@contextmanager
+def _kernel_folder() -> Iterator[Path]:
+    """A private folder with a name that is short enough for sockets in it."""
+    parent = tempfile.gettempdir()
+    if len(parent) > LONGEST_PARENT:
+        parent = "/tmp"
+    folder = Path(tempfile.mkdtemp(prefix="kernel-", dir=parent)).resolve()
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
+def _write_code(submission: Path, lab: Lab, folder: Path) -> None:
+    """The student's files of the lab over its stubs: the folder that the kernel imports from."""
+    stubs = {path.relative_to(lab.stubs).as_posix(): path.read_bytes() for path in stub_files(lab)}
+    for name, data in (stubs | read(submission, lab, Limits()).files).items():
+        path = folder / lab.package / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)

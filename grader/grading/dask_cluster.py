@@ -1,0 +1,69 @@
+"""A class larger than one machine: the same work, handed to a Dask cluster.
+
+Needs `pip install distributed` here and on the workers, and a copy of the course at the same
+version on each of them. Every worker has sandboxes of its own; only plain data travels back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from grader.course.errors import LabError
+from grader.course.lab_toml import Lab
+from grader.grading import seeds, submission
+from grader.grading.batch import Graded
+from grader.grading.class_submissions import HandedIn
+from grader.grading.grade import grade_read
+from grader.grading.grading_toml import Config
+from grader.grading.journal import Journal
+from grader.grading.report import LabReport
+from grader.grading.submission import Submission
+from grader.sandbox.levels import RUNGS
+from grader.sandbox.limits import Limits
+from grader.sandbox.sandbox import shared
+
+
+def grade_on_dask(
+    address: str, class_: Sequence[HandedIn], lab: Lab, secret: bytes, config: Config,
+    journal: Journal,
+) -> Iterator[Graded]:  # fmt: skip
+    """Grade on the workers of the scheduler at `address`; each result is journalled here."""
+    try:
+        from distributed import Client, as_completed
+    except ImportError:
+        raise LabError("--dask needs one more package: `pip install distributed`.") from None
+    with Client(address) as client:
+        waiting = as_completed()
+        whose = {}
+        for handed_in in class_:
+            found = submission.read(handed_in.path, lab, config.limits)
+            known = _known(found, lab, handed_in.student, secret, config.limits, journal)
+            if known is not None:
+                yield Graded(handed_in, known, True)
+                continue
+            work = (found, lab, handed_in.student, secret, config.limits)
+            future = client.submit(_grade, *work, pure=False, retries=1)
+            whose[future.key] = handed_in
+            waiting.add(future)
+        for future in waiting:
+            report = LabReport.from_json(future.result())
+            if not report.lost:
+                journal.add(report)
+            yield Graded(whose[future.key], report, False)
+            future.release()
+
+
+def _grade(
+    found: Submission, lab: Lab, student: str, secret: bytes, limits: Limits
+) -> dict[str, Any]:
+    """On a worker: grade in its own sandbox."""
+    return grade_read(found, lab, student, secret, limits, shared()).to_json()
+
+
+def _known(
+    found: Submission, lab: Lab, student: str, secret: bytes, limits: Limits, journal: Journal
+) -> LabReport | None:
+    """The result from an earlier run, whichever sandbox the worker had then."""
+    tried = (seeds.result_key(found, lab, student, secret, limits, rung) for rung in RUNGS)
+    return next((report for key in tried if (report := journal.get(key)) is not None), None)

@@ -1,0 +1,119 @@
+"""The work on one submission: its checks and scenarios in the box, its verdict outside."""
+
+from __future__ import annotations
+
+import base64
+import functools
+from typing import Any
+
+from grader.checks.markers import collect_checks
+from grader.course.lab_toml import Lab
+from grader.course.outcome import Status
+from grader.grading.judge_scenarios import Scenarios
+from grader.grading.report import AGREES, DIFFERS, RAISED, LabReport, TaskReport
+from grader.grading.run_items import Result, Rounds
+from grader.grading.submission import Submission
+from grader.grading.verdicts import check_report
+from grader.sandbox.job import Answer, Work
+from grader.sandbox.limits import Limits
+from grader.sandbox.sandbox import Sandbox
+
+ALONE_NO_BETTER = {str(Status.PASSED), str(Status.TODO)}
+
+
+class Marking:
+    """One submission of one lab on its way to a report."""
+
+    def __init__(
+        self, handed_in: Submission, lab: Lab, student: str, seeds: list[int], limits: Limits,
+        sandbox: Sandbox,
+    ) -> None:  # fmt: skip
+        self.handed_in, self.lab, self.student, self.seeds = handed_in, lab, student, seeds
+        self.limits, self.sandbox = limits, sandbox
+        stubs = {p.relative_to(lab.stubs).as_posix(): p for p in lab.stubs.rglob("*.py")}
+        files = {name: path.read_bytes() for name, path in stubs.items()} | handed_in.files
+        self.files = {
+            f"{lab.package}/{name}": base64.b64encode(data).decode() for name, data in files.items()
+        }
+        self.left = float(limits.seconds)
+        self.nothing = handed_in.problem  # why there are no results at all
+        self.checks: dict[str, Result] = {}
+        self.scenarios: Scenarios | None = None
+
+    def report(self, key: str) -> LabReport:
+        """Do the work; what the grader itself cannot do ends as a report that is marked as lost."""
+        lost = False
+        if not self.nothing:
+            try:
+                self._mark()
+            except Exception as error:  # BoxError, or a slip of ours: the class must go on
+                lost = True
+                self.nothing = f"the grader could not finish: {type(error).__name__}: {error}"
+        warnings = [*self.sandbox.warnings, *self.handed_in.notes]
+        warnings += [self.nothing] if self.nothing else []
+        return LabReport(
+            lab=self.lab.key,
+            title=self.lab.title,
+            student=self.student,
+            tasks={task.id: self._task(task) for task in self.lab.tasks},
+            sandbox=self.sandbox.rung,
+            warnings=tuple(warnings),
+            seconds=round(self.limits.seconds - self.left, 2),
+            key=key,
+            lost=lost,
+        )
+
+    def _mark(self) -> None:
+        """Everything once, in one process; then alone what may have suffered from the rest."""
+        scenarios = self.scenarios = Scenarios(
+            self.lab, self.seeds, self.sandbox, lambda task: self._box(task)[0]
+        )
+        checks = [check.id for check in self._entries]
+        begun = self._box(self._visible(checks), scenarios.task(scenarios.names))
+        self._run_checks(checks, begun[0])
+        scenarios.run(scenarios.names, begun[1] if begun[1:] else None)
+        for task in self._tasks:
+            if any(s.status in (DIFFERS, RAISED) and not s.where.startswith("lab")
+                   for s in scenarios.reports_of(task)):  # fmt: skip
+                scenarios.run(scenarios.of_task[task])
+        for task in self._tasks:
+            checks = [check.id for check in self._entries if check.task == task]
+            spoilt = any(self.checks[c].get("status") not in ALONE_NO_BETTER for c in checks)
+            if spoilt and all(s.status == AGREES for s in scenarios.reports_of(task)):
+                self._run_checks(checks)
+
+    @property
+    def _tasks(self) -> list[int]:
+        return [task.id for task in self.lab.tasks]
+
+    @functools.cached_property
+    def _entries(self) -> list[Any]:
+        return [check for check in collect_checks(self.lab) if check.task in self._tasks]
+
+    def _run_checks(self, items: list[str], first: Answer | None = None) -> None:
+        rounds = Rounds(
+            lambda some: self._box(self._visible(some))[0],
+            lambda item: item.partition("::")[0],
+        ).run(items, first)
+        for item in items:
+            found = rounds.results.get(item) or {"reason": rounds.lost[item]}
+            self.checks[item] = {n: text for n, text in found.items() if isinstance(text, str)}
+
+    def _visible(self, items: list[str]) -> dict[str, Any]:
+        return {"kind": "visible", "lab": self.lab.key, "items": items}
+
+    def _box(self, *tasks: dict[str, Any]) -> list[Answer]:
+        """An answer for each task that was begun; there is always a first."""
+        if self.left <= 0:
+            return [Answer([], f"the submission used up its {self.limits.seconds} seconds")]
+        work = Work(self.lab.key, list(tasks), self.files)
+        answers = self.sandbox.run(self.lab, work, self.limits, self.left)
+        self.left -= answers.seconds
+        return answers.of_tasks
+
+    def _task(self, task: Any) -> TaskReport:
+        entries = [entry for entry in self._entries if entry.task == task.id]
+        checks = [check_report(e, self.checks.get(e.id, {}), self.nothing) for e in entries]
+        there = self.scenarios if not self.nothing else None
+        scenarios = there.reports_of(task.id) if there else []
+        return TaskReport(task.id, task.title, float(task.points), tuple(checks), tuple(scenarios))

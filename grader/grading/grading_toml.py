@@ -1,0 +1,86 @@
+"""`grading.toml`: limits and the late policy; frozen, unknown keys are an error."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from grader.course.errors import LabError
+from grader.course.lab_toml import find_lab
+from grader.sandbox.limits import Limits
+
+DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class LatePolicy:
+    """Percent of the points taken off for each day, begun or whole, after the deadline."""
+
+    deadlines: Mapping[str, datetime] = field(default_factory=dict)  # by lab: "lab05"
+    percent_per_day: float = 10.0
+    grace_minutes: float = 0.0
+    last_day: int = 5  # later than so many days earns nothing
+
+    def penalty(self, lab: str, submitted: datetime | None) -> float:
+        """The share of the points that is lost, 0 to 1; nothing where there is no deadline."""
+        deadline = self.deadlines.get(lab)
+        if deadline is None or submitted is None:
+            return 0.0
+        late = submitted - deadline - timedelta(minutes=self.grace_minutes)
+        days = math.ceil(late / DAY) if late > timedelta() else 0
+        return 1.0 if days > self.last_day else min(1.0, days * self.percent_per_day / 100)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that an instructor can set for a course."""
+
+    limits: Limits = field(default_factory=Limits)
+    late: LatePolicy = field(default_factory=LatePolicy)
+
+    @classmethod
+    def load(cls, path: Path | None) -> Config:
+        """Read a file; the defaults without one. LabError says what in it cannot be used."""
+        if path is None:
+            return cls()
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise LabError(f"{path} cannot be read: {error}.") from None
+        try:
+            _known(cls, data, "table")
+            late = data.get("late", {})
+            _known(LatePolicy, late, "key of [late]")
+            times = {
+                find_lab(name).key: _time(at) for name, at in late.pop("deadlines", {}).items()
+            }
+            _numbers(late)
+            return cls(Limits.from_dict(data.get("limits", {})), LatePolicy(times, **late))
+        except LabError as error:
+            raise LabError(f"{path}: {error}") from None
+
+
+def _known(kind: type, data: Mapping[str, Any], what: str) -> None:
+    names = [found.name for found in fields(kind)]
+    unknown = sorted(set(data) - set(names))
+    if unknown:
+        raise LabError(f"unknown {what} {unknown[0]!r}; there are {', '.join(names)}.")
+
+
+def _numbers(late: Mapping[str, Any]) -> None:
+    for name, value in late.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise LabError(f"{name} must be a number from 0 up, not {value!r}.")
+
+
+def _time(value: Any) -> datetime:
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise LabError(
+            f"a deadline needs date, time and offset, as 2026-10-01T23:59:00+02:00, not {value!r}."
+        )
+    return value

@@ -1,0 +1,1 @@
+"""Where code of strangers runs: levels of confinement, and the forkserver behind them."""

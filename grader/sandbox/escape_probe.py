@@ -1,0 +1,38 @@
+"""In the child: try to leave the box, and say what was possible."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from grader.sandbox.job_main import Emit
+
+
+def run(task: dict[str, Any], emit: Emit) -> None:
+    """Send which of the forbidden things worked; all must fail for the sandbox to be called one."""
+    tries = {
+        f"read {path}": lambda path=path: Path(path).read_bytes() for path in task["must_not_read"]
+    } | {
+        f"write {path}": lambda path=path: _write(Path(path)) for path in task["must_not_write"]
+    }  # fmt: skip
+    tries["signal the grader"] = lambda: os.kill(task["grader"], 0)
+    tries["open a connection"] = lambda: socket.create_connection(("127.0.0.1", task["port"]), 2)
+    emit({"possible": [name for name, attempt in tries.items() if _works(attempt)]})
+    emit({"done": True})
+
+
+def _works(attempt: Callable[[], Any]) -> bool:
+    try:
+        attempt()
+    except OSError:
+        return False
+    return True
+
+
+def _write(folder: Path) -> None:
+    path = folder / f".probe-{os.getpid()}"
+    path.touch()
+    path.unlink()

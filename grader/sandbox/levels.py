@@ -1,0 +1,58 @@
+"""The rungs of the ladder, and what shows that one of them does not hold.
+
+bubblewrap; else landlock with resource limits; else limits alone, with a warning that every report
+repeats. macOS has limits alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+
+from grader.course.lab_toml import Lab
+from grader.course.paths import LABS, ROOT
+from grader.sandbox import landlock, visible_files
+from grader.sandbox.job import Work
+from grader.sandbox.limits import Limits
+from grader.sandbox.worker import Warm
+
+RUNGS = ("bubblewrap", "landlock", "limits")
+UNSANDBOXED = (
+    "UNSANDBOXED: this machine offers neither bubblewrap nor landlock, so the submission ran with "
+    "your own rights, limited in time and memory only. Grade on Linux with bubblewrap installed "
+    "(`apt-get install bubblewrap`), or read the code first."
+)
+
+
+def missing(rung: str) -> str:
+    if rung == "limits":
+        return ""
+    if sys.platform != "linux":
+        return "it is there on Linux only"
+    if rung == "bubblewrap" and not shutil.which("bwrap"):
+        return "bwrap is not installed (`apt-get install bubblewrap`)"
+    if rung == "landlock" and landlock.version() < 1:
+        return "this kernel has no landlock"
+    return ""
+
+
+def break_out(warm: Warm, lab: Lab) -> str:
+    """What a process in the box could do that it must not; "" when nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        task = {
+            "kind": "probe",
+            "must_not_read": [str(path) for path in visible_files.forbidden(lab)],
+            "must_not_write": [str(ROOT), str(LABS), "/usr", "/var/tmp"],
+            "grader": os.getpid(),
+            "port": server.getsockname()[1],
+        }
+        answer = warm.run(Work(lab.key, [task]), Limits(), 30).of_tasks[0]
+    found = [event["possible"] for event in answer.events if "possible" in event]
+    if not found:
+        crash = [
+            event["crash"].strip().splitlines()[-1] for event in answer.events if "crash" in event
+        ]
+        return f"its probe did not run ({'; '.join(crash) or answer.ended})"
+    return f"a process in it could {', '.join(found[0])}" if found[0] else ""

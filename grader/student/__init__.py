@@ -1,0 +1,1 @@
+"""The command `lab`: board, hints, reset, diff, pack, watch, demo, notebook helpers."""

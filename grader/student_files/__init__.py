@@ -1,0 +1,1 @@
+"""The student's own folder of a lab, and the records in `.lab/`."""

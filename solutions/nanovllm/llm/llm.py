@@ -1,0 +1,260 @@
+"""`LLM`: a model, its tokenizer, its chat template, and an engine that lives on between calls."""
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanovllm.generation.beam import BeamSearchParams
+from nanovllm.generation.errors import RequestError, check_request
+from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
+from nanovllm.generation.keys import sample_seed
+from nanovllm.generation.params import SamplingParams
+from nanovllm.llm.engine_levels import choose
+from nanovllm.llm.engine_options import read_engine_options
+from nanovllm.llm.prompts import AnyPrompt, Prompt, read_params, read_prompt, read_prompts
+from nanovllm.llm.read_options import BUNDLED, read_device, read_dtype, read_max_model_len
+from nanovllm.llm.results import beam_outputs, completion_output
+from nanovllm.llm.runner import Call, Runner
+from nanovllm.llm.tracking import Tracker, UseTqdm
+from nanovllm.model.accounting import kv_bytes_per_token
+from nanovllm.model.loader import load_model, resolve_folder
+from nanovllm.outputs import CompletionOutput, RequestOutput, StreamOutput
+from nanovllm.tokenization.chat import ChatTemplate
+from nanovllm.tokenization.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+Conversation = Sequence[Message]
+
+
+class LLM:
+    """A language model that answers prompts; those of one call share the engine's steps.
+
+    model: a folder or hub name in Hugging Face format; the bundled model if None. tokenizer:
+    another folder or hub name, or a Tokenizer; the model's own if None. dtype: float32, bfloat16,
+    float16, or auto (the checkpoint's); by default bfloat16 on a GPU that has it, else float32.
+    device: a GPU where there is one, else the CPU. max_model_len: tokens of prompt and answer
+    together. seed: what requests without one of their own draw from; None: fresh randomness.
+    engine_options: see EngineOptions; the engine is the best that the labs here allow.
+
+    Raises ModelFolderError, TokenizerError or OptionError, each one sentence with the way out.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        tokenizer: str | Path | Tokenizer | None = None,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        max_model_len: int | None = None,
+        seed: int | None = 0,
+        **engine_options: Any,
+    ) -> None:
+        self.options = read_engine_options(engine_options)
+        self.level = choose(self.options.engine)
+        self.level.check_options(engine_options)
+        self.folder = resolve_folder(model if model is not None else BUNDLED)
+        self.name = self.folder.name if model is None else str(model)
+        self.device = read_device(device)
+        self.dtype = read_dtype(dtype, self.folder, self.device)
+        self._template_folder = self.folder
+        if isinstance(tokenizer, str | Path):
+            self._template_folder = resolve_folder(tokenizer)
+        self.tokenizer = (
+            tokenizer
+            if isinstance(tokenizer, Tokenizer)
+            else Tokenizer.from_pretrained(self._template_folder)
+        )
+        self.model = load_model(self.folder, self.dtype, self.device)
+        stops = (*self.model.config.eos_token_ids, *sorted(self.tokenizer.stop_ids))
+        # A chat model may stop at a token that only its tokenizer's files name.
+        self.model.config = replace(self.model.config, eos_token_ids=tuple(dict.fromkeys(stops)))
+        self.max_model_len = read_max_model_len(max_model_len, self.model.config.max_position)
+        self.rung = self.level.make(self.model, self.tokenizer, self.max_model_len, self.options)
+        self.seed = seed
+        self.runner = Runner(self.rung)
+        self._requests = count()
+
+    @property
+    def engine_name(self) -> str:
+        """Which engine answers, in a few words: `paged continuous batching (lab05)`."""
+        return self.level.engine_name
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V that one token takes in all layers."""
+        return kv_bytes_per_token(self.model.config, self.dtype.itemsize)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template. Raises ChatTemplateError where there is none."""
+        return ChatTemplate.from_pretrained(self._template_folder)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer."""
+        return self.tokenizer
+
+    def encode_chat(self, messages: Conversation, **variables: Any) -> list[int]:
+        """Return the token ids of a conversation, up to where the assistant's answer begins.
+
+        Special tokens that a message spells stay plain text.
+        """
+        return self.chat_template.encode(self.tokenizer, messages, **variables)
+
+    def _chat_prompt(self, messages: Conversation, **variables: Any) -> Prompt:
+        text = self.chat_template.render(messages, **variables)
+        return Prompt(text, self.encode_chat(messages, **variables))
+
+    def generate(
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: UseTqdm = True,
+    ) -> list[RequestOutput]:
+        """Answer one or many prompts; outputs come in the order of the prompts.
+
+        A prompt is a text, a list of token ids, or a dict with `prompt` or `prompt_token_ids`; the
+        special tokens that a text spells are special. Raises RequestError before anything is
+        computed.
+        """
+        asked = read_prompts(prompts, self.tokenizer)
+        params = read_params(sampling_params, len(asked))
+        samples = {next(self._requests): each.n for each in params}
+        ids = list(samples)
+        with Tracker(samples, use_tqdm) as tracker:
+            call = self._submit(ids, asked, params)
+            answers: dict[int, list[CompletionOutput]] = {i: [] for i in ids}
+            for event in self.runner.events(call):
+                tracker(event)
+                if isinstance(event, Finished):
+                    answer = completion_output(event.completion, self.tokenizer)
+                    answers[event.request_id].append(answer)
+        for each in answers.values():
+            each.sort(key=lambda answer: answer.index)
+        return [
+            _request_output(i, prompt, answers[i], tracker, call.cached.get(i, 0))
+            for i, prompt in zip(ids, asked, strict=True)
+        ]
+
+    def _submit(
+        self, ids: Sequence[int], prompts: Sequence[Prompt], params: Sequence[SamplingParams]
+    ) -> Call:
+        """Queue requests; if one is refused, none is. Raises RequestError, which names it."""
+        for place, (prompt, each) in enumerate(zip(prompts, params, strict=True), 1):
+            self._check(prompt, each, _where(place, prompts))
+        call = Call()
+        for place, (i, prompt, each) in enumerate(zip(ids, prompts, params, strict=True), 1):
+            try:
+                self.runner.submit(call, i, prompt.token_ids, each, self._seed(i))
+            except RequestError as error:
+                self.runner.drop(call)
+                raise type(error)(f"{_where(place, prompts)}{error}") from None
+        return call
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: UseTqdm = True,
+        **variables: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many; `variables` go to the chat template."""
+        one = bool(messages) and isinstance(messages[0], Mapping)
+        conversations = [messages] if one else messages
+        prompts = [self._chat_prompt(c, **variables) for c in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def stream(
+        self, prompt: AnyPrompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[StreamOutput]:
+        """Answer one prompt piece by piece; the last piece carries the RequestOutput.
+
+        Raises RequestError at the call, not at the first piece.
+        """
+        asked = read_prompt(prompt, self.tokenizer)
+        (params,) = read_params(sampling_params, 1)
+        if params.n != 1:
+            raise RequestError(f"stream gives one answer, but n is {params.n}; use generate for n.")
+        request = next(self._requests)
+        tracker = Tracker({request: 1}, use_tqdm=False)
+        call = self._submit([request], [asked], [params])
+        pieces = self._stream(call, request, asked, tracker)
+        weakref.finalize(pieces, self.runner.drop, call)  # if nobody ever reads it
+        return pieces
+
+    def _stream(
+        self, call: Call, request: int, prompt: Prompt, tracker: Tracker
+    ) -> Iterator[StreamOutput]:
+        prompt_tokens = len(prompt.token_ids)
+        for event in self.runner.events(call):
+            tracker(event)
+            stored = prompt_tokens + max(tracker.generated - 1, 0)  # the newest is not, yet
+            if isinstance(event, Finished):
+                answer = completion_output(event.completion, self.tokenizer)
+                cached = call.cached.get(request, 0)
+                output = _request_output(request, prompt, [answer], tracker, cached)
+                yield StreamOutput("", [], stored, output)
+            elif isinstance(event, TokenGenerated):
+                yield StreamOutput(event.text, [event.token_id], stored)
+            elif isinstance(event, Prefilled):
+                yield StreamOutput("", [], stored)
+
+    def beam_search(
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        params: BeamSearchParams | None = None,
+        use_tqdm: UseTqdm = False,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Find the likeliest answers to each prompt, best first, by BeamSearchParams or its names.
+
+        Raises RequestError before anything is computed.
+        """
+        params = params or BeamSearchParams(**options)
+        asked = read_prompts(prompts, self.tokenizer)
+        for place, prompt in enumerate(asked, 1):
+            self._check(prompt, SamplingParams(), _where(place, asked))
+        ids = [next(self._requests) for _ in asked]
+        outputs = []
+        with Tracker(dict.fromkeys(ids, 1), use_tqdm) as tracker:
+            for request, prompt in zip(ids, asked, strict=True):
+                found = self.rung.beam_search(prompt.token_ids, params)
+                answers = beam_outputs(found, self.tokenizer)
+                tracker.add(request, sum(len(h.token_ids) for h in found))
+                outputs.append(_request_output(request, prompt, answers, tracker))
+        return outputs
+
+    def _check(self, prompt: Prompt, params: SamplingParams, where: str = "") -> None:
+        try:
+            check_request(
+                prompt.token_ids,
+                params,
+                vocab_size=self.model.config.vocab_size,
+                max_model_len=self.max_model_len,
+                has_tokenizer=True,
+            )
+        except RequestError as error:
+            raise type(error)(f"{where}{error}") from None
+
+    def _seed(self, request: int) -> int | None:
+        return None if self.seed is None else sample_seed(self.seed, request)
+
+
+def _where(place: int, prompts: Sequence[Prompt]) -> str:
+    return f"Prompt {place} of {len(prompts)}: " if len(prompts) > 1 else ""
+
+
+def _request_output(
+    request: int,
+    prompt: Prompt,
+    answers: list[CompletionOutput],
+    tracker: Tracker,
+    cached: int = 0,
+) -> RequestOutput:
+    metrics = tracker.metrics(request, len(prompt.token_ids), cached)
+    return RequestOutput(str(request), prompt.text, prompt.token_ids, answers, metrics)

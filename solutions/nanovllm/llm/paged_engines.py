@@ -1,0 +1,103 @@
+"""The engines on lab 05's blocks: with a plain step, a compiled one, or CUDA graphs."""
+
+from nanovllm.batching.engine import Engine
+from nanovllm.generation.request import weight_of
+from nanovllm.llm.engine_options import EngineOptions
+from nanovllm.llm.lab_packages import is_mine, why_missing
+from nanovllm.llm.paged_store import attention_backend, paged_store
+from nanovllm.model.accounting import kv_bytes_per_token
+from nanovllm.model.transformer import Transformer
+from nanovllm.paging.store import PagedStore
+from nanovllm.tokenization.tokenizer import Tokenizer
+
+REPLACED = ("model", "generation", "batching", "paging")  # labs 02 to 05
+
+
+def make_store(model: Transformer, max_model_len: int, options: EngineOptions) -> PagedStore:
+    """Return where K and V live: lab 05's blocks, read by lab 06's kernels on a GPU."""
+    weight = weight_of(model)
+    return paged_store(
+        model.config,
+        _num_blocks(model, max_model_len, options),
+        options.block_size,
+        weight.dtype,
+        weight.device,
+        enable_prefix_caching=options.enable_prefix_caching,
+    )
+
+
+def step_kind(model: Transformer, options: EngineOptions) -> str:
+    """What kind of step answers: "CUDA graphs", "compiled", or "plain" and why."""
+    on_gpu = weight_of(model).device.type == "cuda"
+    why = why_not_gpu(model, options) if on_gpu else why_not_fast(model, options)
+    if why is not None:
+        return f"plain: {why}"
+    return "CUDA graphs" if on_gpu else "compiled"
+
+
+def why_not_gpu(model: Transformer, options: EngineOptions) -> str | None:
+    """Why the GPU path cannot answer; None if it can. Lab 06's kernels may be the student's."""
+    weight = weight_of(model)
+    why = _why_plain(options)
+    if why is None and attention_backend(weight.device) != "triton":
+        why = why_missing("lab06") or "attention is to run on torch's operations"
+    if why is not None:
+        return why
+    from nanovllm.gpu import available  # not before: it builds on what may be the student's
+
+    return available(model.config, weight.device)
+
+
+def why_not_fast(model: Transformer, options: EngineOptions) -> str | None:
+    """Why the compiled step cannot answer; None if it can."""
+    why = _why_plain(options)
+    if why is not None:
+        return why
+    if not options.enable_prefix_caching:
+        return "it always caches prefixes"
+    weight = weight_of(model)
+    if attention_backend(weight.device) != "torch":
+        return "attention is to run on lab 06's kernels"
+    from nanovllm.fast import available  # not before, as above
+
+    return available(model.config, weight.dtype, weight.device, options.block_size)
+
+
+def _why_plain(options: EngineOptions) -> str | None:
+    """Why no step may compute in place of labs 02 to 05: it makes way for a student's own code."""
+    if options.enforce_eager:
+        return "enforce_eager is set"
+    mine = [package for package in REPLACED if is_mine(package)]
+    return f"your own code of {', '.join(mine)} is to run" if mine else None
+
+
+def make_engine(
+    model: Transformer, tokenizer: Tokenizer | None, max_model_len: int, options: EngineOptions
+) -> Engine:
+    """Return the engine that answers; without a tokenizer, in token ids alone."""
+    config = options.config(max_model_len)
+    kind = step_kind(model, options)
+    if kind == "compiled":
+        from nanovllm.fast import fast_engine
+
+        return fast_engine(
+            model,
+            config,
+            tokenizer=tokenizer,
+            num_blocks=_num_blocks(model, max_model_len, options),
+            block_size=options.block_size,
+            dtype=weight_of(model).dtype,
+        )
+    store = make_store(model, max_model_len, options)
+    if kind == "CUDA graphs":
+        from nanovllm.gpu.engine import GpuEngine
+
+        return GpuEngine(model, config, tokenizer=tokenizer, store=store)
+    return Engine(model, config, tokenizer=tokenizer, store=store)
+
+
+def _num_blocks(model: Transformer, max_model_len: int, options: EngineOptions) -> int:
+    """Blocks of the cache for this model. Raises OptionError."""
+    weight = weight_of(model)
+    per_token = kv_bytes_per_token(model.config, weight.element_size())
+    return options.num_blocks(max_model_len, per_token, weight.device)

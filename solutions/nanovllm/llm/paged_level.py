@@ -1,0 +1,44 @@
+"""Lab 05's rung: K and V in blocks, shared by requests that begin alike."""
+
+from collections.abc import Sequence
+
+from nanovllm.batching.engine import Engine
+from nanovllm.generation.beam import BeamSearchParams, Hypothesis
+from nanovllm.generation.request import weight_of
+from nanovllm.llm.continuous_level import ContinuousRung
+from nanovllm.llm.paged_engines import make_engine, step_kind
+from nanovllm.paging.beam import paged_beam_search
+
+
+class PagedRung(ContinuousRung):
+    """Lab 04's rung on blocks; compiled, or on a GPU by CUDA graphs, where all of that is here."""
+
+    def prepare(self) -> None:
+        """Also the size of the cache, and what kind of step it is. Raises OptionError."""
+        super().prepare()
+        device = weight_of(self.model).device
+        self.options.num_blocks(self.max_model_len, self.kv_bytes_per_token, device)
+        self.step = step_kind(self.model, self.options)
+
+    def make_engine(self) -> Engine:
+        """An engine on blocks."""
+        return make_engine(self.model, self.tokenizer, self.max_model_len, self.options)
+
+    def beam_search(
+        self, prompt_token_ids: Sequence[int], params: BeamSearchParams
+    ) -> list[Hypothesis]:
+        """Lab 03's, with beams that share blocks. Raises RequestError."""
+        return paged_beam_search(
+            self.model,
+            prompt_token_ids,
+            params,
+            max_model_len=self.max_model_len,
+            block_size=self.options.block_size,
+        )
+
+    def describe(self, engine: Engine) -> str:
+        """What kind of step it is, and why; the blocks, and who shares them."""
+        store = engine.store
+        shared = "no prefix cache" if store.prefix_stats is None else "prefixes are cached"
+        size = f"{store.num_blocks} blocks of {store.block_size} tokens"
+        return f"the step is {self.step}; {size}, {shared}"
