@@ -251,8 +251,8 @@ class TestCommands:
             shutil.copytree(ROOT / "solutions" / "nanovllm" / package, tmp_path / package)
         path = tmp_path / "batching" / "scheduler.py"
         text = path.read_text("utf-8")
-        at = text.index("### BEGIN SOLUTION", text.index("def _admit("))
-        error = 'raise NotImplementedError("lab04 task 4: Scheduler._admit")\n        '
+        at = text.index("        while", text.index("def _admit("))
+        error = '        raise NotImplementedError("lab04 task 4: Scheduler._admit")\n'
         path.write_text(text[:at] + error + text[at:], "utf-8")
         done = run_apart("bench", "progression", "-m", model, "--requests", 2, "--rounds", 1,
                          "--threads", 1, "--out", tmp_path / "p.json",

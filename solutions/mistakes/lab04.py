@@ -169,14 +169,6 @@ MISTAKES = [
         says="Your waiting requests rise above queue 0, past everybody who has just come.",
     ),
     Mistake(
-        name="waiting-entry-leaks",
-        task=2,
-        symbol="scheduler:_WaitingQueue.remove",
-        old="self._rank_of.pop(request)",
-        new="self._rank_of[request]",
-        says="Your queue keeps the rank of a request that has left it.",
-    ),
-    Mistake(
         name="whole-minutes-only",
         task=2,
         symbol="policies:PriorityWithAging.score",
