@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nanovllm.generation.beam import BeamSearchParams, Hypothesis, beam_search
 from nanovllm.generation.request import weight_of
-from nanovllm.model.attention import Attend
+from nanovllm.model.attend import Attend
 from nanovllm.model.cache import CacheFullError
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.transformer import Transformer

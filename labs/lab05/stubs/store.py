@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nanovllm.batching.plan import Plan
 from nanovllm.batching.request import Request
-from nanovllm.model.attention import Attend
+from nanovllm.model.attend import Attend
 from nanovllm.model.config import ModelConfig
 from nanovllm.paging.attention import paged_attention
 from nanovllm.paging.batch import PagedAttention, PagedBatch, make_batch
