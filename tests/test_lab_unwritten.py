@@ -184,7 +184,8 @@ def test_the_demo_names_what_is_missing(course: Course) -> None:
     assert "needs lab02 task 1" in done.stderr and "Traceback" not in done.stderr
 
 
-LAB = Lab(2, "x", "model", "a.py", (Task(3, "t", 100, 1, ("a:f", "a:Pool", "a:SIZES")),))
+TASKS = (Task(3, "t", 90, 1, ("a:f", "a:Pool", "a:SIZES")), Task(4, "u", 10, 1, ("a:more",)))
+LAB = Lab(2, "x", "model", "a.py", TASKS)
 
 
 def test_three_kinds_of_regions() -> None:

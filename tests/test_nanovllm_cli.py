@@ -1,5 +1,6 @@
 """The command `nanovllm` as a person or a pipe meets it: in processes of its own, some in a pty."""
 
+import ast
 import json
 import os
 import re
@@ -282,10 +283,15 @@ class TestStudentsCode:
         return tmp_path
 
     def spoil(self, mine, file, function, line, package="generation"):
+        """Make a line the first that a function runs."""
         path = mine / package / file
         text = path.read_text("utf-8")
-        start = text.index("### BEGIN SOLUTION", text.index(f"def {function}("))
-        path.write_text(text[:start] + line + "\n    " + text[start:], "utf-8")
+        found = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef))
+        body = next(node.body for node in found if node.name == function)
+        first = body[isinstance(body[0], ast.Expr) and len(body) > 1]
+        lines = text.splitlines(keepends=True)
+        lines.insert(first.lineno - 1, " " * first.col_offset + line + "\n")
+        path.write_text("".join(lines), "utf-8")
 
     def generate(self, model, mine, *args, **env):
         return run_apart("generate", "a", "-m", model, "--max-tokens", 3, *args,
