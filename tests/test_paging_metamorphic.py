@@ -33,7 +33,7 @@ CONFIG = ModelConfig(
 )
 BOOKS = """
 from nanovllm.paging import (
-    block_pool, block_table, books, compaction, fragmentation, manager, occupancy, prefix_cache,
+    block_pool, block_table, consistency, compaction, fragmentation, manager, occupancy, prefix_cache,
     prefix_index, sharing, swap, transfers,
 )
 import sys

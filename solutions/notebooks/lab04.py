@@ -213,7 +213,8 @@ with needs("04", 1, 2, 3, 4, 7):
 # Each request of these traces has a deadline. Write a policy of your own that misses fewer than
 # `deadline` does: what is the slack of a request, and what should become of one that is too late
 # anyway? A policy whose keys change with time says `ages = True`.
-
+#
+# **Predict** first: of 80 requests, how many deadlines will your policy meet that "deadline" misses?
 
 # %% nbgrader={"grade": false, "grade_id": "lab04-experiment-2", "locked": false, "schema_version": 3, "solution": true, "task": false, "cell_type": "code"}
 class Mine(Policy):

@@ -38,14 +38,6 @@ from nanovllm.batching.traces import heavy_tailed
 from nanovllm.generation.events import Finished
 from nanovllm.generation.params import SamplingParams
 from nanovllm.model.loader import load_model
-from nanovllm.paging.block_pool import BlockPool
-from nanovllm.paging.block_table import BlockTable
-from nanovllm.paging.compaction import compact, span
-from nanovllm.paging.fragmentation import Blocks, Buddy, FirstFit
-from nanovllm.paging.manager import BlockManager
-from nanovllm.paging.occupancy import occupancy
-from nanovllm.paging.sharing import copy_on_write, fork, needs_copy
-from nanovllm.paging.store import PagedStore
 from nanovllm.tokenization.tokenizer import Tokenizer
 
 torch.set_num_threads(1)
@@ -66,6 +58,9 @@ predict("05", "d", ...)  # your guess in place of the dots
 
 # %%
 with needs("05", 1):
+    from nanovllm.paging.fragmentation import Blocks, Buddy, FirstFit
+    from nanovllm.paging.occupancy import occupancy
+
     trace = heavy_tailed(seed=3, count=200, rate=30.0, longest=400)
     memories = {"first fit": FirstFit(8192), "buddies": Buddy(8192), "blocks of 16": Blocks(8192)}
     runs = {name: occupancy(memory, trace, 256) for name, memory in memories.items()}
@@ -148,6 +143,10 @@ check_task("05", 2)
 
 # %%
 with needs("05", 2, 3, 5):
+    from nanovllm.paging.block_pool import BlockPool
+    from nanovllm.paging.block_table import BlockTable
+    from nanovllm.paging.sharing import copy_on_write, fork, needs_copy
+
     pool = BlockPool(8)
     first = BlockTable(4)
     first.grow(pool, 6)
@@ -194,7 +193,7 @@ params = [
 ]
 
 
-def serve(store: PagedStore, seats: int = 8) -> tuple[dict, list, np.ndarray]:
+def serve(store, seats: int = 8) -> tuple[dict, list, np.ndarray]:
     """Answers, events, and who held each block after each step: -1 free, -2 shared, -3 cached [B, steps]."""
     engine = Engine(model, EngineConfig(max_num_seqs=seats, max_num_batched_tokens=96), store=store)
     for number, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
@@ -240,6 +239,8 @@ def draw(grid: np.ndarray, axis: plt.Axes, title: str) -> None:
 
 
 with needs("05", 2, 3, 4, 5, 6, 7):
+    from nanovllm.paging.store import PagedStore
+
     stores = {
         "with prefix cache": PagedStore(model.config, 24, 16),
         "without": PagedStore(model.config, 24, 16, enable_prefix_caching=False),
@@ -268,6 +269,8 @@ check_task("05", 4)
 
 # %%
 with needs("05", 2, 3, 4, 5, 6, 7):
+    from nanovllm.paging.store import PagedStore
+
     base = tokenizer.encode(SHARED * 6)[:96]
     assert len(base) == 96
     rates, shares = [], [0, 16, 32, 48, 64, 80, 96]
@@ -324,6 +327,8 @@ check_task("05", 6)
 
 # %%
 with needs("05", 2, 3, 4, 5, 6, 7):
+    from nanovllm.paging.store import PagedStore
+
     sizes = [8, 9, 10, 12, 16, 24, 32]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.2))
     same = True
@@ -369,6 +374,9 @@ check_task("05", 7)
 
 # %%
 with needs("05", 2, 3, 5, 6, 7, 8):
+    from nanovllm.paging.compaction import compact, span
+    from nanovllm.paging.manager import BlockManager
+
     manager = BlockManager(24, 4, enable_prefix_caching=False)
     live = {}
     for number, (name, size) in enumerate((("A", 12), ("B", 30), ("C", 7), ("D", 20), ("E", 9))):
