@@ -33,8 +33,8 @@ CONFIG = ModelConfig(
 )
 BOOKS = """
 from nanovllm.paging import (
-    block_pool, block_table, consistency, compaction, fragmentation, manager, occupancy, prefix_cache,
-    prefix_index, sharing, swap, transfers,
+    block_pool, block_table, compaction, consistency, fragmentation, manager, occupancy,
+    prefix_cache, prefix_index, sharing, swap, transfers,
 )
 import sys
 sys.exit("torch" in sys.modules)
