@@ -11,6 +11,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import orjson
 
+from nanovllm.generation.events import TokenGenerated
+from nanovllm.generation.params import SamplingParams
+from nanovllm.serving.scripted import ScriptedEngine
 from nanovllm.serving.sse import EventReader
 
 BLUE, RED, GREEN, GRAY = "C0", "C1", "C2", "gray"
@@ -204,7 +207,6 @@ async def _pulse(found: list[float]) -> None:
 
 def stepped_in_the_loop(seconds: float) -> list[float]:
     """When the loop was free, while an engine is stepped in it."""
-    from nanovllm.serving.scripted import ScriptedEngine
 
     async def main() -> list[float]:
         found: list[float] = []
@@ -222,9 +224,7 @@ def stepped_in_the_loop(seconds: float) -> list[float]:
 
 def stepped_in_a_thread(seconds: float) -> list[float]:
     """When the loop was free, while the same engine is behind an AsyncEngine."""
-    from nanovllm.generation.params import SamplingParams
     from nanovllm.serving.async_engine import AsyncEngine
-    from nanovllm.serving.scripted import ScriptedEngine
 
     async def main() -> list[float]:
         found: list[float] = []
@@ -249,9 +249,7 @@ SAID = (
 
 def read_every(pause: float) -> list[tuple[float, bytes]]:
     """When which bytes leave, for a reader who sleeps so many seconds after each look."""
-    from nanovllm.generation.params import SamplingParams
     from nanovllm.serving.deltas import merge
-    from nanovllm.serving.scripted import ScriptedEngine
     from nanovllm.serving.stream import Stream
     from nanovllm.serving.streaming import event_stream
     from nanovllm.serving.virtual_time import run_virtual
@@ -308,6 +306,21 @@ def people(rule: Callable[[int, float], float], count: int = 300) -> tuple[list[
 
     server, records = simulate(load, 8)
     return server.asked, sum(record.error is None for record in records), count
+
+
+def observed(metrics: Any) -> list[float]:
+    """60 requests through a scripted engine of four, read by these metrics: their true TTFTs."""
+    draws = np.random.default_rng(3).integers(10, 51, 60)
+    engine = ScriptedEngine(script=lambda prompt, index: ["word "] * int(draws[prompt[0]]))
+    for number in range(60):
+        engine.add_request([number], SamplingParams(max_tokens=50))
+    first: dict[int, float] = {}
+    while engine.has_unfinished:
+        metrics.observe(events := engine.step(), 0.0)
+        for event in events:
+            if isinstance(event, TokenGenerated):
+                first.setdefault(event.request_id, event.time)
+    return list(first.values())
 
 
 def counted(metrics: Any) -> tuple[list[float], list[float]]:
