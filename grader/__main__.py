@@ -82,6 +82,30 @@ def mistakes(
 
 
 @app.command()
+def variants(
+    lab: str,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 1,
+    keep: Annotated[Path | None, typer.Option(help="Keep this solved folder as one more.")] = None,
+    name: Annotated[str, typer.Option(help="The name to keep it under.")] = "",
+) -> None:
+    """Grade the right solutions by other hands, checks and scenarios: each must get every point."""
+    from grader.authoring import variants as others
+
+    chosen = find_lab(lab)
+    if keep:
+        console.print(f"kept as {others.keep(chosen, keep, name or keep.parent.name)}")
+    wrong = 0
+    for variant in others.kept(chosen):
+        with console.status(variant.stem):
+            lost = others.lost(variant, chosen, range(seeds))
+        wrong += bool(lost)
+        console.print(f"{variant.stem}: {'every point' if not lost else 'loses points'}")
+        for line in lost:
+            console.print(f"    {line}", markup=False, highlight=False)
+    raise typer.Exit(1 if wrong else 0)
+
+
+@app.command()
 def verbatim(lab: str) -> None:
     """List the solution lines of a lab that stand in its release, and where."""
     from grader.release.contents import contents
