@@ -12,11 +12,12 @@ import time
 
 import pytest
 
+from grader.checks import observation_json
 from grader.course.paths import ROOT
 from grader.grading.report import RAISED, STOPPED
 from grader.grading.run_items import SILENT, Rounds
 from grader.grading.verdicts import draw
-from grader.sandbox import memory_use, observation_json, seccomp
+from grader.sandbox import memory_use, seccomp
 from grader.sandbox.job import Answer, Work
 from grader.sandbox.limits import Limits
 from grader.sandbox.memory_use import THREADS

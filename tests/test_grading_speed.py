@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from benchmarks.grading_class import write_class
+from grader.checks import observation_json
 from grader.course.lab_toml import CatalogError, find_lab, read_lab
 from grader.course.paths import ROOT
 from grader.grading import Limits, submission
-from grader.sandbox import bytecode_cache, job_checks, job_scenarios, observation_json
+from grader.sandbox import bytecode_cache, job_checks, job_scenarios
 
 
 def test_a_lab_is_read_again_when_its_file_has_changed(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from grader.checks import observation_json
 from grader.grading import Sandbox, judge_scenarios
 from grader.grading.judge_scenarios import Scenarios
 from grader.grading.report import AGREES, BROKEN, DIFFERS, RAISED
-from grader.sandbox import job_scenarios, observation_json
+from grader.sandbox import job_scenarios
 from grader.sandbox.job import Answer
 from tests.grading_corpus import LAB
 

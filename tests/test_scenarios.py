@@ -35,7 +35,7 @@ import time
 import nanovllm
 from grader.checks import scenarios
 from grader.course.lab_toml import find_lab
-from grader.sandbox import observation_json
+from grader.checks import observation_json
 from grader.grading.student_seeds import DRAWS
 from grader.sandbox.limits import Limits
 sent = 0

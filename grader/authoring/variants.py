@@ -14,14 +14,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from grader.checks import scenarios
+from grader.checks import observation_json, scenarios
 from grader.checks.run_checks import Run, fresh_processes, run_checks
 from grader.course.errors import LabError
 from grader.course.lab_toml import Lab, find_lab
 from grader.course.outcome import Status
 from grader.course.paths import VARIANTS
 from grader.course.stubs import lab_stubs, write_stubs
-from grader.sandbox import observation_json
 
 
 class VariantError(LabError):

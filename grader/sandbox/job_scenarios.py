@@ -7,10 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from grader.checks import scenarios
+from grader.checks import observation_json, scenarios
 from grader.checks.scenarios import Scenario
 from grader.course.lab_toml import find_lab
-from grader.sandbox import observation_json
 from grader.sandbox.job import Emit
 
 

