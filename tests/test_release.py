@@ -115,9 +115,10 @@ def test_no_hidden_scenario_mistake_or_model_answer_is_in_it(released: dict[str,
                 assert stripped not in text, mistake.name
         source = nbformat.read(NOTEBOOK_SOURCES / lab.key / f"{lab.key}.ipynb", as_version=4)
         answers = [
-            [line for line in cell.source.splitlines() if len(line) > 40]
+            [line for line in body.splitlines() if len(line) > 40]
             for cell in source.cells
             if cell.metadata.get("nbgrader", {}).get("solution")
+            for body in re.findall(r"### BEGIN SOLUTION\n(.*?)### END", cell.source, re.DOTALL)
         ]
         assert answers
         assert not [line for lines in answers for line in lines if line in text]
