@@ -226,6 +226,7 @@ def test_reorder(generator):
     cache = BatchCache(config, num_rows=3, capacity=4)
     cache.k = torch.randn(cache.k.shape, generator=generator)
     cache.v = torch.randn(cache.v.shape, generator=generator)
+    cache.length = 4
     k, v = cache.k.clone(), cache.v.clone()
     cache.reorder([2, 0, 2, 2])
     expect(
