@@ -150,7 +150,7 @@ class Course:
         kept = {
             name: text
             for name, text in os.environ.items()
-            if name not in unwanted and not name.startswith(("COV_", "PYTEST_"))
+            if name not in unwanted and not name.startswith(("COV_", "NBGRADER_", "PYTEST_"))
         }
         return kept | {
             "PYTHONPATH": str(self.root),
