@@ -368,6 +368,18 @@ def test_turns():
         call="at most one runs, turns of 2 tokens: 3 + 5, 4 + 3, 2 + 1",
         cause="who has had its turn goes to the back; the next one is admitted in the same step",
     )
+    roomy = Play(budget=64, seats=2, policy=RoundRobin(quantum=2))
+    roomy.add(prompt=2, output=4)
+    roomy.step()
+    roomy.step()
+    roomy.add(prompt=3, output=1)
+    roomy.drain(most=9)
+    expect_steps(
+        roomy,
+        [{0: (0, 2)}, {0: (2, 1)}, {0: (3, 1), 1: (0, 3)}, {0: (4, 1)}],
+        call="two may run, turns of 2 tokens: 2 + 4, and two steps later 3 + 1",
+        cause="the first of the queue can come in as it is: nobody has to make room",
+    )
     for name in ("fcfs", "sjf", "round-robin", "priority", "size-queues"):
         busy = Play(room=60, budget=12, seats=4, policy=make_policy(name))
         for i in range(24):
