@@ -825,11 +825,11 @@ MISTAKES = [
         says="Your queue ignores the time that has passed; some policies rank by it.",
     ),
     Mistake(
-        name="longest-queue-kept",
+        name="queue-by-arrival",
         task=4,
         symbol="scheduler:Scheduler.queue",
-        old="return sorted(self.waiting, key=lambda request: self.policy.rank(request, now))",
-        new="return list(self.waiting)",
-        says="Your queue is in the order in which requests were filed, not of the policy now.",
+        old="key=lambda request: self.policy.rank(request, now)",
+        new="key=lambda request: (request.arrival, request.number)",
+        says="Your queue is in the order of arrival; it must be in the policy's order of now.",
     ),
 ]

@@ -16,6 +16,7 @@ def attend_rectangle(
     visible: which of these places each query may see, at least one. A place that is hidden has a
     weight of 0, and 0 times NaN is NaN.
 
+    >>> import torch
     >>> q, places = torch.zeros(2, 1, 4, 1), torch.tensor([[1.0, 3.0], [5.0, 9.0]])
     >>> k = v = places[:, :, None, None].expand(2, 2, 2, 1)
     >>> attend_rectangle(q, k, v, torch.tensor([[[True, True]], [[True, False]]]))[:, 0, 0, 0]
