@@ -265,6 +265,25 @@ def test_budget_returned():
         cause="in the last step request 0 had its chunk, and the last place, before request 1 "
         "needed one; the budget of that step is 2, one for each decode",
     )  # fmt: skip
+    three = Play(room=22, budget=7, seats=4, policy=make_policy("sjf"))
+    three.add(prompt=3, output=10)
+    three.add(prompt=9, output=5)
+    three.step()
+    three.add(prompt=9, output=3)
+    for _ in range(3):
+        three.step()
+    expect_steps(
+        three,
+        [
+            {0: (0, 3), 1: (0, 4)},
+            {0: (3, 1), 1: (4, 5), 2: (0, 1)},
+            {0: (4, 1), 1: (9, 1), 2: (1, 5)},
+            {1: (10, 1), 2: (6, 1)},
+        ],
+        call="room 22, budget 7, shortest first: 3 + 10, 9 + 5, and a step later 9 + 3",
+        cause="in step 3 the budget is 2; request 0 leaves the plan, and its token is for request "
+        "2, whose prompt is not read to its end",
+    )
 
 
 @pytest.mark.check(task=4, points=2, title="No admission in a step that preempted")
@@ -367,6 +386,18 @@ def test_turns():
         ],
         call="at most one runs, turns of 2 tokens: 3 + 5, 4 + 3, 2 + 1",
         cause="who has had its turn goes to the back; the next one is admitted in the same step",
+    )
+    roomy = Play(budget=64, seats=2, policy=RoundRobin(quantum=2))
+    roomy.add(prompt=2, output=4)
+    roomy.step()
+    roomy.step()
+    roomy.add(prompt=3, output=1)
+    roomy.drain(most=9)
+    expect_steps(
+        roomy,
+        [{0: (0, 2)}, {0: (2, 1)}, {0: (3, 1), 1: (0, 3)}, {0: (4, 1)}],
+        call="two may run, turns of 2 tokens: 2 + 4, and two steps later 3 + 1",
+        cause="the first of the queue can come in as it is: nobody has to make room",
     )
     for name in ("fcfs", "sjf", "round-robin", "priority", "size-queues"):
         busy = Play(room=60, budget=12, seats=4, policy=make_policy(name))

@@ -430,7 +430,7 @@ def test_step_report():
         [engine.store.free_tokens, engine.scheduler.budget.limit],
         [engine.store.total_tokens, 6],
         call="free places, and the limit of 8 after a step that took too long",
-        cause="_stepped tells the budget how long the step took",
+        cause="the scheduler observes the seconds of each step, and tells the budget",
     )
 
     class Stubborn(SlotStore):

@@ -1,6 +1,7 @@
 """What one step computes: an immutable list of chunks, made before anything is computed."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from nanovllm.batching.request import Request
@@ -48,6 +49,16 @@ class Plan:
     def num_tokens(self) -> int:
         """Tokens that the step computes."""
         return sum(chunk.length for chunk in self.chunks)
+
+    @property
+    def rows(self) -> list[range]:
+        """Which of the step's T tokens are those of each chunk, one chunk after another.
+
+        >>> Plan((Chunk(None, 4, 1, 5), Chunk(None, 0, 6, 9))).rows
+        [range(0, 1), range(1, 7)]
+        """
+        ends = list(accumulate(chunk.length for chunk in self.chunks))
+        return [range(end - c.length, end) for c, end in zip(self.chunks, ends, strict=True)]
 
     @property
     def budget_left(self) -> int:
