@@ -281,16 +281,16 @@ def test_can_admit():
         cause="4 blocks less 2 that others hold; if they are free, all 4 come from the free ones",
     )
     seen = []
-    for num_blocks in (5, 6):
-        manager = BlockManager(num_blocks, 4, enable_prefix_caching=False)
+    for free, own in ((1, 3), (2, 3), (1, 5)):
+        manager = BlockManager(4 + free, 4, enable_prefix_caching=False)
         running(manager, request_of(range(10), 0, [30, 31, 32], group=0))
-        back = request_of(range(10), 1, [40, 41, 42], group=0, index=1)
-        seen.append(manager.can_admit(back))
+        back = request_of(range(10), 1, range(40, 40 + own), group=0, index=1)
+        seen.append([free, 10 + own, manager.can_admit(back)])
     expect(
         seen,
-        [False, True],
-        call="can_admit of 13 tokens in blocks of 4, of which a sibling shares 10, with 1 and with "
-        "2 blocks free",
+        [[1, 13, False], [2, 13, True], [1, 15, False]],
+        call="[free blocks of 4, tokens, can_admit] of a sample that was preempted, of whose "
+        "tokens a sibling shares 10",
         cause="4 blocks, of which 2 are shared in full; the third, shared in part, is copied",
     )
     manager = BlockManager(12, 4, salt_of=lambda request: "ab"[request.number % 2])
@@ -391,19 +391,20 @@ def test_suspend(rng):
             call=f'tokens found when it is admitted again ("{mode}"), and tokens asked for more',
             cause="swapped: all; recompute: what is still cached; and it is not counted twice",
         )
-    manager = BlockManager(6, 4, preemption="swap", num_host_blocks=2)
+    manager, copied = BlockManager(6, 4, preemption="swap", num_host_blocks=2), []
     for number in range(3):
         request = request_of(range(10 * number, 10 * number + 6), number)
         running(manager, request)
         manager.transfers.clear()
         manager.suspend(request)
         manager.forget(request)
-        expect(
-            len(manager.transfers),
-            2,
-            call=f"blocks swapped out for request {number}, after those before were forgotten",
-            cause="who will not come back leaves host memory",
-        )
+        copied.append(len(manager.transfers))
+    expect(
+        copied,
+        [2, 2, 2],
+        call="blocks swapped out for each of three requests, if the one before was forgotten",
+        cause="who will not come back leaves host memory",
+    )
     hashed = []
 
     def counted(parent, tokens, salt):

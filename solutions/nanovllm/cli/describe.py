@@ -57,7 +57,7 @@ def describe(
 def shape_of(model: str | None) -> "ModelConfig":
     """The configuration of a known shape, a folder, a hub name, or the bundled model."""
     from nanovllm.bench.models import CONTEXT, SIZES
-    from nanovllm.llm.options import BUNDLED
+    from nanovllm.llm.read_options import BUNDLED
     from nanovllm.model.config import ModelConfig
     from nanovllm.model.loader import load_config
 
