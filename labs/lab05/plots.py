@@ -144,6 +144,11 @@ def explore(lengths: Sequence[int], blocks_for: Callable[[int, int], int]) -> No
     movable(draw, block_size=[1, 4, 8, 16, 32, 64])
 
 
+def moment(line: str, first: Any, second: Any) -> tuple[str, list[int], list[int]]:
+    """What happened, and the blocks of two tables then."""
+    return line, list(first.block_ids), list(second.block_ids)
+
+
 def fork_steps(story: Sequence[tuple[str, Sequence[int], Sequence[int]]]) -> None:
     """Two block tables after each event: a colour a block, so that what is shared looks alike."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 0.36 * len(story) + 0.9), sharey=True)

@@ -139,25 +139,30 @@ check_task("05", 2)
 # %%
 predict("05", "c", ...)
 
+
 # %%
-with needs("05", 2, 3, 5):
+def two_tables():
+    """A pool, and two tables that share the blocks of 6 tokens."""
     from nanovllm.paging.block_pool import BlockPool
     from nanovllm.paging.block_table import BlockTable
-    from nanovllm.paging.sharing import fork, reserve
+    from nanovllm.paging.sharing import fork
 
     pool, first = BlockPool(8), BlockTable(4, num_tokens=6)
     first.grow(pool, 6)
-    second, copies = fork(pool, first, 6), []
-    story = [("after the fork", list(first.block_ids), list(second.block_ids))]
+    return pool, first, fork(pool, first, 6)
+
 
 # %%
 with needs("05", 2, 3, 5):
+    from nanovllm.paging.sharing import reserve
+
+    pool, first, second = two_tables()
+    story, copies = [plots.moment("after the fork", first, second)], []
     for token in range(6, 9):
         for name, table in (("first", first), ("second", second)):
-            noted = len(copies)
             reserve(pool, table, token, token + 1, copies)
-            line = f"{name} writes token {token}" + (" (copy)" if len(copies) > noted else "")
-            story.append((line, list(first.block_ids), list(second.block_ids)))
+            line = f"{name} writes token {token} ({len(copies)} copied)"
+            story.append(plots.moment(line, first, second))
     plots.fork_steps(story)
     answer("05", "c")
 
@@ -271,6 +276,8 @@ check_task("05", 6)
 # %%
 def in_pool(size: int, kind: str):
     """The requests in so many blocks."""
+    from nanovllm.paging.store import PagedStore
+
     more = {"preemption": kind, "num_host_blocks": 64, "enable_prefix_caching": False}
     return plots.serve(model, prompts, params, PagedStore(config, size, **more))
 
