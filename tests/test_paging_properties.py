@@ -251,7 +251,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.scheduler.check()
         assert self.manager.pool.num_free == self.manager.pool.num_blocks
         assert self.manager.swap.pool.num_free == self.manager.swap.pool.num_blocks
-        assert not self.manager.prefix._contents and not self.manager._samples
+        assert not self.manager.prefix._contents and not self.manager.siblings.tables
 
 
 TestPool = PoolMachine.TestCase

@@ -51,6 +51,48 @@ def used_by_first_fit() -> float:
     return 100 * occupancy(FirstFit(8192), trace, 256).utilisation
 
 
+def times_as_many() -> float:
+    from nanovllm.batching.traces import heavy_tailed
+    from nanovllm.paging.fragmentation import Blocks, FirstFit
+    from nanovllm.paging.occupancy import occupancy
+
+    trace, memories = heavy_tailed(seed=3, count=200, rate=30.0, longest=400), (Blocks, FirstFit)
+    blocks, pieces = (occupancy(memory(8192), trace, 256).peak_running for memory in memories)
+    return blocks / pieces
+
+
+def empty_in_blocks() -> float:
+    from nanovllm.batching.traces import heavy_tailed
+    from nanovllm.paging.fragmentation import Blocks
+    from nanovllm.paging.occupancy import occupancy
+
+    trace = heavy_tailed(seed=3, count=200, rate=30.0, longest=400)
+    return 100 * (1 - occupancy(Blocks(8192), trace, 256).utilisation)
+
+
+def hits_of_equal_prompts() -> float:
+    from nanovllm.batching.plan import Chunk, Plan
+    from nanovllm.batching.request import Request
+    from nanovllm.generation.params import SamplingParams
+    from nanovllm.generation.sequence import Sequence
+    from nanovllm.paging.manager import BlockManager
+
+    manager = BlockManager(160, 16)
+    for pair in range(7):
+        two = []
+        for number in (2 * pair, 2 * pair + 1):
+            sequence = Sequence(list(range(96)), SamplingParams(), max_model_len=128, seed=0)
+            sequence.request_id = number
+            request = Request(number, sequence, 0.0, 97)
+            two.append((request, manager.admit(request)))
+        for request, found in two:
+            manager.commit(Plan((Chunk(request, found, 96 - found, 96),)))
+            request.num_computed_tokens = 96
+        for request, _ in two:
+            manager.release(request)
+    return 100 * manager.prefix_stats.hit_rate
+
+
 QUESTIONS = [
     Question(
         key="a",
@@ -81,5 +123,28 @@ QUESTIONS = [
         unit="percent",
         tasks=(1,),
         answer=used_by_first_fit,
+    ),
+    Question(
+        key="e",
+        text="The same requests and places: how many times as many of them run at once in blocks "
+        "of 16 as by first fit?",
+        unit="times",
+        tasks=(1,),
+        answer=times_as_many,
+    ),
+    Question(
+        key="f",
+        text="The same in blocks of 16: how many percent of the reserved places hold no token?",
+        unit="percent",
+        tasks=(1,),
+        answer=empty_in_blocks,
+    ),
+    Question(
+        key="g",
+        text="Fourteen equal prompts of 96 tokens, two at a time, in blocks of 16: how many "
+        "percent of the tokens are found in the prefix cache?",
+        unit="percent",
+        tasks=(7,),
+        answer=hits_of_equal_prompts,
     ),
 ]

@@ -226,7 +226,8 @@ def replay(calls):
             elif kind == "move":
                 if numbers[1] in shelf.kept:
                     continue
-                shelf.kept.discard(numbers[0])
+                if numbers[0] in held:
+                    shelf.kept.discard(numbers[0])
                 pool.move(*blocks)
             else:
                 pool.free(blocks, owner)

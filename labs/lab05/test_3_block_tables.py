@@ -3,13 +3,12 @@
 import pytest
 
 from grader import expect
-from nanovllm.paging.batch import make_batch
 from nanovllm.paging.block_pool import BlockPool
 from nanovllm.paging.block_table import BlockTable, blocks_for
 from nanovllm.paging.errors import OutOfBlocksError
 
 
-@pytest.mark.check(task=3, points=1, title="How many blocks")
+@pytest.mark.check(task=3, points=2, title="How many blocks")
 def test_blocks_for():
     expect(
         [[blocks_for(n, size) for n in (0, 1, 15, 16, 17, 32)] for size in (1, 4, 16)],
@@ -19,7 +18,7 @@ def test_blocks_for():
     )
 
 
-@pytest.mark.check(task=3, points=2, title="Token to slot")
+@pytest.mark.check(task=3, points=3, title="Token to slot")
 def test_slots(rng):
     table = BlockTable(4, [9, 2, 5])
     expect(
@@ -104,33 +103,4 @@ def test_free():
         call="the blocks that allocate(1) gives then, three times, where all contents are kept",
         given={"blocks of the table that was freed": blocks},
         cause="the end of the sequence is to be evicted before its beginning",
-    )
-
-
-@pytest.mark.check(task=3, points=2, title="A step as attention sees it")
-def test_make_batch():
-    tables = [BlockTable(4, [7, 2, 5]), BlockTable(4, [1, 8]), BlockTable(4, [3])]
-    batch = make_batch([(tables[1], 4, 5), (tables[0], 2, 7), (tables[2], 0, 2)])
-    expect(
-        batch.slot_mapping.tolist(),
-        [32, 30, 31, 8, 9, 10, 12, 13],
-        call="slot_mapping of token 4 of table [1, 8], tokens 2..6 of [7, 2, 5], 0..1 of [3]",
-        cause="new tokens only, in the order of the spans",
-    )
-    expect(
-        batch.query_start_loc.tolist(),
-        [0, 1, 6, 8],
-        call="query_start_loc, for spans of 1, 5 and 2 tokens",
-        cause="where each begins, and at last how many there are",
-    )
-    expect(
-        [batch.context_lens.tolist(), batch.max_query_len, batch.max_context_len],
-        [[5, 7, 2], 5, 7],
-        call="context_lens, max_query_len, max_context_len",
-    )
-    expect(
-        batch.block_tables.tolist(),
-        [[1, 8], [7, 2], [3, 0]],
-        call="block_tables",
-        cause="up to the end of each span: a block that is there for later holds nothing yet",
     )

@@ -13,117 +13,112 @@
 # %% [markdown]
 # # Lab 05: Paging
 #
-# The handout is `labs/lab05/README.md`; your code is in `nanovllm/paging/`. This notebook draws memory:
-# who holds which part of it, what lies idle, and what is shared. A cell that needs a task you have not
-# written says so: write the task, restart the kernel, run again.
+# The handout is `labs/lab05/README.md`; your code is in `nanovllm/paging/`. Here you look at memory: who
+# holds which part of it, what stays empty, and what is shared. You write three experiments. A cell that
+# needs a task you have not written says so: write the task, restart the kernel, run again.
 #
-# **Before you run a cell that asks a question, write your guess down.**
+# **Before you run a cell that asks a question, write your guess down.** Put a number in the place of
+# the dots.
 
 # %%
-import matplotlib.pyplot as plt
-import numpy as np
-import torch
-
 from grader.student.notebook import answer
 from grader.student.notebook import needs
+from grader.student.notebook import plots_of
 from grader.student.notebook import predict
-from grader.student.notebook import style
-from grader.course.paths import MODELS
-from nanovllm.batching.config import EngineConfig
-from nanovllm.batching.engine import Engine
-from nanovllm.batching.events import Preempted, Stepped
-from nanovllm.batching.request import Request
-from nanovllm.batching.simulated import SimulatedSequence
-from nanovllm.batching.traces import heavy_tailed
-from nanovllm.generation.events import Finished
-from nanovllm.generation.params import SamplingParams
-from nanovllm.model.loader import load_model
-from nanovllm.tokenization.tokenizer import Tokenizer
 
-torch.set_num_threads(1)
-style()
-TARGET = MODELS / "target"
-model, tokenizer = load_model(TARGET), Tokenizer.from_pretrained(TARGET)
+plots = plots_of("05")
 
 # %% [markdown]
 # ## 1. Where memory goes
 #
-# 200 requests, most of them short, in room for 8,192 tokens. Nobody knows how long an answer will be, so
-# who wants one piece reserves prompt + 256. **Predict**: which share of the reserved places holds a token,
-# for one piece a request, for pieces of a power of two, and for blocks of 16? And how many requests run
-# at once?
-
-# %%
-predict("05", "d", ...)  # your guess in place of the dots
+# A request has a prompt of 40 tokens, and its answer will have 30. Nobody knows that before. So who wants
+# one piece reserves the prompt and 256 places for the answer. **Predict** how many places first fit,
+# buddies and blocks of 16 reserve for it.
 
 # %%
 with needs("05", 1):
     from nanovllm.paging.fragmentation import Blocks, Buddy, FirstFit
     from nanovllm.paging.occupancy import occupancy
 
-    trace = heavy_tailed(seed=3, count=200, rate=30.0, longest=400)
-    memories = {"first fit": FirstFit(8192), "buddies": Buddy(8192), "blocks of 16": Blocks(8192)}
-    runs = {name: occupancy(memory, trace, 256) for name, memory in memories.items()}
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2))
-    for name, run in runs.items():
-        left.plot([moment.running for moment in run.moments], lw=1, label=name)
-        shares = [moment.stored / moment.reserved for moment in run.moments]
-        right.plot(shares, lw=1, label=f"{name}: {run.utilisation:.0%} over the run")
-    left.set(xlabel="step", ylabel="requests", title="Running at once")
-    right.set(
-        xlabel="step", ylabel="stored / reserved", title="Use of what is reserved", ylim=(0, 1.05)
-    )
-    names = right.get_legend_handles_labels()
-    figure.legend(*names, loc="lower center", ncols=3, frameon=False)
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
-    plt.show()
-    for name, run in runs.items():
-        external = max(moment.external for moment in run.moments)
-        print(f"{name:<14} peak {run.peak_running:>3} requests, {len(run.moments)} steps, ", end="")
-        print(f"external fragmentation up to {external:.0%}, {run.preemptions} preemptions")
+    KINDS = {"first fit": FirstFit, "buddies": Buddy, "blocks of 16": Blocks}
+    plots.reservations(KINDS)
 
 # %% [markdown]
-# What that is worth in requests: the same trace in more and in less memory. **Predict**: how many times
-# as many requests fit at once into blocks as into one piece each? Does the factor change with memory?
+# Now a trace of 200 such requests, most of them short, in room for 8,192 tokens. **Predict** (d): the
+# share of the reserved places that holds a token. Which of the three is done first?
+
+# %%
+predict("05", "d", ...)  # your guess in place of the dots
 
 # %%
 with needs("05", 1):
-    rooms = [2048, 4096, 8192, 16384]
-    kinds = {"first fit": FirstFit, "buddies": Buddy, "blocks of 16": Blocks}
-    figure, axis = plt.subplots(figsize=(7, 3))
-    for side, (name, kind) in enumerate(kinds.items()):
-        peaks = [occupancy(kind(room), trace, 256).peak_running for room in rooms]
-        bars = axis.bar(np.arange(4) + 0.27 * (side - 1), peaks, 0.25, label=name)
-        axis.bar_label(bars, fontsize=8)
-    axis.set_xticks(range(4), [f"{room:,}" for room in rooms])
-    axis.set(xlabel="memory, in tokens", ylabel="requests at once, at most")
-    axis.set_title(f"Capacity gained, for a trace of {len(trace)} requests")
-    axis.grid(axis="x", visible=False)
-    axis.legend(frameon=False)
-    plt.show()
+    memories = {name: kind(8192) for name, kind in KINDS.items()}
+    runs = {name: occupancy(m, plots.TRACE, plots.LONGEST) for name, m in memories.items()}
+    plots.running(runs)
+    for name, run in runs.items():
+        external = max(moment.external for moment in run.moments)
+        print(
+            f"{name:<13} {len(run.moments):>5} steps, external fragmentation up to {external:.0%}"
+        )
+    answer("05", "d")
 
 # %% [markdown]
-# **Experiment.** Small blocks waste less. Write the function: the share of the reserved places that is
-# empty on this trace, for blocks of one size. **Predict** it for blocks of 1, 16 and 128.
+# ### Experiment 1: capacity gained
+#
+# Write `peak(kind, room)`: the most requests that run at once, when the trace `plots.TRACE` is served
+# in `room` places by one of the `KINDS`. Look at `occupancy` in `occupancy.py`; the longest answer is
+# `plots.LONGEST`. **Predict** (e): in 8,192 places, how many times as many requests fit into blocks as
+# into one piece each? Does that change with the size of memory?
+
+# %%
+guess = predict("05", "e", ...)
 
 
 # %% nbgrader={"grade": false, "grade_id": "lab05-experiment-1", "locked": false, "schema_version": 3, "solution": true, "task": false, "cell_type": "code"}
-def waste(block_size: int) -> float:
-    """The share of 8,192 places, given out in blocks, that holds no token over the trace."""
+def peak(kind: str, room: int) -> int:
+    """The most requests of the trace that run at once in so many places."""
     ### BEGIN SOLUTION
-    return 1 - occupancy(Blocks(8192, block_size), trace, 256).utilisation
+    return occupancy(KINDS[kind](room), plots.TRACE, plots.LONGEST).peak_running
     ### END SOLUTION
 
 
 # %%
 with needs("05", 1):
-    answer("05", "d")
-    sizes = [1, 2, 4, 8, 16, 32, 64, 128]
-    plt.plot(sizes, [waste(size) for size in sizes], "o-")
-    plt.xscale("log", base=2)
-    plt.xlabel("tokens a block")
-    plt.ylabel("share of the places that is empty")
-    plt.show()
+    plots.capacity(peak, guess)
+    answer("05", "e")
+
+# %% [markdown]
+# ### Experiment 2: the size of a block
+#
+# Small blocks waste less. Write `waste(block_size)`: the share of the reserved places that holds no
+# token over the whole trace, in 8,192 places of blocks of one size. **Predict** (f), for blocks of 16.
+
+# %%
+guess = predict("05", "f", ...)
+
+
+# %% nbgrader={"grade": false, "grade_id": "lab05-experiment-2", "locked": false, "schema_version": 3, "solution": true, "task": false, "cell_type": "code"}
+def waste(block_size: int) -> float:
+    """The share of the reserved places that holds no token, over the trace."""
+    ### BEGIN SOLUTION
+    return 1 - occupancy(Blocks(8192, block_size), plots.TRACE, plots.LONGEST).utilisation
+    ### END SOLUTION
+
+
+# %%
+with needs("05", 1):
+    plots.waste(waste, guess)
+    answer("05", "f")
+
+# %% [markdown]
+# Where does the waste come from? Move the size of a block over eight requests. **Predict** first: how
+# much of a request's last block stays empty, on average?
+
+# %%
+with needs("05", 3):
+    from nanovllm.paging.block_table import blocks_for
+
+    plots.explore([9, 16, 23, 37, 50, 64, 81, 98], blocks_for)
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-1", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=1
 from grader.student.notebook import check_task
@@ -139,32 +134,37 @@ check_task("05", 2)
 # ## 2. A fork, step by step
 #
 # Two samples of one request, P = 4, a prompt of 6 tokens; both write three tokens of their own.
-# **Predict** the two tables after every token, and how many blocks are copied.
+# **Predict** the two tables after every token, and (c): how many blocks are copied.
+
+# %%
+predict("05", "c", ...)
+
+
+# %%
+def two_tables():
+    """A pool, and two tables that share the blocks of 6 tokens."""
+    from nanovllm.paging.block_pool import BlockPool
+    from nanovllm.paging.block_table import BlockTable
+    from nanovllm.paging.sharing import fork
+
+    pool, first = BlockPool(8), BlockTable(4, num_tokens=6)
+    first.grow(pool, 6)
+    return pool, first, fork(pool, first, 6)
+
 
 # %%
 with needs("05", 2, 3, 5):
-    from nanovllm.paging.block_pool import BlockPool
-    from nanovllm.paging.block_table import BlockTable
-    from nanovllm.paging.sharing import copy_on_write, fork, needs_copy
+    from nanovllm.paging.sharing import reserve
 
-    pool = BlockPool(8)
-    first = BlockTable(4)
-    first.grow(pool, 6)
-    first.num_tokens = 6
-    second = fork(pool, first, 6)
-    print(f"{'after the fork':<34}{first.block_ids!s:<12}{second.block_ids}")
+    pool, first, second = two_tables()
+    story, copies = [plots.moment("after the fork", first, second)], []
     for token in range(6, 9):
         for name, table in (("first", first), ("second", second)):
-            did = "writes in place"
-            if needs_copy(pool, table, token):
-                move = copy_on_write(pool, table, token)
-                did = f"copies block {move.old} to {move.new}"
-            elif table.num_missing(token + 1):
-                table.grow(pool, token + 1)
-                did = "takes a new block"
-            table.num_tokens = token + 1
-            line = f"token {token}: {name} {did}"
-            print(f"{line:<34}{first.block_ids!s:<12}{second.block_ids}")
+            reserve(pool, table, token, token + 1, copies)
+            line = f"{name} writes token {token} ({len(copies)} copied)"
+            story.append(plots.moment(line, first, second))
+    plots.fork_steps(story)
+    answer("05", "c")
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-3", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=3
 from grader.student.notebook import check_task
@@ -179,82 +179,21 @@ check_task("05", 5)
 # %% [markdown]
 # ## 3. The block map
 #
-# Your engine on the bundled model: 14 requests that begin alike, a pool of 24 blocks. Each column is a
-# step, each row a block, each colour a request with its number; black is shared by several, grey is free but
-# still findable, white is free.
-# **Predict** which rows become black, and when.
+# Your engine on the bundled model: 14 requests that begin alike, a pool of 24 blocks, eight at a time.
+# Each column is a step, each row a block. **Predict** which rows become black (shared), and when. And
+# which of the two runs has grey blocks (kept: free, but still findable)?
 
 # %%
-SHARED = "Mia's code is 7342. Tom's code is 1589. Ben has a red ball. "
-ASKED = ("Mia's code is", "Tom's code is", "Ben has a red", "Once upon a time")
-prompts = [tokenizer.encode(SHARED + ASKED[i % 4]) for i in range(14)]
-params = [
-    SamplingParams(temperature=0, max_tokens=6 + 11 * i % 37, ignore_eos=True) for i in range(14)
-]
-
-
-def serve(store, seats: int = 8) -> tuple[dict, list, np.ndarray]:
-    """Answers, events, and who held each block after each step: -1 free, -2 shared, -3 cached [B, steps]."""
-    engine = Engine(model, EngineConfig(max_num_seqs=seats, max_num_batched_tokens=96), store=store)
-    for number, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
-        engine.add_request(prompt, one, request_id=number)
-    answers, events, columns = {}, [], []
-    while engine.has_unfinished:
-        for event in engine.step():
-            events.append(event)
-            if isinstance(event, Finished):
-                answers[event.request_id] = event.completion.token_ids
-        owners = store.manager.owners()
-        cached = set(store.cached_blocks())
-        held = [owners.get(block, []) for block in range(store.num_blocks)]
-        columns.append(
-            [
-                (-3 if block in cached else -1)
-                if not h
-                else -2
-                if len(h) > 1
-                else h[0].sequence.request_id
-                for block, h in enumerate(held)
-            ]
-        )
-    return answers, events, np.array(columns).T
-
-
-def draw(grid: np.ndarray, axis: plt.Axes, title: str) -> None:
-    """One colour a request; black shared, grey cached, white free."""
-    picture = np.ones((*grid.shape, 3))
-    picture[grid == -2] = 0.1
-    picture[grid == -3] = 0.85
-    for number in range(14):
-        picture[grid == number] = plt.cm.tab20(number)[:3]
-    axis.imshow(picture, aspect="auto", interpolation="nearest", origin="lower")
-    for block, row in enumerate(grid):
-        ends = [*(np.flatnonzero(np.diff(row)) + 1), len(row)]
-        for start, end in zip([0, *ends], ends, strict=False):
-            if row[start] >= 0 and end - start >= 4:
-                middle = (start + end - 1) / 2
-                axis.text(middle, block, row[start], ha="center", va="center", fontsize=7)
-    axis.set(xlabel="step", ylabel="block", title=title)
-    axis.grid(False)
-
-
 with needs("05", 2, 3, 4, 5, 6, 7):
     from nanovllm.paging.store import PagedStore
 
-    stores = {
-        "with prefix cache": PagedStore(model.config, 24, 16),
-        "without": PagedStore(model.config, 24, 16, enable_prefix_caching=False),
-    }
-    results = {name: serve(store) for name, store in stores.items()}
-    figure, axes = plt.subplots(1, 2, figsize=(12, 4.8), sharey=True)
-    for axis, (name, (_, events, grid)) in zip(axes, results.items(), strict=True):
-        computed = sum(c.length for e in events if isinstance(e, Stepped) for c in e.chunks)
-        gone = sum(isinstance(e, Preempted) for e in events)
-        draw(grid, axis, f"{name}: {computed} tokens computed, {gone} preemptions")
-    figure.tight_layout()
-    plt.show()
-    with_cache, without = (result[0] for result in results.values())
-    print("the same answers:", with_cache == without)
+    model, prompts, params = plots.load()
+    config = model.config
+    cached = plots.serve(model, prompts, params, PagedStore(config, 24))
+    store = PagedStore(config, 24, enable_prefix_caching=False)
+    plain = plots.serve(model, prompts, params, store)
+    plots.block_map({"with a prefix cache": cached, "without": plain})
+    print("the same answers:", cached.answers == plain.answers)
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-4", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=4
 from grader.student.notebook import check_task
@@ -264,36 +203,44 @@ check_task("05", 4)
 # %% [markdown]
 # ## 4. Hit rate
 #
-# Fourteen prompts of 96 tokens, more and more of each shared. **Predict** the hit rate when all are equal:
-# why is it not 13 of 14?
+# ### Experiment 3: under shared prompts
+#
+# The block manager needs no model, so the hit rate can be measured in milliseconds.
+# `plots.alike(shared)` makes 14 requests of 96 tokens, of which the first `shared` are the same for
+# all. `plots.compute(manager, request, found)` commits the tokens of an admitted request of which
+# `found` were there. Write `hit_rate(shared)`: give the requests to a manager of 160 blocks of 16, two
+# at a time. Admit both, compute both, release both. **Predict** (g): the hit rate when all 96 tokens
+# are shared. Why is it not 13 of 14?
 
 # %%
-with needs("05", 2, 3, 4, 5, 6, 7):
-    from nanovllm.paging.store import PagedStore
+predict("05", "g", ...)
 
-    base = tokenizer.encode(SHARED * 6)[:96]
-    assert len(base) == 96
-    rates, shares = [], [0, 16, 32, 48, 64, 80, 96]
-    for shared in shares:
-        store = PagedStore(model.config, 160, 16)
-        engine = Engine(model, EngineConfig(max_num_seqs=2), store=store)
-        for number in range(14):
-            own = [(7 * number + 11 * i) % 300 + 20 for i in range(96 - shared)]
-            engine.add_request(
-                base[:shared] + own, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-            )
-        for _ in engine.run():
-            pass
-        rates.append(store.prefix_stats.hit_rate)
-    figure, axis = plt.subplots(figsize=(6, 3))
-    axis.plot(shares, rates, "o-", label="measured")
-    axis.plot(shares, [share / 96 for share in shares], ":", color="gray", label="what is shared")
-    axis.set(
-        xlabel="tokens shared, of 96", ylabel="hit rate, in tokens", ylim=(0, 1), xticks=shares,
-        title="14 prompts, two at a time",
-    )  # fmt: skip
-    axis.legend()
-    plt.show()
+
+# %% nbgrader={"grade": false, "grade_id": "lab05-experiment-3", "locked": false, "schema_version": 3, "solution": true, "task": false, "cell_type": "code"}
+def hit_rate(shared: int) -> float:
+    """Of all the tokens asked for, the share that was in the prefix cache."""
+    ### BEGIN SOLUTION
+    from nanovllm.paging.manager import BlockManager
+
+    manager, requests = BlockManager(160, 16), plots.alike(shared)
+    for pair in zip(requests[::2], requests[1::2], strict=True):
+        found = [manager.admit(request) for request in pair]
+        for request, tokens in zip(pair, found, strict=True):
+            plots.compute(manager, request, tokens)
+        for request in pair:
+            manager.release(request)
+    return manager.prefix_stats.hit_rate
+    ### END SOLUTION
+
+
+# %%
+with needs("05", 2, 3, 5, 6, 7):
+    plots.hit_rate(hit_rate, shared=[0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96], of=96)
+    answer("05", "g")
+
+# %% [markdown]
+# The steps are as wide as a block. And the two that come first find nothing: neither has computed
+# anything when the other is admitted. So 12 of 14 find 80 of their 96 tokens.
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-6", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=6
 from grader.student.notebook import check_task
@@ -322,44 +269,29 @@ check_task("05", 6)
 # %% [markdown]
 # ## 5. Too small a pool
 #
-# The same requests, with ever fewer blocks. **Predict** what happens to the number of computed tokens
-# with recompute, and what with swap; and whether any answer changes.
+# The same 14 requests, with ever fewer blocks and no prefix cache. **Predict** what happens to the number
+# of computed tokens with recompute, and with swap; and whether any answer changes.
+
+
+# %%
+def in_pool(size: int, kind: str):
+    """The requests in so many blocks."""
+    from nanovllm.paging.store import PagedStore
+
+    more = {"preemption": kind, "num_host_blocks": 64, "enable_prefix_caching": False}
+    return plots.serve(model, prompts, params, PagedStore(config, size, **more))
+
 
 # %%
 with needs("05", 2, 3, 4, 5, 6, 7):
-    from nanovllm.paging.store import PagedStore
-
-    sizes = [8, 9, 10, 12, 16, 24, 32]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.2))
-    same = True
-    for kind, color, width in (("recompute", "C1", 4), ("swap", "C0", 1.5)):
-        computed, gone = [], []
-        for size in sizes:
-            answers, events, _ = serve(
-                PagedStore(
-                    model.config,
-                    size,
-                    16,
-                    preemption=kind,
-                    num_host_blocks=64,
-                    enable_prefix_caching=False,
-                )
-            )
-            same &= answers == with_cache
-            gone.append(sum(isinstance(e, Preempted) for e in events))
-            steps = [e for e in events if isinstance(e, Stepped)]
-            computed.append(sum(c.length for e in steps for c in e.chunks))
-        left.plot(sizes, gone, "o-", color=color, lw=width, label=kind)
-        right.plot(sizes, computed, "o-", color=color, lw=width, label=kind)
-    left.set(xlabel="blocks in the pool", ylabel="preemptions", title="As often with both")
-    right.set(
-        xlabel="blocks in the pool", ylabel="tokens computed", ylim=(0, None),
-        title="Only recompute pays in tokens",
-    )  # fmt: skip
-    left.legend()
-    figure.tight_layout()
-    plt.show()
-    print("the same answers everywhere:", same)
+    found, same = {"recompute": [], "swap": []}, set()
+    for kind, rows in found.items():
+        for size in (8, 10, 12, 16, 24):
+            run = in_pool(size, kind)
+            rows.append((size, run.preemptions, run.computed))
+            same.add(run.answers == plain.answers)
+    plots.small_pools(found)
+    print("the same answers everywhere:", same == {True})
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-7", "locked": true, "points": 20, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=7
 from grader.student.notebook import check_task
@@ -369,40 +301,21 @@ check_task("05", 7)
 # %% [markdown]
 # ## 6. Compaction
 #
-# A pool after some comings and goings. **Predict** how many blocks move, and how many blocks the pool
-# needs afterwards.
+# Five requests were admitted to a pool of 24 blocks of 4, and the second one has ended. **Predict** how
+# many blocks move, and how many blocks the pool needs afterwards.
 
 # %%
 with needs("05", 2, 3, 5, 6, 7, 8):
-    from nanovllm.paging.compaction import compact, span
+    from nanovllm.paging.compaction import compact
     from nanovllm.paging.manager import BlockManager
 
     manager = BlockManager(24, 4, enable_prefix_caching=False)
-    live = {}
-    for number, (name, size) in enumerate((("A", 12), ("B", 30), ("C", 7), ("D", 20), ("E", 9))):
-        live[name] = Request(number, SimulatedSequence(number, size, 9), 0.0, size + 8)
-        manager.admit(live[name])
+    live = plots.admitted(manager, {"A": 12, "B": 30, "C": 7, "D": 20, "E": 9})
     manager.release(live.pop("B"))
-
-    def show(axis: plt.Axes, when: str) -> None:
-        """A cell a block: colour and letter of the table that holds it, and its place there."""
-        for number, (name, request) in enumerate(live.items()):
-            for place, block in enumerate(manager.block_ids(request)):
-                axis.bar(block, 1, 0.94, color=f"C{number}", alpha=0.55)
-                axis.text(block, 0.5, f"{name}{place}", ha="center", va="center", fontsize=8)
-        needed = span(manager)
-        axis.axvline(needed - 0.5, color="black", lw=1.2, ls=":")
-        axis.set(xlim=(-0.6, 23.6), ylim=(0, 1), yticks=[], xticks=range(24))
-        axis.set_title(f"{when}: needs {needed} blocks (dotted)")
-        axis.grid(False)
-
-    figure, (before, after) = plt.subplots(2, 1, figsize=(9, 2.6), sharex=True)
-    show(before, "before")
-    moved = compact(manager)
-    show(after, f"after {moved} moves")
-    after.set_xlabel("block")
-    figure.tight_layout()
-    plt.show()
+    before = {name: manager.block_ids(request) for name, request in live.items()}
+    compact(manager)
+    after = {name: manager.block_ids(request) for name, request in live.items()}
+    plots.compaction(before, after)
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-8", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=8
 from grader.student.notebook import check_task

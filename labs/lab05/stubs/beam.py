@@ -78,7 +78,10 @@ class PagedBeamCache:
 
         Nothing is copied: the new rows are forks of the old, which are freed.
         """
-        raise NotImplementedError("lab05 task 5: PagedBeamCache.reorder")
+        rows = [fork(self.pool, self.rows[parent], self.length) for parent in parents]
+        for row in self.rows:
+            row.free(self.pool)
+        self.rows = rows
 
 
 def paged_beam_search(

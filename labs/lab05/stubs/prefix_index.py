@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nanovllm.batching.errors import require
+from nanovllm.paging.consistency import check_entries
 
 Tokens = tuple[int, ...]
 BlockHash = Callable[[bytes, Tokens, str], bytes]

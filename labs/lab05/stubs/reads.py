@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nanovllm.paging.batch import PagedBatch
@@ -22,6 +22,11 @@ class Rectangle:
 
     slots: Int[Tensor, "N S"]
     context_lens: Int[Tensor, "N"]
+
+    @property
+    def width(self) -> int:
+        """S: the longest context."""
+        return self.slots.shape[1]
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,13 @@ def read_rectangle(
     return Rectangle(blocks * block_size + places % block_size, context_lens)
 
 
+def plan_of(batch: PagedBatch, block_size: int) -> ReadPlan:
+    """The step's plan: its first layer has it worked out, the others find it in the batch."""
+    if block_size not in batch.reads:
+        batch.reads[block_size] = plan_reads(batch, block_size)
+    return batch.reads[block_size]
+
+
 def plan_reads(batch: PagedBatch, block_size: int) -> ReadPlan:
     """Sort a step's sequences into decodes (one query), in groups of equal length, and others."""
     starts, contexts = batch.query_start_loc.tolist(), batch.context_lens.tolist()
@@ -69,6 +81,26 @@ def plan_reads(batch: PagedBatch, block_size: int) -> ReadPlan:
         ),
         tuple((i, spans[i], contexts[i]) for i, n in enumerate(lengths) if n > 1),
     )
+
+
+def gather(
+    cache: Float[Tensor, "B P G D"], block_table: Int[Tensor, "M"], context_len: int
+) -> Float[Tensor, "S G D"]:
+    """The first `context_len` tokens of one sequence, in order, from its blocks.
+
+    >>> cache = torch.arange(6.0).view(3, 2, 1, 1)  # block b holds 2b, 2b + 1
+    >>> gather(cache, torch.tensor([2, 0]), 3).flatten()
+    tensor([4., 5., 0.])
+    """
+    return cache[block_table].flatten(0, 1)[:context_len]
+
+
+def gather_rectangle(
+    cache: Float[Tensor, "B P G D"], slots: Int[Tensor, "N S"]
+) -> Float[Tensor, "N G S D"]:
+    """What stands in a rectangle of slots, as torch's attention wants it: heads before tokens."""
+    rows = cache.flatten(0, 1).index_select(0, slots.flatten())
+    return rows.unflatten(0, slots.shape).transpose(1, 2)
 
 
 def visible_places(

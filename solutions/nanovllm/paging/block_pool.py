@@ -10,17 +10,12 @@ from nanovllm.paging.keeper import Keeper, KeepNothing, Owner, PoolStats
 
 
 class BlockPool:
-    """Blocks 0 .. num_blocks - 1. Every block is free, or held by one or more owners.
-
-    owners: the reverse map, from each held block to those who hold it; the reference count is
-    their number. Free blocks stand in a queue: the next to be given out first. All is O(1) a
-    block, however large the pool.
-    """
+    """Blocks 0 .. num_blocks - 1; those that are free stand in a queue, the next to go first."""
 
     def __init__(self, num_blocks: int, keeper: Keeper | None = None) -> None:
         self.num_blocks = num_blocks
         self.keeper: Keeper = KeepNothing() if keeper is None else keeper
-        self.owners: dict[int, dict[Owner, None]] = {}  # a dict of None is a set with an order
+        self.owners: dict[int, dict[Owner, None]] = {}  # of held blocks; a set with an order
         self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self.stats = PoolStats()
 
@@ -44,7 +39,7 @@ class BlockPool:
     def allocate(self, count: int, owner: Owner) -> list[int]:
         if count > self.num_free:
             self.stats.num_failed += 1
-            self._refuse(count)
+            raise OutOfBlocksError(f"{count} blocks are wanted, {self.num_free} are free.")
         block_ids = [self.free_queue.popitem(last=False)[0] for _ in range(count)]
         for block_id in block_ids:
             self.owners[block_id] = {owner: None}
@@ -58,9 +53,7 @@ class BlockPool:
     def share(self, block_id: int, owner: Owner) -> None:
         held = self.owners.get(block_id)
         if block_id not in self.keeper if held is None else owner in held:
-            raise BlockOwnershipError(
-                f"Block {block_id} cannot be shared: it is free, or this owner has it already."
-            )
+            raise BlockOwnershipError(f"Block {block_id} is free, or has this owner already.")
         if held is None:
             del self.free_queue[block_id]
             held = self.owners[block_id] = {}
@@ -72,7 +65,7 @@ class BlockPool:
         seen: set[int] = set()
         for block_id in block_ids:
             if block_id in seen or owner not in self.owners.get(block_id, ()):
-                self._refuse_free(block_id)
+                raise BlockOwnershipError(f"Block {block_id} is not held, or listed twice.")
             seen.add(block_id)
         for block_id in block_ids:
             del self.owners[block_id][owner]
@@ -90,17 +83,6 @@ class BlockPool:
         self.owners[new] = self.owners.pop(old)
         self.free_queue[old] = None
         self.free_queue.move_to_end(old, last=False)
-
-    def _refuse(self, count: int) -> None:
-        verb = "is" if self.num_free == 1 else "are"
-        raise OutOfBlocksError(
-            f"{count} blocks were asked for, but {self.num_free} of {self.num_blocks} {verb} free."
-        )
-
-    def _refuse_free(self, block_id: int) -> None:
-        raise BlockOwnershipError(
-            f"Block {block_id} cannot be freed: this owner does not hold it, or lists it twice."
-        )
 
     def check(self) -> None:
         blocks = sorted([*self.free_queue, *self.owners])

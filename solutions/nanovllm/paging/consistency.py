@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from nanovllm.batching.errors import require
+from nanovllm.batching.errors import ConfigError, require
 from nanovllm.batching.request import Request
 
 if TYPE_CHECKING:
     from nanovllm.paging.interface import BlockManagerInterface
+    from nanovllm.paging.prefix_index import CachedBlock
 
 
-def check_consistency(manager: BlockManagerInterface, requests: Iterable[Request]) -> None:
+def check_settings(
+    num_blocks: int, block_size: int, num_host_blocks: int = 0, preemption: str = "recompute"
+) -> None:
+    """Raise ConfigError unless a block manager can be made with these."""
+    for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}.")
+    if num_host_blocks < 0:
+        raise ConfigError(f"num_host_blocks must be at least 0, got {num_host_blocks}.")
+    if preemption not in ("recompute", "swap"):
+        raise ConfigError(f'preemption must be "recompute" or "swap", got {preemption!r}.')
+
+
+def check_consistency(
+    manager: BlockManagerInterface,
+    admitted: Iterable[Request],
+    expected: Iterable[Request] | None = None,
+) -> None:
     """Raise InvariantError unless tables, owners, cached blocks and free_tokens agree.
 
-    requests: those that are admitted. For any manager: it uses the public interface only.
+    admitted: the requests that the manager holds blocks of. expected: if given, it must be these.
+    For any manager: it uses the public interface only.
     """
+    admitted = list(admitted)
     owners, unused = manager.owners(), 0
-    for request in requests:
+    for request in admitted:
         blocks = manager.block_ids(request)
         require(len(set(blocks)) == len(blocks), f"{request} has one block in two places")
         for block in blocks:
@@ -34,3 +54,16 @@ def check_consistency(manager: BlockManagerInterface, requests: Iterable[Request
     require(
         manager.free_tokens == free, f"free_tokens is {manager.free_tokens}, but {free} are free"
     )
+    if expected is not None:
+        require(set(admitted) == set(expected), "blocks are held by requests that do not run")
+
+
+def check_entries(entries: Mapping[int, CachedBlock]) -> None:
+    """Raise InvariantError unless each entry is noted under its block, and so is its parent."""
+    for block_id, entry in entries.items():
+        require(entry.block_id == block_id, f"block {block_id} is cached as {entry.block_id}")
+        parent = entry.parent
+        require(
+            parent is None or entries.get(parent.block_id) is parent,
+            f"block {block_id} is cached, but the block before it is not: it cannot be hit",
+        )

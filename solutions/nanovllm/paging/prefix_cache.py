@@ -102,9 +102,8 @@ class PrefixCache:
     def count(self, request: Request, num_hits: int) -> None:
         """Count an admission for the hit rate: all its tokens asked for, `num_hits` found.
 
-        Not one that was preempted before."""
-        ### BEGIN SOLUTION
+        Not one that was preempted before: what it finds it has left there itself.
+        """
         if request.num_preemptions == 0:
             self.stats.queries += request.num_tokens
             self.stats.hits += num_hits
-        ### END SOLUTION

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nanovllm.batching.errors import require
+from nanovllm.paging.consistency import check_entries
 
 Tokens = tuple[int, ...]
 BlockHash = Callable[[bytes, Tokens, str], bytes]
@@ -89,18 +90,12 @@ class PrefixIndex:
     def find(
         self, key: bytes, parent: CachedBlock | None, token_ids: Tokens, salt: str
     ) -> CachedBlock | None:
-        """The cached block with these contents; None if there is none (or another of that key)."""
         found = self.by_key.get(key)
         return found if found is not None and found.holds(parent, token_ids, salt) else None
 
     def insert(
         self, key: bytes, parent: CachedBlock | None, token_ids: Tokens, salt: str, block_id: int
     ) -> CachedBlock | None:
-        """Make a computed block findable; the entry that has these contents from now on.
-
-        If there is one already, it stays, and it is returned. If the key leads to a block with
-        other contents (a collision), that one stays, and None is returned.
-        """
         if key in self.by_key:
             return self.find(key, parent, token_ids, salt)
         entry = CachedBlock(key, parent, token_ids, salt, block_id)
@@ -108,29 +103,18 @@ class PrefixIndex:
         return entry
 
     def evict(self, block_id: int) -> None:
-        """Forget what was in a block: it has been given to somebody else."""
         entry = self.by_block.pop(block_id)
         del self.by_key[entry.key]
 
     def move(self, old: int, new: int) -> None:
-        """The content of block `old` is in block `new` from now on, if it was known at all."""
         entry = self.by_block.pop(old, None)
         if entry is not None:
             entry.block_id = new
             self.by_block[new] = entry
 
     def check(self) -> None:
-        """Raise InvariantError unless both ways agree and no block has lost its parent."""
-        require(
-            set(self.by_key.values()) == set(self.by_block.values()), "the index is of two minds"
-        )
-        for block_id, entry in self.by_block.items():
-            require(entry.block_id == block_id, f"block {block_id} is cached as {entry.block_id}")
-            require(self.by_key.get(entry.key) is entry, f"block {block_id} has another's key")
-            parent = entry.parent
-            require(
-                parent is None or self.by_block.get(parent.block_id) is parent,
-                f"block {block_id} is cached, but the block before it is not: it cannot be hit",
-            )
+        by_block = {entry.block_id: entry for entry in self.by_key.values()}
+        require(by_block == self.by_block, "key and block lead to different entries")
+        check_entries(self.by_block)
 
     ### END SOLUTION

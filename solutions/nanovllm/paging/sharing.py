@@ -1,8 +1,32 @@
 """Fork and copy-on-write: two sequences hold the same blocks until one of them has to write."""
 
+from nanovllm.batching.request import Request
 from nanovllm.paging.block_pool import BlockPool
 from nanovllm.paging.block_table import BlockTable, blocks_for
 from nanovllm.paging.transfers import Direction, Transfer
+
+
+class Siblings:
+    """The tables of admitted samples, by their request: samples of one have the same prompt."""
+
+    def __init__(self) -> None:
+        self.tables: dict[int, dict[Request, BlockTable]] = {}  # by request id
+
+    def add(self, request: Request, table: BlockTable) -> None:
+        """The sample has been admitted."""
+        self.tables.setdefault(request.sequence.request_id, {})[request] = table
+
+    def remove(self, request: Request) -> None:
+        """The sample leaves."""
+        samples = self.tables[request.sequence.request_id]
+        del samples[request]
+        if not samples:
+            del self.tables[request.sequence.request_id]
+
+    def furthest(self, request: Request) -> BlockTable | None:
+        """Of the admitted samples of the same request, the table with most tokens stored."""
+        samples = self.tables.get(request.sequence.request_id, {}).values()
+        return max(samples, key=lambda table: table.num_tokens, default=None)
 
 
 def fork(pool: BlockPool, table: BlockTable, num_tokens: int) -> BlockTable:
