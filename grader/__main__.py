@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import track
 from rich.table import Table
 
 from grader.classroom.classroom_command import autograde, classroom
@@ -103,6 +104,44 @@ def variants(
         for line in lost:
             console.print(f"    {line}", markup=False, highlight=False)
     raise typer.Exit(1 if wrong else 0)
+
+
+@app.command()
+def mutants(
+    lab: str,
+    most: Annotated[int, typer.Option(min=1, help="How many at most.")] = 150,
+    seed: Annotated[int, typer.Option(help="Which ones.")] = 0,
+    variant: Annotated[str, typer.Option(help="Of this right variant, not the reference.")] = "",
+) -> None:
+    """Change a solution in small ways and show which changes no check and no scenario notices."""
+    import tempfile
+
+    from grader.authoring import mutants as bank
+    from grader.authoring import variants as others
+
+    chosen = find_lab(lab)
+    with tempfile.TemporaryDirectory() as folder:
+        solved = chosen.reference
+        if variant:
+            [patch] = [path for path in others.kept(chosen) if path.stem == variant]
+            others.write(patch, chosen, Path(folder))
+            solved = Path(folder) / chosen.package
+        found = []
+        planted = bank.mutants(chosen, solved, most, seed)
+        for verdict in track(bank.verdicts(chosen, solved, planted), "trying", len(planted)):
+            found.append(verdict)
+            if not verdict.noticed and not verdict.reason:
+                where = f"{verdict.mutant.file}:{verdict.mutant.line}"
+                print(
+                    f"{where}\n    {verdict.mutant.before}\n    {verdict.mutant.after}", flush=True
+                )
+    counted = [verdict for verdict in found if not verdict.reason]
+    checks = sum(verdict.noticed == "checks" for verdict in counted)
+    both = sum(bool(verdict.noticed) for verdict in counted)
+    console.print(
+        f"{len(found)} mutants, {len(found) - len(counted)} of them change nothing; noticed by "
+        f"checks {checks / len(counted):.1%}, by checks and scenarios {both / len(counted):.1%}"
+    )
 
 
 @app.command()

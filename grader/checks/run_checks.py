@@ -45,6 +45,7 @@ class Run:
     task: int | None = None
     seed: int = 0
     unblocked: bool = False
+    first: bool = False  # stop at the first failure
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def run_checks(run: Run) -> Record:
         arguments += ["-k", f"task{run.task}"] if run.task else []
         arguments += ["--reference"] if run.package is None else []
         arguments += ["--unblocked"] if run.unblocked else []
+        arguments += ["--exitfirst"] if run.first else []
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             pytest.main(arguments)

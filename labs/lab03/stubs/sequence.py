@@ -114,7 +114,8 @@ class Sequence:
         - a token id, if `armed`: one of eos_token_ids unless params.ignore_eos, or one of
           params.stop_token_ids. finish_reason "stop"; stop_reason None for an end-of-sequence id
           that is not ignored (also where it is a stop id too), else the id. The token's own text
-          is left out, unless params.include_stop_str_in_output; it is not searched for stop strings.
+          is left out, unless params.include_stop_str_in_output; then it is not searched for stop
+          strings.
         - a complete stop string, if `armed`: "stop", and stop_reason is the string.
         - no room for a further token: params.max_tokens of output (the prompt is not counted,
           None is no limit), or max_model_len of prompt and output: "length".

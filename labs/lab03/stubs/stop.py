@@ -9,11 +9,11 @@ class StopStrings:
     `StopStrings(stops, include_stop_str=False)`; `matched` is the stop string found, None before.
 
     `push(piece, armed=True)` takes a piece of text and returns what may be shown now: everything
-    but the longest end of the text that is a beginning, not the whole, of a stop string. A stop string counts
-    when its last character comes in an armed push; of several the one that ends first wins, of
-    two that end together the longer. Then `matched` names it, the text before it is returned
-    (with include_stop_str also the stop string itself), and all that follows is dropped: a push
-    after a match returns "". A stop string that was complete before, while not armed, is
+    but the longest end of the text that is a beginning, not the whole, of a stop string. A stop
+    string counts when its last character comes in an armed push; of several the one that ends
+    first wins, of two that end together the longer. Then `matched` names it, the text before it is
+    returned (with include_stop_str also the stop string itself), and all that follows is dropped:
+    a push after a match returns "". A stop string that was complete before, while not armed, is
     ordinary text and never counts.
 
     `flush()` returns what is held back: no more text will come. After a match, or after another
