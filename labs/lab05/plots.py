@@ -92,7 +92,7 @@ def capacity(peak: Callable[[str, int], int], guess: float | None = None) -> Non
         axis.set(xlabel="memory, in tokens")
         axis.grid(axis="x", visible=False)
     left.set(ylabel="requests at once, at most")
-    left.set_title(f"capacity, for a trace of {len(TRACE)} requests (no more can run)", fontsize=9)
+    left.set_title(f"capacity, for a trace of {len(TRACE)} requests in all", fontsize=9)
     left.legend(loc="upper left")
     right.set(ylabel="times as many", ylim=(0, 1.25 * max(times.max(), guess or 0)))
     right.set_title("blocks against first fit", fontsize=9)

@@ -161,7 +161,7 @@ with needs("05", 2, 3, 5):
     for token in range(6, 9):
         for name, table in (("first", first), ("second", second)):
             reserve(pool, table, token, token + 1, copies)
-            line = f"{name} writes token {token} ({len(copies)} copied)"
+            line = f"{name} writes token {token} ({len(copies)} copied so far)"
             story.append(plots.moment(line, first, second))
     plots.fork_steps(story)
     answer("05", "c")
