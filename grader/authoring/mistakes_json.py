@@ -42,8 +42,8 @@ def mistake_digests(lab: Lab) -> dict[str, str]:
     """For each mistake one digest of all that its record depends on.
 
     That is the code of the lab's reference, of the checks of its task, of what these import from
-    the grader, and the mistake itself. Docstrings, comments, markers and hints do not count, nor
-    where in the grader a module lies.
+    `grader.checks`, and the mistake itself. Docstrings, comments, markers and hints do not count,
+    nor where in the grader a module lies.
     """
     common = [f"{path.name} {_code(path)}" for path in sorted(lab.reference.glob("*.py"))]
     common += sorted(_code(CHECKS / name) for name in OBSERVERS)
@@ -76,8 +76,9 @@ def _seen(mistake: Mistake, record: dict[str, Any]) -> dict[str, dict[str, Any]]
 
 
 def _with_helpers(checks: Path) -> str:
-    """The code of a file of checks and of the grader's modules that it imports."""
-    names = re.findall(r"^from (grader\.[\w.]+) import", checks.read_text(encoding="utf-8"), re.M)
+    """The code of a file of checks and of what it imports from `grader.checks`."""
+    source = checks.read_text(encoding="utf-8")
+    names = re.findall(r"^from (grader\.checks\.[\w.]+) import", source, re.MULTILINE)
     helpers = [ROOT / f"{name.replace('.', '/')}.py" for name in names]
     parts = [_code(path) for path in helpers if path.is_file()]
     return _digest([checks.name, _code(checks), *sorted(parts)])
