@@ -60,6 +60,9 @@ def test_none():
 """
 
 
+PLACE = "(nanovllm/model/more.py)"
+
+
 @pytest.fixture
 def course(tmp_path: Path) -> Course:
     """The small course, whose more.py starts empty and has two public names."""
@@ -105,8 +108,8 @@ def statuses(course: Course) -> dict[str, tuple[str, str]]:
 
 def test_an_empty_file_is_to_do_and_its_task_blocks_others(course: Course) -> None:
     found = statuses(course)
-    assert found["test_triple"] == ("todo", "lab02 task 1: triple is not written yet")
-    assert found["test_box"] == ("todo", "lab02 task 1: Box is not written yet")
+    assert found["test_triple"] == ("todo", f"lab02 task 1: triple is not written yet {PLACE}")
+    assert found["test_box"] == ("todo", f"lab02 task 1: Box is not written yet {PLACE}")
     assert found["test_six"][0] == "todo"  # its own stub comes first
     done = course.lab("check", "2")
     assert "Traceback" not in done.stdout + done.stderr
@@ -121,7 +124,7 @@ def test_one_name_of_two_earns_what_it_does(course: Course) -> None:
     more(course).write_text(RIGHT)
     found = statuses(course)
     assert found["test_triple"] == ("passed", "")
-    assert found["test_box"] == ("todo", "lab02 task 1: Box is not written yet")
+    assert found["test_box"] == ("todo", f"lab02 task 1: Box is not written yet {PLACE}")
     assert "not written yet: Box, six." in course.lab("pack", "2").stderr
 
 

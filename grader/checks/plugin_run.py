@@ -24,6 +24,8 @@ def not_written(error: BaseException, lab: str, task: int) -> tuple[Status, str]
         return Status.BLOCKED, f"blocked by task {absent.task}"
     place = student_place(error)
     where = f" ({shown_path(place[0])}:{place[1]})" if place else ""
+    if absent.path and not place:
+        where = f" ({shown_path(absent.path)})"
     return Status.TODO, f"{absent} is not written yet{where}"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from grader.course.lab_toml import Lab, labs
+from grader.course.lab_toml import Lab, find_lab, labs
 from grader.course.paths import LABS, student_package
 from grader.course.stubs import definitions, public_names
 
@@ -31,6 +31,16 @@ class Unwritten:
 
     def __str__(self) -> str:
         return f"{self.lab} task {self.task}: {self.name}"
+
+    @property
+    def path(self) -> Path | None:
+        """The student's file that it belongs into; None for a helper's stub."""
+        lab = find_lab(self.lab)
+        for symbol in lab.task_of_symbol:
+            module, _, qualname = symbol.partition(":")
+            if self.name in (qualname, qualname.partition(".")[0]):
+                return lab.mine / f"{module.replace('.', '/')}.py"
+        return None
 
 
 def unwritten(error: BaseException) -> Unwritten | None:
