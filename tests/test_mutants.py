@@ -1,0 +1,33 @@
+"""Mutants change what a student writes, nothing else, and are noticed or not."""
+
+from __future__ import annotations
+
+import ast
+
+from grader.authoring import mutants
+from grader.authoring.mutants import Mutant, own_lines
+from grader.course.lab_toml import Lab, find_lab
+from grader.course.stubs import lab_stubs
+
+
+def test_only_lines_of_the_student_are_changed(lab: Lab) -> None:
+    found = mutants.mutants(lab, lab.reference, most=12, seed=1)
+    assert len(found) == 12 == len({mutant.key for mutant in found})
+    stubs = lab_stubs(lab)
+    for mutant in found:
+        source = (lab.reference / mutant.file).read_text()
+        assert mutant.line in own_lines(stubs[mutant.file], source)
+        assert ast.dump(ast.parse(mutant.source)) != ast.dump(ast.parse(source))
+
+
+def test_what_changes_nothing_is_not_noticed_and_what_does_is() -> None:
+    lab = find_lab("02")
+    source = (lab.reference / "norms.py").read_text()
+    wrong = source.replace("mean_square + eps", "mean_square")
+    assert wrong != source
+    same = Mutant("norms.py", 1, "", "", source + "\n")
+    made = [same, Mutant("norms.py", 23, "+ eps", "", wrong)]
+    assert [verdict.noticed for verdict in mutants.verdicts(lab, lab.reference, made)] == [
+        "",
+        "checks",
+    ]
