@@ -42,6 +42,14 @@ def parts(quick: bool, threads: int, vllm_python: str | None) -> dict[str, Part]
         ),
         "memory": lambda: runs.run_memory(32768, 2048, 16, 250, report),
         "policies": lambda: runs.run_policies(200, 20.0, 0),
+        # what labs 02 to 05 build, without the compiled step, beside transformers' static batches
+        **{
+            f"plain-{model}{suffix}": throughput(
+                model, ["nanovllm-plain", TRANSFORMERS[1]], 3, **kind
+            )
+            for model in ("tiny", "mid")
+            for suffix, kind in (("", {}), ("-float32", {"dtype": "float32"}))
+        },
         # one at a time is too slow for every round: it has its own short run
         "throughput-tiny": throughput("tiny", [*TRANSFORMERS[1:], *vllm, *own], rounds),
         # vLLM's kernels for bfloat16 want a processor that has it
