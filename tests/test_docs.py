@@ -13,8 +13,12 @@ from pathlib import Path
 import pytest
 
 from grader.authoring import hours
+from grader.checks.card import CheckInfo
+from grader.course import integrity
 from grader.course.lab_toml import Lab
 from grader.course.paths import ROOT
+from grader.student import hints
+from grader.student_files.lab_state import LabState
 
 SECTIONS = [
     "Outcome",
@@ -191,3 +195,10 @@ def test_links_between_files_work(path: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         if not target.startswith("http"):
             assert ((ROOT / path).parent / target).exists(), f"{path} links to {target}"
+
+
+def test_the_hint_command_of_a_card_names_one_check(lab: Lab) -> None:
+    for check in integrity.read(lab).checks.values():
+        info = CheckInfo(check.id, lab.key, check.task, check.title, check.points, 0)
+        word = info.hint_command.split()[-1]
+        assert hints.ladder(lab, word, LabState()).check.id == check.id

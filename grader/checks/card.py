@@ -11,6 +11,8 @@ from pathlib import Path
 from grader.checks.compare import describe
 from grader.checks.expect import ExpectationFailed
 from grader.checks.unwritten import lacking
+from grader.course import checks_json
+from grader.course.lab_toml import find_lab
 from grader.course.paths import LABS, ROOT
 
 # What Triton's interpreter says in its own words: a part of its message, and what is meant.
@@ -41,7 +43,11 @@ class CheckInfo:
 
     @property
     def hint_command(self) -> str:
-        return f"lab hint {self.lab.removeprefix('lab')} {self.name}"
+        """With the file's name where two checks of the lab have one name."""
+        known = checks_json.read(find_lab(self.lab)).checks.values()
+        alone = sum(check.name == self.name for check in known) < 2
+        word = self.name if alone else self.id.rpartition("/")[2]
+        return f"lab hint {self.lab.removeprefix('lab')} {word}"
 
     @property
     def replay_command(self) -> str:
