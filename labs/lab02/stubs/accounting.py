@@ -35,9 +35,9 @@ def matmul_parameters(config: ModelConfig) -> int:
 
 
 def weight_count(config: ModelConfig) -> int:
-    """All weights of the model: `matmul_parameters`, the embedding, and what else has E columns.
+    """All weights of the model: `matmul_parameters`, the embedding, and two more with E columns.
 
-    That is the output matrix, unless it is tied to the embedding, and GPT-2's learned positions.
+    These are the output matrix, unless it is tied to the embedding, and GPT-2's learned positions.
 
     >>> weight_count(ModelConfig("llama", 9, 4, 1, 2, 1, 2, 6, 16))
     192
@@ -141,7 +141,7 @@ def step_seconds(
     flops_per_second: float,
     dtype_bytes: int = 2,
 ) -> float:
-    """The least time a step can take where bytes move while sums are done (one row of logits).
+    """The larger of the time to move the bytes and the time to compute (one row of logits).
 
     >>> config = ModelConfig("llama", 9, 4, 1, 2, 1, 2, 6, 16)
     >>> step_seconds(config, 1, 2, bytes_per_second=336.0, flops_per_second=3600.0)

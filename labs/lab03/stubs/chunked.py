@@ -26,7 +26,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class PrefillCost:
-    """What reading a prompt costs; only the peak depends on the chunk size."""
+    """What reading a prompt costs; all but `tokens_computed` depends on the chunk size."""
 
     steps: int
     tokens_computed: int

@@ -145,7 +145,7 @@ class SizeQueues(Policy):
     """Three queues by size, the shorter first; a request that waits moves up a queue at a time.
 
     The key is its queue: 0 if its limit is at most `small` tokens, 1 if at most `medium`, else 2.
-    It is one less for each full `patience` in the queue, all stays together, and never below 0:
+    It is one less for each full `patience` of all its time in the queue, and never below 0:
     nobody starves.
 
     >>> from nanovllm.batching.simulated import SimulatedSequence

@@ -29,7 +29,7 @@ class KVStore(Protocol):
 
     @property
     def free_tokens(self) -> int:
-        """Places that hold no token; in a slot, they wait for its owner's."""
+        """Places that hold no token, also those in a slot that only its owner can use."""
 
     def fits(self, num_tokens: int) -> bool:
         """Whether a request of so many tokens could be held if it were the only one."""

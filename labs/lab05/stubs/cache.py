@@ -73,7 +73,7 @@ class PagedCache:
         raise NotImplementedError("lab05 task 4: PagedCache.write")
 
     def copy_blocks(self, pairs: Pairs) -> None:
-        """Copy whole blocks on the device, K and V of all layers; no block is in two roles."""
+        """Copy whole blocks, K and V of all layers; no block is both read and written."""
         raise NotImplementedError("lab05 task 4: PagedCache.copy_blocks")
 
     def swap_out(self, pairs: Pairs) -> None:

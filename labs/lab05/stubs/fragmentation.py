@@ -101,7 +101,7 @@ class FirstFit(Allocator):
 
 
 class Buddy(Allocator):
-    """Pieces whose lengths are powers of two; halves of a piece are buddies. So is `size` one."""
+    """Pieces whose lengths are powers of two, `size` too; the halves of a piece are buddies."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)

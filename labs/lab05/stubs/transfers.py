@@ -1,4 +1,4 @@
-"""Blocks to be copied before a step writes: noted by the books, carried out by the cache."""
+"""Blocks to be copied before a step writes: noted by the block manager, copied by the cache."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

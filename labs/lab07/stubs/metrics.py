@@ -43,8 +43,8 @@ class Metrics:
     - `ttft`: from Queued to the first token. `itl`: between one token of a sample and the next,
       whatever came between. `generation_tokens`: tokens.
     - `queue`: from Queued to the first Admitted. `prefill`: from there to the first token.
-    - Of a Finished only: `e2e` from Queued; `decode` from the first token to the last; `tpot`, the
-      decode time over the tokens after the first, where there are any.
+    - Of a Finished only: `e2e` from Queued to it; `decode` from the first token to the last;
+      `tpot`, the decode time over the tokens after the first, where there are any.
     - `ended[reason]`: the finish_reason of a Finished, "abort" of an Aborted, "error" of a Failed.
     - `preemptions`: Preempted. `prompt_tokens` and `prefix_queries`: num_tokens of Prefilled.
     - `step_tokens`: the tokens of all chunks of a Stepped, one observation a step. `prefix_hits`:

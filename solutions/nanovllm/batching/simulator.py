@@ -16,7 +16,7 @@ from nanovllm.generation.latency import ManualClock, Timeline, percentile, timel
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step costs in seconds: a base, so much a token computed, so much a place read."""
+    """The seconds of a step: a base, and more for each token computed and each place read."""
 
     base: float = 0.004
     per_token: float = 0.0002

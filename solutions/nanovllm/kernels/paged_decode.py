@@ -126,7 +126,7 @@ def paged_decode(
     With a window, over the last `window` of them. Each visible key and value is read once for
     all the query heads that share it, and nothing else of the caches is read. An empty context
     gives zeros. `scale` is D ** -0.5 unless given; sums are float32, rounded to the type of
-    `out` at the end. Rows of block_tables and context_lens are contiguous.
+    `out` at the end. A row of block_tables, and context_lens, is contiguous.
 
     >>> one = torch.ones(1, 1, 1)  # N, H, D
     >>> k = torch.zeros(2, 2, 1, 1)  # all keys alike: the values' mean

@@ -1,4 +1,4 @@
-"""The one seam between the model and whatever keeps K and V (given)."""
+"""The one interface between the model and whatever keeps K and V (given)."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class PagedCache:
         ### END SOLUTION
 
     def copy_blocks(self, pairs: Pairs) -> None:
-        """Copy whole blocks on the device, K and V of all layers; no block is in two roles."""
+        """Copy whole blocks, K and V of all layers; no block is both read and written."""
         ### BEGIN SOLUTION
         old, new = self._columns(pairs)
         self.k[:, new] = self.k[:, old]

@@ -117,7 +117,7 @@ class BlockManagerInterface(SchedulingStore, Protocol):
     num_blocks: int
     block_size: int
     transfers: list[Transfer]
-    """Copies to be made, in order, before the next write; who makes one strikes it off."""
+    """Copies to be made, in order, before the next write; whoever makes one removes it."""
 
     @property
     def prefix_stats(self) -> PrefixStats | None:

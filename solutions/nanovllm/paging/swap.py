@@ -38,7 +38,7 @@ class SwapSpace:
         `stats.times_full`, without room for all.
 
         Only blocks with stored tokens go. The table is left as it is: its owner frees its
-        blocks after this, and need not wait, for the copies are noted first.
+        blocks at once after this: copies are made in the order noted, before anything is written.
         """
         ### BEGIN SOLUTION
         block_ids = table.block_ids[: blocks_for(table.num_tokens, table.block_size)]

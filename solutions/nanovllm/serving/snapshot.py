@@ -63,7 +63,8 @@ def kv_facts(store: Any) -> dict[str, Any]:
 
 
 def engine_state(engine: Engine, names: Names) -> dict[str, Any]:
-    """`kv`, `running` in order of admission, and `waiting` in the order they will be admitted.
+    """A dict: `kv` (`kv_facts` of the store), and lists of `request_row`, `running` in order of
+    admission and `waiting` (with False) in the order they will be admitted.
 
     Only plain data leaves: nothing in it changes when the engine goes on. To be called in the
     engine's thread, between two steps.

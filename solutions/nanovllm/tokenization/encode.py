@@ -20,8 +20,8 @@ def split_special(text: str, tokens: Collection[AddedToken]) -> list[str | Added
     """Cut text at every occurrence of one of the tokens; the text between stays text.
 
     From left to right; where several tokens begin at one place the longest wins. Where a token's
-    `extent` is None it is not there; what it takes from text already cut it leaves. No empty
-    strings in the result.
+    `extent` is None it is not there. An extent that reaches back into the one before begins where
+    that one ended. No empty strings in the result.
 
     >>> end = AddedToken("<|end|>", 7)
     >>> [p if isinstance(p, str) else p.id for p in split_special("a<|end|><|end|>b", [end])]
@@ -94,8 +94,8 @@ class Encoder:
       a name that is no special token raises TokenizerError. Added tokens that are not special are
       always found.
     - Added tokens are cut out of the text as it is given, unless they are `normalized`: those are
-      cut out of the normalized text between the others, where their normalized content is looked
-      for. Lone surrogates in the text become U+FFFD (`well_formed`).
+      cut out of the normalized text between the tokens that are not, where their normalized content
+      is looked for. Lone surrogates in the text become U+FFFD (`well_formed`).
     - `spec.normalize` and then `spec.words` turn the text between added tokens into words. `start`
       is true for a part at the very beginning of the text, unless the text `continues` an earlier
       one. Merges stay inside a word; a pair that is listed twice has its first rank.
