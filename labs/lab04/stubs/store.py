@@ -59,7 +59,7 @@ class KVStore(Protocol):
         """The request leaves, but will be admitted again (preemption)."""
 
     def forget(self, request: Request) -> None:
-        """A suspended request will not be admitted again."""
+        """A request in the queue will not be admitted, or not again: nothing of it is here."""
 
     def release(self, request: Request) -> None:
         """The request leaves for good."""

@@ -118,8 +118,8 @@ class EngineInterface(Protocol):
     clock=time.perf_counter, make_scheduler=Scheduler)`. Without a config it is EngineConfig();
     without a store, a SlotStore with a slot of `max_model_len` places for each of
     config.max_num_seqs requests, in the dtype and on the device of the model's weights. What is
-    given is found again under the same names, beside those below. ConfigError if
-    config.max_model_len is more than the model's `max_position`.
+    given, but for `make_scheduler`, is found again under the same names, beside those below.
+    ConfigError if config.max_model_len is more than the model's `max_position`.
 
     `step` is called from one thread. `add_request` and `abort` may be called from any thread, at
     any moment: they only leave a note, which the next step reads.

@@ -64,10 +64,11 @@ def simulate(trace: Sequence[Arrival], scheduler: SchedulerInterface, cost: Step
     """Replay a trace through a scheduler whose clock is a ManualClock at 0.
 
     A request is added when the clock has reached its arrival, whatever its place in the trace,
-    and reports a Queued with that time; with nobody to run, the clock jumps to the next one. A
-    step moves the clock by its cost; then the store commits the plan, the scheduler updates,
-    `_events` gives out tokens and ends requests, and the scheduler observes the step's seconds.
-    The request in place i of the trace is number i; its limit is prompt + output - 1.
+    and reports a Queued with that time; when the scheduler has no work, the clock jumps to the
+    next one. A step, with chunks or without, moves the clock by its cost; then the store commits
+    the plan, the scheduler updates, `_events` gives out tokens and ends requests, and the scheduler
+    observes the step's seconds. The request in place i of the trace is number i; its limit is
+    prompt + output - 1.
 
     Raises:
         RuntimeError: three steps in a row had work and computed nothing.
