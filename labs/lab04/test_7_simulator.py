@@ -86,17 +86,18 @@ def test_simulate():
         cause="a simulation that gets nowhere must say so, not hang",
     )
 
-    class Slow(CountingStore):
-        """It lets somebody in only when it is asked for the third time."""
+    slow, moments = None, set()
 
-        asked = 0
+    class Slow(CountingStore):
+        """It lets somebody in at every third moment at which it is asked."""
 
         def can_admit(self, request):
-            self.asked += 1
-            return self.asked % 3 == 0
+            moments.add(slow.clock())
+            return len(moments) % 3 == 0
 
     def patient(count):
-        slow = scheduler_of(seats=1)
+        nonlocal slow, moments
+        slow, moments = scheduler_of(seats=1), set()
         slow.store = Slow(100)
         try:
             return times(simulate([Arrival(0.0, 2, 1)] * count, slow, StepCost(1.0, 0.0, 0.0)))

@@ -94,7 +94,7 @@ class SchedulerInterface(Protocol):
     def observe(self, seconds: float) -> None:
         """A step took so long: the budget learns it, and which share of the store is free now.
 
-        Called once after each step that computed something.
+        An engine calls it once after each step that computed something, the simulator after each.
         """
 
     def end(self, request: Request, status: Status) -> None:
@@ -148,7 +148,8 @@ class EngineInterface(Protocol):
 
         Each of its n samples becomes a Request of its own. Without a request_id, the smallest
         number that was not given out yet and is not in use. deadline: seconds from now in which
-        the answer should be complete. A refused request leaves nothing behind.
+        the answer should be complete. A refused request leaves nothing behind, but its
+        number is given out.
 
         Raises:
             RequestError: it can never be answered (`make_sequences`, or `refuse_unfit`).

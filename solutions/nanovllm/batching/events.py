@@ -55,7 +55,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class ChunkRun:
-    """One chunk of a step that was computed."""
+    """One chunk of the plan of a step."""
 
     request_id: int
     index: int
