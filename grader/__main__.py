@@ -112,6 +112,7 @@ def mutants(
     most: Annotated[int, typer.Option(min=1, help="How many at most.")] = 150,
     seed: Annotated[int, typer.Option(help="Which ones.")] = 0,
     variant: Annotated[str, typer.Option(help="Of this right variant, not the reference.")] = "",
+    jobs: Annotated[int, typer.Option(help="At a time; 0: one a processor.")] = 0,
 ) -> None:
     """Change a solution in small ways and show which changes no check and no scenario notices."""
     import tempfile
@@ -128,19 +129,28 @@ def mutants(
             solved = Path(folder) / chosen.package
         found = []
         planted = bank.mutants(chosen, solved, most, seed)
-        for verdict in track(bank.verdicts(chosen, solved, planted), "trying", len(planted)):
+        for verdict in track(bank.verdicts(chosen, solved, planted, jobs), "trying", len(planted)):
             found.append(verdict)
-            if not verdict.noticed and not verdict.reason:
-                where = f"{verdict.mutant.file}:{verdict.mutant.line}"
-                print(
-                    f"{where}\n    {verdict.mutant.before}\n    {verdict.mutant.after}", flush=True
-                )
+            told = ""
+            if verdict.named_wrongly:
+                told = f"the card of {verdict.check} names a mistake in {verdict.named}"
+            elif verdict.noticed == "scenarios":
+                told = f"only the scenario {verdict.check} notices it"
+            elif not verdict.noticed and not verdict.reason:
+                told = "nobody notices it"
+            if told:
+                change = verdict.mutant
+                print(f"{change.file}:{change.line}: {told}", flush=True)
+                print(f"    {change.before}\n    {change.after}", flush=True)
     counted = [verdict for verdict in found if not verdict.reason]
     checks = sum(verdict.noticed == "checks" for verdict in counted)
     both = sum(bool(verdict.noticed) for verdict in counted)
+    named = [verdict for verdict in counted if verdict.named]
     console.print(
         f"{len(found)} mutants, {len(found) - len(counted)} of them change nothing; noticed by "
-        f"checks {checks / len(counted):.1%}, by checks and scenarios {both / len(counted):.1%}"
+        f"checks {checks / len(counted):.1%}, by checks and scenarios {both / len(counted):.1%}; "
+        f"{len(named)} cards name a mistake, {sum(v.named_wrongly for v in named)} of them one "
+        "that lies elsewhere"
     )
 
 

@@ -13,6 +13,7 @@ from grader.checks.card import CheckInfo, failure_card
 from grader.checks.compare import difference
 from grader.checks.expect import ExpectationFailed
 from grader.checks.fingerprint import fingerprint, matches
+from grader.checks.known_mistakes import KnownMistake, telling
 
 
 class AlwaysEqual:
@@ -90,9 +91,21 @@ def test_named_mistake_replaces_the_general_cause() -> None:
     with pytest.raises(ExpectationFailed) as caught:
         expect(1, 2, cause="general")
     info = CheckInfo("labs/lab01/test_1_x.py::test_y", "lab01", 1, "Title", 5, 0)
-    card = failure_card(info, caught.value, ["You did this."])
-    assert "You did this." in card
+    card = failure_card(info, caught.value, [KnownMistake("a", "You did this.", sure=True)])
+    assert "mistake   You did this." in card
     assert "general" not in card
+
+
+def test_what_fits_others_too_is_no_fact() -> None:
+    info = CheckInfo("labs/lab01/test_1_x.py::test_y", "lab01", 1, "Title", 5, 0)
+    sure, unsure = (KnownMistake(name, f"You {name}.", name == "sure") for name in ("sure", "not"))
+    for known in ([unsure], [sure, unsure]):
+        card = failure_card(info, ValueError("x"), known)
+        assert "perhaps   You" in card and "mistake" not in card
+    shows = [[1, 2], torch.ones(3), "text", {"a": 1}]
+    fits_others = [1, True, None, 0.5, [], "", ValueError("x"), TimeoutError()]
+    assert all(telling(fingerprint(value)) for value in shows)
+    assert not any(telling(fingerprint(value)) for value in fits_others)
 
 
 def test_raises_wants_the_error_and_its_message() -> None:

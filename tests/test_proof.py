@@ -83,7 +83,7 @@ def test_planted_mistakes_are_recognised_again(lab: Lab) -> None:
 def test_a_card_names_the_mistake(lab: Lab, tmp_path: Path) -> None:
     mistake = mistakes.bank(lab)[0]
     mistakes.plant(mistake, lab, tmp_path)
-    [record] = fresh_processes(run_checks, [Run(lab.key, tmp_path, mistake.task)], 1)
+    [record] = fresh_processes(run_checks, [Run(lab.key, tmp_path, f"task{mistake.task}")], 1)
     assert mistake.name in {outcome.mistake for outcome in record.outcomes}
     assert " ".join(mistake.says.split())[:40] in " ".join(re.sub("│", "", record.printed).split())
 

@@ -90,7 +90,7 @@ def _try(work: tuple[Mistake, Lab]) -> tuple[Mistake, Record]:
     mistake, lab = work
     with tempfile.TemporaryDirectory() as folder:
         plant(mistake, lab, Path(folder))
-        return mistake, run_checks(Run(lab.key, Path(folder), mistake.task))
+        return mistake, run_checks(Run(lab.key, Path(folder), f"task{mistake.task}"))
 
 
 def findings(lab: Lab, chosen: list[Mistake] | None = None) -> Iterator[Finding]:

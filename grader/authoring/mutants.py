@@ -15,22 +15,26 @@ import resource
 import shutil
 import signal
 import tempfile
+import time
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from grader.authoring import variants
+from grader.authoring import mistakes, variants
 from grader.checks import observation_json, scenarios
+from grader.checks.known_mistakes import recognise
 from grader.checks.run_checks import Run, fresh_processes, run_checks
+from grader.course import checks_json
+from grader.course.errors import LabError
 from grader.course.lab_toml import Lab
 from grader.course.outcome import Status
 from grader.course.paths import MUTANTS
-from grader.course.stubs import BEGIN, lab_stubs
+from grader.course.stubs import BEGIN, definitions, lab_stubs
 
 MEMORY = 8 << 30  # bytes that a mutant may have; more than any lab needs
-PATIENCE = 300  # seconds of a mutant's own; an endless loop is noticed, too
+PATIENCE = 4  # times the processor time that right code takes; then it is an endless loop
 LEFT_OUT = (  # they take arguments, or crash at once wherever numbers are no whole ones
     "VariableReplacer", "VariableInserter", "RemoveDecorator", "ExceptionReplacer", "Shift", "Bit",
     "Invert",
@@ -48,6 +52,16 @@ class Mutant:
     source: str
 
     @property
+    def symbol(self) -> str:
+        """The innermost function or class around the changed line, by its qualified name."""
+        inside = [
+            (node.end_lineno - node.lineno, name)
+            for name, node in definitions(self.source)
+            if node.lineno <= self.line <= node.end_lineno
+        ]
+        return min(inside)[1] if inside else ""
+
+    @property
     def key(self) -> str:
         """What it is called in the list of those that change nothing."""
         return f"{self.file}: {self.before} -> {self.after}"
@@ -55,11 +69,26 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who noticed a mutant: "checks", "scenarios", or nobody (""); or it is known to be equal."""
+    """Who noticed a mutant: "checks", "scenarios", or nobody (""); or it is known to be equal.
+
+    `named` holds the symbols of the known mistake that the first card gave as a fact.
+    """
 
     mutant: Mutant
     noticed: str
+    check: str = ""
+    named: str = ""
     reason: str = ""
+
+    @property
+    def named_wrongly(self) -> bool:
+        """Whether the card's mistake lies elsewhere than what was changed."""
+        if not self.named:
+            return False
+        module, _, symbol = self.named.partition(":")
+        inside = self.mutant.symbol
+        near = symbol.startswith(inside) or inside.startswith(symbol)
+        return module != self.mutant.file.removesuffix(".py") or not near
 
 
 def mutants(lab: Lab, solved: Path, most: int, seed: int) -> list[Mutant]:
@@ -133,43 +162,80 @@ def known_equal(lab: Lab) -> dict[str, str]:
     return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def verdicts(lab: Lab, solved: Path, found: list[Mutant]) -> Iterator[Verdict]:
+def verdicts(lab: Lab, solved: Path, found: list[Mutant], jobs: int = 0) -> Iterator[Verdict]:
     """What became of each mutant of a solved folder, in order."""
     equal = known_equal(lab)
-    [right] = fresh_processes(variants.observe, [(lab.key, None, 1)], 1)
+    [(right, seconds)] = fresh_processes(_right, [(lab, solved)], 1)
     tried = [mutant for mutant in found if mutant.key not in equal]
-    noticed = zip(
-        tried, fresh_processes(_try, [(lab, solved, m, right) for m in tried]), strict=True
-    )
+    work = [(lab, solved, mutant, right, PATIENCE * seconds) for mutant in tried]
+    noticed = fresh_processes(_try, work, jobs)
     for mutant in found:
         if mutant.key in equal:
-            yield Verdict(mutant, "", equal[mutant.key])
+            yield Verdict(mutant, "", reason=equal[mutant.key])
         else:
-            yield Verdict(*next(noticed))
+            yield Verdict(mutant, *next(noticed))
 
 
-def _try(work: tuple[Lab, Path, Mutant, dict]) -> str:
-    """Who notices this mutant. Runs in a process of its own, which an endless loop may use up."""
-    lab, solved, mutant, right = work
+def _right(work: tuple[Lab, Path]) -> tuple[dict, float]:
+    """What the scenarios see of right code, and the seconds that checks and scenarios take."""
+    lab, solved = work
+    begun = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        _copied(lab, solved, Path(folder))
+        record = run_checks(Run(lab.key, Path(folder)))
+        wrong = [outcome for outcome in record.outcomes if outcome.status is not Status.PASSED]
+        if wrong:
+            raise LabError(f"{wrong[0].check} fails before anything is changed: {wrong[0].reason}.")
+    return variants.observe((lab.key, None, 1)), time.process_time() - begun
+
+
+def _copied(lab: Lab, solved: Path, package: Path) -> Path:
+    shutil.copytree(solved, package / lab.package, ignore=shutil.ignore_patterns("__pycache__"))
+    return package / lab.package
+
+
+def _try(work: tuple[Lab, Path, Mutant, dict, float]) -> tuple[str, str, str]:
+    """Who notices this mutant, the check that does, and the symbol that its card names."""
+    lab, solved, mutant, right, seconds = work
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    signal.signal(signal.SIGALRM, _too_long)
-    signal.alarm(PATIENCE)
+    signal.signal(signal.SIGPROF, _too_long)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder)
-        shutil.copytree(solved, package / lab.package, ignore=shutil.ignore_patterns("__pycache__"))
-        (package / lab.package / mutant.file).write_text(mutant.source, encoding="utf-8")
+        (_copied(lab, solved, package) / mutant.file).write_text(mutant.source, encoding="utf-8")
         try:
-            record = run_checks(Run(lab.key, package, first=True))
-            if any(outcome.status is not Status.PASSED for outcome in record.outcomes):
-                return "checks"
+            record = run_checks(Run(lab.key, package, first=True, files=_own_first(lab, mutant)))
+            for outcome in record.outcomes:
+                if outcome.status is not Status.PASSED:
+                    observation = record.observations.get(outcome.check)
+                    ours = solved == lab.reference  # a variant has other symbols
+                    named = _named(lab, outcome.check, observation) if ours else ""
+                    return "checks", outcome.check, named
             seen = variants.observe((lab.key, package, 1))
-        except (TimeoutError, MemoryError):
-            return "checks"
+        except (TimeoutError, MemoryError, RuntimeError):  # pytest may not outlive the first two
+            return "checks", "", ""
     for name, data in right.items():
         got = observation_json.decode(seen[name])
         if scenarios.judge(got, observation_json.decode(data)):
-            return "scenarios"
-    return ""
+            return "scenarios", name, ""
+    return "", "", ""
+
+
+def _own_first(lab: Lab, mutant: Mutant) -> tuple[str, ...]:
+    """The lab's files of checks, those first whose tasks are about the changed file."""
+    module = mutant.file.removesuffix(".py")
+    tasks = {t.id for t in lab.tasks if any(s.partition(":")[0] == module for s in t.symbols)}
+    checks = checks_json.read(lab).checks.values()
+    theirs = {check.file for check in checks if check.task in tasks}
+    return tuple(sorted({check.file for check in checks}, key=lambda f: (f not in theirs, f)))
+
+
+def _named(lab: Lab, check: str, observation: dict | None) -> str:
+    """The symbol of the known mistake that a card gives as a fact."""
+    known = recognise(lab, check, observation) if observation else []
+    if len(known) != 1 or not known[0].sure:
+        return ""
+    return next(m.symbol for m in mistakes.bank(lab) if m.name == known[0].name)
 
 
 def _too_long(*_: object) -> None:

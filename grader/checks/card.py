@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import textwrap
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from grader.checks.compare import describe
 from grader.checks.expect import ExpectationFailed
+from grader.checks.known_mistakes import KnownMistake
 from grader.checks.unwritten import lacking
 from grader.course import checks_json
 from grader.course.lab_toml import find_lab
@@ -55,15 +56,15 @@ class CheckInfo:
         return f"pytest {self.id}{seed}"
 
 
-def failure_card(info: CheckInfo, error: BaseException, mistakes: Iterable[str]) -> str:
+def failure_card(info: CheckInfo, error: BaseException, known: Sequence[KnownMistake]) -> str:
     """The whole card of a failed check, as plain text."""
     if isinstance(error, ExpectationFailed):
         rows = list(_expectation_rows(error))
     else:
         rows = list(_exception_rows(error))
-    names = list(mistakes)
-    if names:
-        rows.append(("mistake" if len(names) == 1 else "one of", " / ".join(names)))
+    if known:
+        fact = len(known) == 1 and known[0].sure
+        rows.append(("mistake" if fact else "perhaps", " / ".join(item.says for item in known)))
     elif isinstance(error, ExpectationFailed) and error.cause:
         rows.append(("likely", error.cause))
     if info.seed:

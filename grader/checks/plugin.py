@@ -38,7 +38,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "check(task, points, title): one graded check of a lab")
+    config.addinivalue_line(
+        "markers",
+        "check(task, points, title, stress=False): one graded check of a lab; `stress`: a random "
+        "history, which `lab stress` repeats at seed after seed",
+    )
     if config.getoption("mine") and config.getoption("reference"):
         raise pytest.UsageError("--mine and --reference exclude each other; give one of them.")
     session = LabSession(config)

@@ -21,6 +21,7 @@ from grader.course.paths import LABS
 from grader.student_files import lab_folder
 
 CANNOT_LOAD = "the code cannot be loaded"
+STRESS = "stress"  # selects, with -k, the checks that `lab stress` repeats
 # A check takes a second or two; one still running by then is in an endless loop.
 RUNAWAY_SECONDS = 30
 
@@ -163,5 +164,7 @@ class Gathering:
         if marker is None or lab is None:
             return
         item.extra_keyword_matches.add(f"task{marker.kwargs['task']}")
+        if marker.kwargs.get("stress"):
+            item.extra_keyword_matches.add(STRESS)
         item.add_marker(pytest.mark.timeout(runaway_seconds(), func_only=True))
         self.session.add(item, lab, marker)

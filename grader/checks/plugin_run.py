@@ -77,7 +77,7 @@ class Running:
         observation = observed(error)
         self.session.observations[info.id] = observation
         named = recognise(find_lab(info.lab), info.id, observation)
-        card = failure_card(info, error, [mistake.says for mistake in named])
+        card = failure_card(info, error, named)
         reason = lacking(error) or (str(error).splitlines() or [type(error).__name__])[0]
         names = ",".join(mistake.name for mistake in named)
         return outcome(Status.FAILED, reason, names), card

@@ -224,6 +224,22 @@ def predict(
 
 
 @app.command()
+def stress(
+    lab: LabArgument,
+    seeds: Annotated[int, typer.Option(min=1, help="how many other seeds")] = 50,
+) -> None:
+    """Repeat a lab's random histories at seed after seed, until one fails."""
+    from grader.student import stress as repeated
+    from grader.student_files import lab_folder
+
+    found, say = find_lab(lab), _say()
+    lab_folder.require_started(found)
+    failed = repeated.first_failure(found, seeds, terminal.console())
+    say(repeated.card(failed) if failed else f"{seeds} seeds, and none fails.")
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
 def demo(lab: LabArgument) -> None:
     """Run a lab's demo on your code, on the reference where you have none."""
     from grader.student import demo as demos

@@ -178,7 +178,9 @@ def test_cost(rng):
     )
 
 
-@pytest.mark.check(task=4, points=2, title="The pieces of any stream join to the decoded text")
+@pytest.mark.check(
+    task=4, points=2, title="The pieces of any stream join to the decoded text", stress=True
+)
 def test_random_streams(seed):
     halves = [" né".encode()[:3], "世界".encode()[1:5], "🙂".encode()[2:], b" a", "\ufffd".encode()]
     kinds = {"": _tokenizer(*halves), ", SentencePiece": _sentencepiece()}

@@ -275,7 +275,7 @@ def test_harmless():
         )
 
 
-@pytest.mark.check(task=5, points=1, title="No conversation smuggles a token in")
+@pytest.mark.check(task=5, points=1, title="No conversation smuggles a token in", stress=True)
 def test_random_conversations(seed):
     tokenizer = _tokenizer()
     chat = ChatTemplate(

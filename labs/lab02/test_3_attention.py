@@ -263,7 +263,7 @@ def _shrunk(case):
     return case
 
 
-@pytest.mark.check(task=3, points=1, title="Random shapes, masks, windows and scales")
+@pytest.mark.check(task=3, points=1, title="Random shapes, masks, windows and scales", stress=True)
 def test_random(rng):
     for _ in range(25):
         case = {

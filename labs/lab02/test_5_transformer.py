@@ -278,7 +278,7 @@ def _random_config(rng):
     return make(**{**SHAPE, **told, "rope_parameters": rope}), {**told, "rope": rope}
 
 
-@pytest.mark.check(task=5, points=1, title="Logits of models of random shape")
+@pytest.mark.check(task=5, points=1, title="Logits of models of random shape", stress=True)
 def test_random_models(tmp_path, generator, rng):
     for number in range(4):
         config, told = _random_config(rng)

@@ -377,7 +377,9 @@ def _shrunk(history, seed):
     return history
 
 
-@pytest.mark.check(task=6, points=1, title="Random histories of chunks, truncations and copies")
+@pytest.mark.check(
+    task=6, points=1, title="Random histories of chunks, truncations and copies", stress=True
+)
 def test_random_histories(rng):
     for _ in range(5):
         history, seed = _history(rng), int(rng.integers(1 << 30))

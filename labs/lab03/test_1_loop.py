@@ -212,7 +212,9 @@ def _by_push(pieces, stops, include):
     return [*shown, stop.flush()], stop.matched
 
 
-@pytest.mark.check(task=1, points=3, title="Any text, cut anywhere, against a search by letters")
+@pytest.mark.check(
+    task=1, points=3, title="Any text, cut anywhere, against a search by letters", stress=True
+)
 def test_stop_strings_random(rng):
     def wrong(pieces, stops, include):
         return _by_push(pieces, stops, include) != _by_letter(pieces, stops, include)

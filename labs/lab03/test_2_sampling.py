@@ -490,7 +490,7 @@ def _wrong(case) -> bool:
     return wanted is not None and sample(torch.tensor([logits]), [row])[0].token_id != wanted[0]
 
 
-@pytest.mark.check(task=2, points=3, title="Random requests, against a slow sampler")
+@pytest.mark.check(task=2, points=3, title="Random requests, against a slow sampler", stress=True)
 def test_random_requests(rng):
     for _ in range(25):
         params = [_random_params(rng) for _ in range(4)]

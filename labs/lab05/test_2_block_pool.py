@@ -286,7 +286,7 @@ def shrunk(calls):
     return calls
 
 
-@pytest.mark.check(task=2, points=2, title="Random histories beside dictionaries")
+@pytest.mark.check(task=2, points=2, title="Random histories beside dictionaries", stress=True)
 def test_random(rng):
     for _ in range(60):
         calls = history(rng, 30)

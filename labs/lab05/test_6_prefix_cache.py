@@ -237,7 +237,7 @@ def test_lookup():
     )
 
 
-@pytest.mark.check(task=6, points=2, title="A random index beside a dictionary")
+@pytest.mark.check(task=6, points=2, title="A random index beside a dictionary", stress=True)
 def test_random(rng):
     index, contents, story = PrefixIndex(), {}, []
     for _ in range(120):

@@ -569,7 +569,9 @@ def play(calls, mode):
     return None
 
 
-@pytest.mark.check(task=7, points=2, title="Random histories beside a dictionary of tokens")
+@pytest.mark.check(
+    task=7, points=2, title="Random histories beside a dictionary of tokens", stress=True
+)
 def test_random(rng):
     for number in range(16):
         mode = ("recompute", "swap")[number % 2]

@@ -126,7 +126,7 @@ def test_half(generator):
     )
 
 
-@pytest.mark.check(task=2, points=2, title="Random shapes, layouts and types")
+@pytest.mark.check(task=2, points=2, title="Random shapes, layouts and types", stress=True)
 def test_random(generator):
     def draw(low, high):
         return int(torch.randint(low, high + 1, (), generator=generator))

@@ -77,7 +77,7 @@ def test_strides(generator):
         )
 
 
-@pytest.mark.check(task=4, points=1, title="Random shapes, layouts and types")
+@pytest.mark.check(task=4, points=1, title="Random shapes, layouts and types", stress=True)
 def test_random(generator):
     def draw(low, high):
         return int(torch.randint(low, high + 1, (), generator=generator))

@@ -182,7 +182,7 @@ def test_half(generator):
         )
 
 
-@pytest.mark.check(task=6, points=3, title="Random batches")
+@pytest.mark.check(task=6, points=3, title="Random batches", stress=True)
 def test_random(generator):
     for i in range(3):
         case, given = random_case(generator, size=i)

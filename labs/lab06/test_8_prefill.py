@@ -156,7 +156,7 @@ def test_sizes(generator):
     )
 
 
-@pytest.mark.check(task=8, points=2, title="Random batches")
+@pytest.mark.check(task=8, points=2, title="Random batches", stress=True)
 def test_random(generator):
     def draw(low, high):
         return int(torch.randint(low, high + 1, (), generator=generator))
