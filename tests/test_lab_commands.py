@@ -41,6 +41,27 @@ def test_check_runs_the_lab_and_says_what_is_next(course: Course) -> None:
     assert "~" not in course.lab().stdout
 
 
+def test_stress_repeats_the_random_histories_until_one_fails(course: Course) -> None:
+    course.solve("sums.py", "scale.py")
+    assert "no check with random histories" in course.refused("stress", "1")
+    checks = course.root / "labs" / "lab01" / "test_1_add.py"
+    before = checks.read_text()
+    check = """
+@pytest.mark.check(task=1, points=0, title="Any numbers", stress=True)
+def test_any(rng):
+    numbers = [int(n) for n in rng.integers(0, {most}, 9)]
+    expect(add(*numbers[:2]) % {most}, sum(numbers[:2]), given={{"numbers": numbers}})
+"""
+    checks.write_text(before + check.format(most=3))
+    failed = course.lab("stress", "1", "--seeds", "40")
+    assert failed.returncode == 1
+    assert "Any numbers" in failed.stdout and "numbers: [" in failed.stdout
+    assert "test_any --seed " in failed.stdout
+    checks.write_text(before + check.format(most=10**6).replace(f"% {10**6}", "+ 0"))
+    passed = course.lab("stress", "1", "--seeds", "3")
+    assert passed.returncode == 0 and "3 seeds, and none fails." in passed.stdout
+
+
 def test_one_task_and_the_whole_chain(course: Course) -> None:
     course.solve("sums.py")
     assert course.lab("check", "1", "--task", "1").returncode == 0
