@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from grader.checks.compare import difference
 from grader.checks.expect import ExpectationFailed
 from grader.checks.fingerprint import fingerprint, matches
 from grader.checks.known_mistakes import KnownMistake, telling
+from tests.lab_course import make_course
 
 
 class AlwaysEqual:
@@ -91,17 +94,51 @@ def test_named_mistake_replaces_the_general_cause() -> None:
     with pytest.raises(ExpectationFailed) as caught:
         expect(1, 2, cause="general")
     info = CheckInfo("labs/lab01/test_1_x.py::test_y", "lab01", 1, "Title", 5, 0)
-    card = failure_card(info, caught.value, [KnownMistake("a", "You did this.", sure=True)])
-    assert "mistake   You did this." in card
-    assert "general" not in card
+    known = [KnownMistake("a", "You did this.", sure=True)]
+    for fact, word in ((True, "mistake"), (False, "perhaps")):
+        card = failure_card(info, caught.value, known, fact)
+        assert f"{word}   You did this." in card
+        assert "general" not in card
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        ("double(4)", "mistake   You double twice."),  # its other check sees what it saw then
+        ("double(4) + 1", "perhaps   You double twice."),  # it sees something else
+        ("8", "perhaps   You double twice."),  # it passes
+    ],
+)
+def test_a_mistake_is_a_fact_if_the_whole_task_bears_it_out(
+    tmp_path: Path, second: str, says: str
+) -> None:
+    course = make_course(tmp_path, started="1")
+    course.solve("sums.py")
+    (course.mine / "scale.py").write_text("def double(n):\n    return [4 * n, 0]\n")
+    checks = tmp_path / "labs" / "lab01" / "test_2_counter.py"
+    text = checks.read_text().replace("expect(double(4), 8", "expect(double(4), [8, 0]")
+    more = """
+@pytest.mark.check(task=2, points=0, title="Twice")
+def test_twice():
+    expect({}, [8, 0])
+"""
+    checks.write_text(text + more.format("double(4)"))
+    record = tmp_path / "record.json"
+    pytest_run = f"import pytest; pytest.main(['labs/lab01', '--record', {str(record)!r}])"
+    course.python(pytest_run)
+    seen = json.loads(record.read_text())["observations"]
+    entries = {
+        check: [{"name": "twice", "says": "You double twice.", **observation}]
+        for check, observation in seen.items()
+    }
+    assert len(entries) == 2
+    table = tmp_path / "labs" / "lab01" / "mistakes.json"
+    table.write_text(json.dumps({"made_from": {}, "observations": entries}))
+    checks.write_text(text + more.format(second).replace("expect(8,", "expect([8, 0],"))
+    assert says in course.python(pytest_run)
 
 
 def test_what_fits_others_too_is_no_fact() -> None:
-    info = CheckInfo("labs/lab01/test_1_x.py::test_y", "lab01", 1, "Title", 5, 0)
-    sure, unsure = (KnownMistake(name, f"You {name}.", name == "sure") for name in ("sure", "not"))
-    for known in ([unsure], [sure, unsure]):
-        card = failure_card(info, ValueError("x"), known)
-        assert "perhaps   You" in card and "mistake" not in card
     shows = [[1, 2], torch.ones(3), "text", {"a": 1}]
     fits_others = [1, True, None, 0.5, [], "", ValueError("x"), TimeoutError()]
     assert all(telling(fingerprint(value)) for value in shows)

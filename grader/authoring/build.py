@@ -11,25 +11,29 @@ from pathlib import Path
 from grader.authoring import mistakes_json
 from grader.authoring.build_notebooks import notebook_files
 from grader.authoring.hours import estimate
+from grader.authoring.recorded import recorded
 from grader.checks import hints_file
 from grader.checks.markers import collect_checks
 from grader.course.checks_json import file_digest
+from grader.course.digest import check_files
 from grader.course.lab_toml import Lab
 from grader.course.paths import ROOT
 from grader.course.stubs import lab_stubs
 
 
 def cheap_files(lab: Lab) -> dict[str, str]:
-    """Path -> text of what is made in a moment: stubs, hints and notebooks."""
+    """Path -> text of what is made in a moment: stubs, hints, records and notebooks."""
     home = lab.folder.relative_to(ROOT)
     stubs = {f"{home}/stubs/{name}": text for name, text in lab_stubs(lab).items()}
-    return {**stubs, f"{home}/hints.txt": hints_file.encoded(lab), **notebook_files(lab)}
+    records = {f"{home}/{name}": text for name, text in recorded(lab).items()}
+    hints = {f"{home}/hints.txt": hints_file.encoded(lab)}
+    return {**stubs, **hints, **records, **notebook_files(lab)}
 
 
 def checks_file(lab: Lab) -> str:
     """`checks.json`: every check with its points, and the digests of the lab's files."""
     entries = {check.id: check for check in collect_checks(lab)}
-    files = {path.name: file_digest(path) for path in sorted(lab.folder.glob("test_*.py"))}
+    files = {path.name: file_digest(path) for path in check_files(lab)}
     stubs = {
         f"stubs/{name}": hashlib.sha256(text.encode()).hexdigest()
         for name, text in sorted(lab_stubs(lab).items())

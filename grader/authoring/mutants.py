@@ -24,8 +24,8 @@ from pathlib import Path
 
 from grader.authoring import mistakes, variants
 from grader.checks import observation_json, scenarios
-from grader.checks.known_mistakes import recognise
-from grader.checks.run_checks import Run, fresh_processes, run_checks
+from grader.checks.known_mistakes import borne_out, recognise
+from grader.checks.run_checks import Record, Run, fresh_processes, run_checks
 from grader.course import checks_json
 from grader.course.errors import LabError
 from grader.course.lab_toml import Lab
@@ -35,6 +35,7 @@ from grader.course.stubs import BEGIN, definitions, lab_stubs
 
 MEMORY = 8 << 30  # bytes that a mutant may have; more than any lab needs
 PATIENCE = 4  # times the processor time that right code takes; then it is an endless loop
+NOTHING = {"at": "", "seen": {}}
 LEFT_OUT = (  # they take arguments, or crash at once wherever numbers are no whole ones
     "VariableReplacer", "VariableInserter", "RemoveDecorator", "ExceptionReplacer", "Shift", "Bit",
     "Invert",
@@ -127,7 +128,8 @@ def mutants(lab: Lab, solved: Path, most: int, seed: int) -> list[Mutant]:
         operator, occurrence = rng.choice(places[name, start])
         source = mutate_code(sources[name], operator(), occurrence)
         with contextlib.suppress(SyntaxError):
-            if ast.dump(ast.parse(source)) != ast.dump(ast.parse(sources[name])):
+            same = source.replace("strict=False", "strict=True")  # of lists that are of one length
+            if ast.dump(ast.parse(same)) != ast.dump(ast.parse(sources[name])):
                 old, new = sources[name].splitlines(), source.splitlines()
                 at = next(
                     n for n, pair in enumerate(zip(old, new, strict=False)) if len({*pair}) > 1
@@ -204,13 +206,16 @@ def _try(work: tuple[Lab, Path, Mutant, dict, float]) -> tuple[str, str, str]:
         package = Path(folder)
         (_copied(lab, solved, package) / mutant.file).write_text(mutant.source, encoding="utf-8")
         try:
-            record = run_checks(Run(lab.key, package, first=True, files=_own_first(lab, mutant)))
-            for outcome in record.outcomes:
-                if outcome.status is not Status.PASSED:
-                    observation = record.observations.get(outcome.check)
-                    ours = solved == lab.reference  # a variant has other symbols
-                    named = _named(lab, outcome.check, observation) if ours else ""
-                    return "checks", outcome.check, named
+            own, others = _own_first(lab, mutant)
+            record = run_checks(Run(lab.key, package, files=own))
+            noticed, named = _noticed(record), _named(lab, record)
+            if noticed:  # a variant has other symbols
+                return "checks", noticed, named if solved == lab.reference else ""
+            noticed = others and _noticed(
+                run_checks(Run(lab.key, package, files=others, first=True))
+            )
+            if noticed:
+                return "checks", noticed, ""
             seen = variants.observe((lab.key, package, 1))
         except (TimeoutError, MemoryError, RuntimeError):  # pytest may not outlive the first two
             return "checks", "", ""
@@ -221,21 +226,31 @@ def _try(work: tuple[Lab, Path, Mutant, dict, float]) -> tuple[str, str, str]:
     return "", "", ""
 
 
-def _own_first(lab: Lab, mutant: Mutant) -> tuple[str, ...]:
-    """The lab's files of checks, those first whose tasks are about the changed file."""
+def _own_first(lab: Lab, mutant: Mutant) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The lab's files of checks: those whose tasks are about the changed file, and the others."""
     module = mutant.file.removesuffix(".py")
     tasks = {t.id for t in lab.tasks if any(s.partition(":")[0] == module for s in t.symbols)}
     checks = checks_json.read(lab).checks.values()
-    theirs = {check.file for check in checks if check.task in tasks}
-    return tuple(sorted({check.file for check in checks}, key=lambda f: (f not in theirs, f)))
+    files = sorted({check.file for check in checks})
+    own = tuple(file for file in files if any(c.file == file and c.task in tasks for c in checks))
+    return own or tuple(files), tuple(file for file in files if own and file not in own)
 
 
-def _named(lab: Lab, check: str, observation: dict | None) -> str:
-    """The symbol of the known mistake that a card gives as a fact."""
-    known = recognise(lab, check, observation) if observation else []
-    if len(known) != 1 or not known[0].sure:
-        return ""
-    return next(m.symbol for m in mistakes.bank(lab) if m.name == known[0].name)
+def _noticed(record: Record) -> str:
+    """The first check of a run that did anything but pass."""
+    return next((o.check for o in record.outcomes if o.status is not Status.PASSED), "")
+
+
+def _named(lab: Lab, record: Record) -> str:
+    """The symbol of a known mistake that a card gives as a fact."""
+    for outcome in record.outcomes:
+        known = recognise(lab, outcome.check, record.observations.get(outcome.check, NOTHING))
+        of_task = [other for other in record.outcomes if other.task == outcome.task]
+        if len(known) != 1 or not known[0].sure:
+            continue
+        if borne_out(lab, known[0].name, of_task, record.observations):
+            return next(m.symbol for m in mistakes.bank(lab) if m.name == known[0].name)
+    return ""
 
 
 def _too_long(*_: object) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import textwrap
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from grader.checks.compare import describe
 from grader.checks.expect import ExpectationFailed
@@ -56,14 +57,31 @@ class CheckInfo:
         return f"pytest {self.id}{seed}"
 
 
-def failure_card(info: CheckInfo, error: BaseException, known: Sequence[KnownMistake]) -> str:
+@dataclass(frozen=True)
+class LateCard:
+    """A card that names a mistake as a fact only if all of the run agrees when it is read."""
+
+    fact: str
+    perhaps: str
+    agrees: Callable[[], bool]
+
+    def __str__(self) -> str:
+        return self.fact if self.agrees() else self.perhaps
+
+    def toterminal(self, writer: Any) -> None:
+        """What pytest calls when it prints its report."""
+        writer.line(str(self))
+
+
+def failure_card(
+    info: CheckInfo, error: BaseException, known: Sequence[KnownMistake], fact: bool = False
+) -> str:
     """The whole card of a failed check, as plain text."""
     if isinstance(error, ExpectationFailed):
         rows = list(_expectation_rows(error))
     else:
         rows = list(_exception_rows(error))
     if known:
-        fact = len(known) == 1 and known[0].sure
         rows.append(("mistake" if fact else "perhaps", " / ".join(item.says for item in known)))
     elif isinstance(error, ExpectationFailed) and error.cause:
         rows.append(("likely", error.cause))

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from grader.checks.card import CheckInfo, failure_card, shown_path, student_place
+from grader.checks.card import CheckInfo, LateCard, failure_card, shown_path, student_place
 from grader.checks.expect import observed
-from grader.checks.known_mistakes import recognise
+from grader.checks.known_mistakes import KnownMistake, borne_out, recognise
 from grader.checks.plugin_session import LabSession
 from grader.checks.unwritten import lacking, unwritten
 from grader.course.lab_toml import find_lab
@@ -60,7 +60,9 @@ class Running:
             report.lab_status = outcome.status.value  # plain, so that it travels between processes
         return report
 
-    def _judge(self, info: CheckInfo, error: BaseException | None) -> tuple[Outcome, str]:
+    def _judge(
+        self, info: CheckInfo, error: BaseException | None
+    ) -> tuple[Outcome, str | LateCard]:
         def outcome(status: Status, reason: str = "", mistake: str = "") -> Outcome:
             return Outcome(
                 info.id, info.lab, info.task, info.title, info.points, status, reason, mistake
@@ -77,10 +79,26 @@ class Running:
         observation = observed(error)
         self.session.observations[info.id] = observation
         named = recognise(find_lab(info.lab), info.id, observation)
-        card = failure_card(info, error, named)
+        card = self._card(info, error, named)
         reason = lacking(error) or (str(error).splitlines() or [type(error).__name__])[0]
         names = ",".join(mistake.name for mistake in named)
         return outcome(Status.FAILED, reason, names), card
+
+    def _card(
+        self, info: CheckInfo, error: BaseException, named: list[KnownMistake]
+    ) -> str | LateCard:
+        """The card; it names one mistake as a fact only if the rest of the task bears it out."""
+        perhaps = failure_card(info, error, named)
+        if len(named) != 1 or not named[0].sure:
+            return perhaps
+        lab, name = find_lab(info.lab), named[0].name
+
+        def agrees() -> bool:
+            outcomes = self.session.of_task(info.lab, info.task)
+            whole = len(outcomes) == self.session.collected(info.lab, info.task)
+            return whole and borne_out(lab, name, outcomes, self.session.observations)
+
+        return LateCard(failure_card(info, error, named, fact=True), perhaps, agrees)
 
     def _blocked_by(self, info: CheckInfo) -> str:
         """Of a check that failed: that a task which its own task needs has failed before."""

@@ -58,6 +58,10 @@ class LabSession:
         """The outcomes so far of one task."""
         return [o for o in self.outcomes.values() if o.lab == lab and o.task == task]
 
+    def collected(self, lab: str, task: int) -> int:
+        """How many checks of one task this run has."""
+        return sum((info.lab, info.task) == (lab, task) for info in self._checks.values())
+
     def failed(self, lab: str, task: int) -> bool:
         """True once a check of the task did anything but pass."""
         return any(outcome.status is not Status.PASSED for outcome in self.of_task(lab, task))

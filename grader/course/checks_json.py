@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from grader.course.digest import check_files
 from grader.course.lab_toml import Lab
 
 
@@ -58,7 +59,7 @@ def problems(lab: Lab) -> list[str]:
     recorded = {n: d for n, d in read(lab).files.items() if not n.startswith("stubs/")}
     if not recorded:
         return []
-    present = {path.name: file_digest(path) for path in sorted(lab.folder.glob("test_*.py"))}
+    present = {path.name: file_digest(path) for path in check_files(lab)}
     restore = f"`git checkout {lab.folder.parent.name}/{lab.key}` restores it"
     found = []
     for name, digest in recorded.items():

@@ -25,10 +25,11 @@ TRACE = [Arrival(0.0, 4, 3), Arrival(0.5, 2, 1), Arrival(0.6, 8, 2), Arrival(20.
 
 
 def scheduler_of(room=1000, budget=6, seats=4, policy="fcfs"):
+    """A scheduler; room and budget may also be a store and a budget of their own."""
     return Scheduler(
-        CountingStore(room),
+        CountingStore(room) if isinstance(room, int) else room,
         make_policy(policy),
-        FixedBudget(budget),
+        FixedBudget(budget) if isinstance(budget, int) else budget,
         max_num_seqs=seats,
         clock=ManualClock(),
     )
@@ -77,15 +78,24 @@ def test_simulate():
         [4 + 6 + 6 + 1 + 1 + 1, [0.0, 0.5, 0.6, 20.0]],
         call="tokens computed, and the arrivals",
     )
-    stuck = scheduler_of(seats=1)
-    stuck.store.can_admit = lambda request: False
+
+    class Full(CountingStore):
+        def can_admit(self, request):
+            return False
+
+    stuck = scheduler_of(Full(100))
     expect.raises(
         RuntimeError,
         lambda: simulate(TRACE[:1], stuck, COST),
         call="simulate with a store that never admits anybody",
         cause="a simulation that gets nowhere must say so, not hang",
     )
-
+    expect(
+        stuck.clock(),
+        3 * COST.base,
+        call="the clock at which that simulation gave up; a step without chunks costs 1 s",
+        cause="three steps in a row are enough",
+    )
     slow, moments = None, set()
 
     class Slow(CountingStore):
@@ -97,8 +107,7 @@ def test_simulate():
 
     def patient(count):
         nonlocal slow, moments
-        slow, moments = scheduler_of(seats=1), set()
-        slow.store = Slow(100)
+        slow, moments = scheduler_of(Slow(100), seats=1), set()
         try:
             return times(simulate([Arrival(0.0, 2, 1)] * count, slow, StepCost(1.0, 0.0, 0.0)))
         except RuntimeError as error:
@@ -126,9 +135,7 @@ def test_reports():
 
     committed, observed = [], []
     trace = [Arrival(0.6, 8, 2), Arrival(0.0, 4, 3), Arrival(0.5, 2, 1)]
-    scheduler = scheduler_of()
-    scheduler.store, scheduler.budget = Noting(100), Watching(6)
-    events = simulate(trace, scheduler, COST).events
+    events = simulate(trace, scheduler_of(Noting(100), Watching(6)), COST).events
     expect(
         [[e.request_id, e.time] for e in events if isinstance(e, Queued)],
         [[1, 0.0], [2, 0.5], [0, 0.6]],
@@ -167,6 +174,13 @@ def test_static():
         run.tokens_computed,
         4 + 2 + 16 + 2 + 1 + 1,
         call="tokens computed, pads and ended rows included",
+    )
+    uneven = simulate_static([Arrival(0.0, 1, 1), Arrival(0.0, 1, 4)], 2, StepCost(1.0, 0.0, 0.0))
+    expect(
+        times(uneven),
+        [[1.0], [1.0, 2.0, 3.0, 4.0]],
+        call="the token times of a static batch of 1 + 1 and 1 + 4 tokens; a step takes 1 s",
+        cause="an ended row still costs time, but it says no more",
     )
     expect(
         times(simulate_static(TRACE[::-1], 2, StepCost(base=1.0, per_token=0.25, per_place=0.125))),
