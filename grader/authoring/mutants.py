@@ -38,7 +38,7 @@ PATIENCE = 4  # times the processor time that right code takes; then it is an en
 NOTHING = {"at": "", "seen": {}}
 LEFT_OUT = (  # they take arguments, or crash at once wherever numbers are no whole ones
     "VariableReplacer", "VariableInserter", "RemoveDecorator", "ExceptionReplacer", "Shift", "Bit",
-    "Invert",
+    "Invert", "_Is",
 )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Task 1: the fragmentation problem."""
 
+from itertools import groupby
+
 import pytest
 
 from grader import expect
@@ -131,7 +133,7 @@ def _holes(memory):
     return {n: sorted(starts) for n, starts in sorted(memory.holes.items()) if starts}
 
 
-@pytest.mark.check(task=1, points=2, title="Two kinds of waste")
+@pytest.mark.check(task=1, points=1, title="Two kinds of waste")
 def test_waste():
     memory = with_pieces(10, 20, 30, 25, size=100)
     memory.holes = [(0, 10), (30, 30), (85, 15)]
@@ -171,3 +173,83 @@ def test_blocks():
         cause="tokens in all, in whole blocks; what a name has is not asked for again, nor taken "
         "back",
     )
+    small = Blocks(32, block_size=16)
+    expect(
+        [small.allocate("a", 32), small.reserved],
+        [True, {"a": 32}],
+        call="allocate a 32 of 32 places in blocks of 16, and what is reserved",
+        cause="a request that fits exactly gets all there is",
+    )
+
+
+def first_fit_history(calls, size=24):
+    """The first call after which memory differs from a row of places, and how; None if none."""
+    memory, places, story = FirstFit(size), [None] * size, []
+    for name, n in calls:
+        if n == 0:
+            memory.free(name)
+            places = [None if owner == name else owner for owner in places]
+            story.append(f"free {name}")
+        else:
+            wanted = (i for i in range(size - n + 1) if set(places[i : i + n]) == {None})
+            start = next(wanted, None)
+            done = memory.allocate(name, n)
+            story.append(f"allocate {name} {n}")
+            if done != (start is not None):
+                return story, {"allocate": done}, {"allocate": start is not None}
+            if done:
+                places[start : start + n] = [name] * n
+        holes, at = [], 0
+        for owner, run in groupby(places):
+            length = len(list(run))
+            holes += [(at, length)] if owner is None else []
+            at += length
+        free, largest = places.count(None), max((n for _, n in holes), default=0)
+        got = [memory.holes, memory.external_fragmentation()]
+        want = [holes, 1 - largest / free if free else 0.0]
+        if got[0] != want[0] or abs(got[1] - want[1]) > 1e-9:
+            return story, got, want
+    return None
+
+
+@pytest.mark.check(
+    task=1, points=1, title="Random lives of first fit, beside a row of places", stress=True
+)
+def test_random(rng):
+    for _ in range(12):
+        calls, held = [], []
+        for name in range(30):
+            if held and rng.random() < 0.45:
+                calls.append((held.pop(int(rng.integers(len(held)))), 0))
+            else:
+                calls.append((name, int(rng.integers(1, 9))))
+                places = first_fit_places(calls)
+                held = [other for other in places if other in held or other == name]
+        found, i = first_fit_history(calls), 0
+        while found and i < len(calls):  # leave out what is not needed to see it
+            fewer = [call for call in calls if call[0] != calls[i][0]]
+            again = first_fit_history(fewer)
+            calls, found, i = (fewer, again, 0) if again else (calls, found, i + 1)
+        story, got, want = found or ([], [], [])
+        expect(
+            got,
+            want,
+            call="the holes and the external fragmentation after: " + ", ".join(story),
+            given={"places": 24},
+            cause="allocate takes the low end of the first hole that is long enough; free joins "
+            "the new hole to those that it touches",
+        )
+
+
+def first_fit_places(calls, size=24):
+    """Who holds places after these calls, in order."""
+    places = [None] * size
+    for name, n in calls:
+        if n == 0:
+            places = [None if owner == name else owner for owner in places]
+            continue
+        wanted = (i for i in range(size - n + 1) if set(places[i : i + n]) == {None})
+        start = next(wanted, None)
+        if start is not None:
+            places[start : start + n] = [name] * n
+    return list(dict.fromkeys(owner for owner in places if owner is not None))

@@ -326,9 +326,16 @@ def test_swap():
     more = BlockTable(4, num_tokens=8)
     more.grow(pool, 8)
     expect(
-        [swap.swap_out("s", more, transfers), len(transfers), swap.pool.num_free],
-        [False, 3, 1],
-        call="swap_out of 2 blocks with 1 host block free: done, transfers in all, free",
+        [
+            swap.swap_out("s", more, transfers),
+            len(transfers),
+            swap.pool.num_free,
+            swap.stats.blocks_out,
+            swap.stats.times_full,
+        ],
+        [False, 3, 1, 3, 1],
+        call="swap_out of 2 blocks with 1 host block free: done, transfers in all, free; and "
+        "stats.blocks_out and times_full",
         cause="half a request is of no use, and a full host pool is no error",
     )
     table.free(pool)
@@ -360,10 +367,11 @@ def test_swap():
                 swap.pool.num_free,
                 [pool.owners_of(b) == [back] for b in fresh],
                 sum(back in pool.owners_of(b) for b in range(12)),
+                swap.stats.blocks_in,
             ],
-            [max(9, shared), 3, [True] * copied, 3],
+            [max(9, shared), 3, [True] * copied, 3, copied],
             call=f"then, with {shared} shared: the table's tokens, free host blocks, whether it is "
-            "the only owner of its new blocks, blocks that it owns",
+            "the only owner of its new blocks, blocks that it owns, and stats.blocks_in",
             cause="a partly used block is given back to the pool, not only struck off the table",
         )
 
