@@ -113,6 +113,7 @@ def mutants(
     seed: Annotated[int, typer.Option(help="Which ones.")] = 0,
     variant: Annotated[str, typer.Option(help="Of this right variant, not the reference.")] = "",
     jobs: Annotated[int, typer.Option(help="At a time; 0: one a processor.")] = 0,
+    only: Annotated[str, typer.Option(help="Those of them whose `file: change` holds this.")] = "",
 ) -> None:
     """Change a solution in small ways and show which changes no check and no scenario notices."""
     import tempfile
@@ -128,7 +129,7 @@ def mutants(
             others.write(patch, chosen, Path(folder))
             solved = Path(folder) / chosen.package
         found = []
-        planted = bank.mutants(chosen, solved, most, seed)
+        planted = [m for m in bank.mutants(chosen, solved, most, seed) if only in m.key]
         for verdict in track(bank.verdicts(chosen, solved, planted, jobs), "trying", len(planted)):
             found.append(verdict)
             told = ""
@@ -145,6 +146,8 @@ def mutants(
     counted = [verdict for verdict in found if not verdict.reason]
     checks = sum(verdict.noticed == "checks" for verdict in counted)
     both = sum(bool(verdict.noticed) for verdict in counted)
+    if not counted:
+        raise LabError(f"no mutant of {chosen.key} to try; {len(found)} are known to be equal.")
     named = [verdict for verdict in counted if verdict.named]
     console.print(
         f"{len(found)} mutants, {len(found) - len(counted)} of them change nothing; noticed by "
