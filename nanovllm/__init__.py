@@ -4,13 +4,15 @@ Python looks for subpackages along `__path__`: your own folder first, the refere
 that the engine works from the first minute. The environment variable NANOVLLM_CODE selects
 otherwise: `reference` (nothing of yours), `mine` (no lab from the reference), or `lab02` (that
 lab yours, the others from the reference). NANOVLLM_MINE names another folder as yours. A copy of
-the course for students may lack the reference of a lab; then your code of it is used instead.
+the course for students may lack the reference of a lab; then another lab's checks run on what the
+lab gives (its stubs) and, for what it leaves to you, on the plain stand-ins in `standin/`.
 """
 
 import os
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 __version__ = "0.1.0"
@@ -51,6 +53,11 @@ class _PerLab:
             spec = PathFinder.find_spec(name, [str(home)])
             if spec is not None and spec.loader is not None:
                 return spec
+        given = _ROOT / "labs" / lab / "stubs"
+        if _CODE not in ("", "reference", "mine", lab) and given.is_dir():
+            homes = [str(given.parent / "standin"), str(given)]
+            init = given / "__init__.py"
+            return spec_from_file_location(name, init, submodule_search_locations=homes)
         raise ModuleNotFoundError(_missing(lab), name=name)
 
 
@@ -60,8 +67,7 @@ def _homes(lab: str) -> list[Path]:
         return [_MINE]
     if _CODE == "reference":
         return [_REFERENCE]
-    # The other labs are the reference's; a student's copy of the course may not have it.
-    return [_REFERENCE, _MINE] if _CODE else [_MINE, _REFERENCE]
+    return [_REFERENCE] if _CODE else [_MINE, _REFERENCE]
 
 
 def _missing(lab: str) -> str:

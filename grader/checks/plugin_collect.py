@@ -45,17 +45,6 @@ def lab_of(path: Path) -> Lab | None:
         return None
 
 
-def _on_own_code(lab: Lab) -> list[str]:
-    """What to know where a lower lab's reference, on which a lab runs, was not released."""
-    lower = [low.key for low in labs() if low.number < lab.number and not low.reference.is_dir()]
-    if not lower:
-        return []
-    return [
-        f"{lab.key} runs on your own {', '.join(lower)}: this copy of the course has no reference "
-        "of it, so an error there can show here"
-    ]
-
-
 class Gathering:
     """Starts the labs that are named, leaves out those not started, loads each in its world."""
 
@@ -81,9 +70,6 @@ class Gathering:
                     f"{lab.key} started: {shown_path(lab.mine)}/ has {names}; "
                     f"open {lab.first} first, and the handout {shown_path(lab.folder)}/README.md"
                 )
-
-            if self._named(lab) and not self.session.chain:
-                self.notes += _on_own_code(lab)
 
     def _named(self, lab: Lab) -> bool:
         return any(path.is_relative_to(lab.folder) for path in self._arguments())
