@@ -82,7 +82,9 @@ def test_bottom_right(generator):
             call=f"attention(q, k, v), {queries} queries and {keys} keys",
             given={"q": q, "k": k},
             cause=f"query t is token t + {keys - queries} and sees the keys up to that one: the "
-            "triangle is aligned bottom-right.",
+            "triangle is aligned bottom-right."
+            if keys > queries
+            else "as many queries as keys: query t sees keys 0 to t, its own included, none after.",
         )
 
 

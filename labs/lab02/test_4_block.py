@@ -33,13 +33,6 @@ class Recorder:
         return 3.0 * q - 1.0
 
 
-def _call(function):
-    """Stands in for a part of a block: a plain function of the hidden states."""
-    module = torch.nn.Module()
-    module.forward = lambda x, *rest, **named: function(x)
-    return module
-
-
 def _fill(module, generator):
     for weight in module.parameters():
         noise = torch.randn(weight.shape, generator=generator)
@@ -190,19 +183,20 @@ def test_output_projection(generator):
 
 @pytest.mark.check(task=4, points=2, title="Each sublayer adds to the stream")
 def test_residuals(generator):
-    block = DecoderBlock(CONFIG, 1)
-    block.input_layernorm = _call(lambda x: 2 * x + 1)
-    block.self_attn = _call(lambda x: x * x)
-    block.post_attention_layernorm = _call(lambda x: 3 - x)
-    block.mlp = _call(lambda x: 0.5 * x.abs())
+    block = _fill(DecoderBlock(CONFIG, 1), generator)
     x = torch.randn(5, 10, generator=generator)
-    middle = x + (2 * x + 1) ** 2
-    expected = middle + 0.5 * (3 - middle).abs()
+    normed = _rms(x, block.input_layernorm)
+    answer = 3 * (2 * _heads(normed, block.self_attn.q_proj, 4) + 0.5) - 1
+    middle = x + answer.reshape(5, 24) @ block.self_attn.o_proj.weight.T
+    normed = _rms(middle, block.post_attention_layernorm)
+    gate, up = (normed @ linear.weight.T for linear in (block.mlp.gate_proj, block.mlp.up_proj))
+    seen = Recorder()
     expect(
-        block(x, Turn(), Recorder()),
-        expected,
-        call="DecoderBlock(config, layer=1)(x, ...), its parts replaced by small functions",
+        block(x, Turn(), seen),
+        middle + (gate / (1 + torch.exp(-gate)) * up) @ block.mlp.down_proj.weight.T,
+        call="DecoderBlock(config, layer=1)(x, rotation, attend), attend answers 3 q - 1",
         given={"x": x},
         cause="each sublayer reads the normed stream, and its result is added to the stream "
         "before the norm.",
     )
+    expect(seen.layer, 1, call="the layer that DecoderBlock(config, layer=1) hands to attend")
