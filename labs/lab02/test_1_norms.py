@@ -102,6 +102,17 @@ def test_layer_norm(generator):
         observed=str(actual.dtype),
         call="layer_norm(x, weight, bias, eps=0.1).dtype, all in float16",
     )
+    many = torch.randn(64, 96, generator=generator).bfloat16()
+    weight, bias = torch.randn(2, 96, generator=generator).bfloat16()
+    once = functional.layer_norm(many.double(), (96,), weight.double(), bias.double(), 0.1)
+    share = (layer_norm(many, weight, bias, 0.1) == once.bfloat16()).double().mean().item()
+    expect.that(
+        share > 0.98,
+        "at least 98 % of the entries are bit for bit those that are rounded once, at the end",
+        observed=round(share, 2),
+        call="share of equal entries of layer_norm(x, weight, bias, eps=0.1) in bfloat16",
+        cause="weight and bias, too, are applied in float32; the sum is rounded to x's dtype.",
+    )
 
 
 @pytest.mark.check(task=1, points=2, title="Both norms as modules with weights of their own")

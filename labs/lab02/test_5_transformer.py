@@ -86,6 +86,7 @@ def test_llama_names(generator):
             ("model.layers.11.mlp.up_proj.weight", "layers.11.mlp.up_proj.weight"),
             ("model.layers.3.self_attn.q_norm.weight", "layers.3.self_attn.q_norm.weight"),
             ("model.norm.weight", "norm.weight"),
+            ("model.layers.0.side_model.weight", "layers.0.side_model.weight"),
             ("lm_head.weight", "lm_head.weight"),
             ("layers.0.attn.bias", "layers.0.attn.bias"),  # a mask in GPT-2 alone
         ):

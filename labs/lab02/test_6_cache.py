@@ -84,10 +84,12 @@ def test_chunks(generator):
             cause="a chunk is written behind the stored tokens and sees them all.",
         )
     answers = _run(ContiguousCache(CONFIG, 11, dtype=torch.bfloat16), layers, [4, 7])
+    low = _run(ContiguousCache(CONFIG, 11), [[x.bfloat16() for x in qkv] for qkv in layers], [11])
     expect(
-        [str(answer.dtype) for answer in answers],
-        ["torch.float32"] * 2,
-        call="dtypes of what a cache in bfloat16 answers to q, k and v in float32, in 2 layers",
+        [str(answer.dtype) for answer in (*answers, *low)],
+        ["torch.float32"] * 2 + ["torch.bfloat16"] * 2,
+        call="dtypes of what a cache in bfloat16 answers to q, k and v in float32, in 2 layers, "
+        "and then one in float32 to bfloat16",
         cause="the answer has q's dtype.",
     )
     expect(
@@ -269,7 +271,7 @@ class Counter:
         self.positions = []
 
     def __call__(self, token_ids, positions, attend):
-        self.positions += positions.tolist()
+        self.positions += torch.arange(20)[positions].tolist()  # GPT-2 looks vectors up by them
         row = torch.zeros(len(token_ids), 4, 6)
         for layer in range(2):
             attend(layer, row, row[:, :2], row[:, :2])
