@@ -919,14 +919,6 @@ MISTAKES = [
         says="You hand on GPT-2's causal mask, which is no weight; no module has a place for it.",
     ),
     Mistake(
-        name="gpt2-unknown-renamed",
-        task=5,
-        symbol="checkpoint_names:gpt2_tensors",
-        old="        yield name, tensor\n        return\n    if tensor.ndim == 2:",
-        new='        yield f"layers.{layer}.{rest}", tensor\n        return\n    if tensor.ndim == 2:',
-        says="You rename a tensor of a GPT-2 layer that is in no row of the table; it keeps its name, so that load_model can report it.",
-    ),
-    Mistake(
         name="gpt2-not-transposed",
         task=5,
         symbol="checkpoint_names:gpt2_tensors",
