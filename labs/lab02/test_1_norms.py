@@ -16,7 +16,7 @@ def _oracle(x, weight, eps):
 @pytest.mark.check(task=1, points=2, title="RMSNorm divides by the root mean square")
 def test_root_mean_square(generator):
     weight = 1 + 0.5 * torch.randn(12, generator=generator)
-    for shape in ((5, 12), (2, 3, 12)):
+    for shape in ((5, 12), (2, 3, 12), (12,)):
         x = 0.3 * torch.randn(shape, generator=generator) + 0.2
         expected = _oracle(x, weight, 0.1)
         expect(
@@ -75,17 +75,18 @@ def test_cast_before_weight(generator):
 def test_layer_norm(generator):
     x = torch.randn(4, 6, generator=generator) + 1.0
     weight, bias = torch.randn(2, 6, generator=generator)
-    expected = functional.layer_norm(x, (6,), weight, bias, 0.1)
     low = (300 * x).half()
     wide = functional.layer_norm(low.float(), (6,), weight.half().float(), bias.half().float(), 0.1)
-    expect(
-        layer_norm(x, weight, bias, 0.1),
-        expected,
-        call="layer_norm(x, weight, bias, eps=0.1)",
-        given={"x": x, "weight": weight, "bias": bias},
-        cause="the variance is the mean over E entries (torch.var divides by E - 1 unless told "
-        "otherwise), eps is added to it, and the bias comes last.",
-    )
+    for some in (x, x.reshape(2, 2, 6), x[1]):
+        expect(
+            layer_norm(some, weight, bias, 0.1),
+            functional.layer_norm(some, (6,), weight, bias, 0.1),
+            call="layer_norm(x, weight, bias, eps=0.1)",
+            given={"x": some, "weight": weight, "bias": bias},
+            cause="mean and variance are those of the E entries along the last axis (torch.var "
+            "divides by E - 1 unless told otherwise), eps is added to the variance, and the bias "
+            "comes last.",
+        )
     actual = layer_norm(low, weight.half(), bias.half(), 0.1)
     expect(
         actual.float(),
@@ -100,6 +101,17 @@ def test_layer_norm(generator):
         "the result has x's dtype, float16",
         observed=str(actual.dtype),
         call="layer_norm(x, weight, bias, eps=0.1).dtype, all in float16",
+    )
+    many = torch.randn(64, 96, generator=generator).bfloat16()
+    weight, bias = torch.randn(2, 96, generator=generator).bfloat16()
+    once = functional.layer_norm(many.double(), (96,), weight.double(), bias.double(), 0.1)
+    share = (layer_norm(many, weight, bias, 0.1) == once.bfloat16()).double().mean().item()
+    expect.that(
+        share > 0.98,
+        "at least 98 % of the entries are bit for bit those that are rounded once, at the end",
+        observed=round(share, 2),
+        call="share of equal entries of layer_norm(x, weight, bias, eps=0.1) in bfloat16",
+        cause="weight and bias, too, are applied in float32; the sum is rounded to x's dtype.",
     )
 
 

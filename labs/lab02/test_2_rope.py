@@ -40,7 +40,7 @@ def test_frequencies():
 @pytest.mark.check(task=2, points=2, title="Angles of the positions that are given")
 def test_given_positions(generator):
     frequencies = torch.rand(4, generator=generator) * 0.9 + 0.1
-    for positions in ([57], [0, 1, 2], [9, 300, 3, 3, 0]):
+    for positions in ([57], [0, 1, 2], [9, 301, 3, 3, 0]):
         angles = np.outer(positions, frequencies.double().numpy())
         cos, sin = rotation_angles(torch.tensor(positions), frequencies)
         expect(

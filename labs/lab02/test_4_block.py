@@ -33,13 +33,6 @@ class Recorder:
         return 3.0 * q - 1.0
 
 
-def _call(function):
-    """Stands in for a part of a block: a plain function of the hidden states."""
-    module = torch.nn.Module()
-    module.forward = lambda x, *rest, **named: function(x)
-    return module
-
-
 def _fill(module, generator):
     for weight in module.parameters():
         noise = torch.randn(weight.shape, generator=generator)
@@ -178,31 +171,33 @@ def test_qk_norm(generator):
 def test_output_projection(generator):
     layer = _fill(SelfAttention(CONFIG, 0), generator)
     x = torch.randn(4, 10, generator=generator)  # T = H: a wrong reshape raises nothing
-    answer = torch.randn(4, 4, 6, generator=generator)
+    answer = torch.randn(4, 6, 4, generator=generator).transpose(1, 2)  # a view, as k.T is one
     expect(
         layer(x, Turn(), lambda layer, q, k, v: answer),
         layer.o_proj(answer.reshape(4, 24)),
         call="SelfAttention(config, layer=0)(x, rotation, attend), as many tokens as heads",
         given={"x": x},
-        cause="what attend returns is reshaped to [T, H*D] and projected; x is not added here.",
+        cause="what attend returns is reshaped to [T, H*D] and projected; x is not added here. It "
+        "may be a view, which reshape takes and view does not.",
     )
 
 
 @pytest.mark.check(task=4, points=2, title="Each sublayer adds to the stream")
 def test_residuals(generator):
-    block = DecoderBlock(CONFIG, 1)
-    block.input_layernorm = _call(lambda x: 2 * x + 1)
-    block.self_attn = _call(lambda x: x * x)
-    block.post_attention_layernorm = _call(lambda x: 3 - x)
-    block.mlp = _call(lambda x: 0.5 * x.abs())
+    block = _fill(DecoderBlock(CONFIG, 1), generator)
     x = torch.randn(5, 10, generator=generator)
-    middle = x + (2 * x + 1) ** 2
-    expected = middle + 0.5 * (3 - middle).abs()
+    normed = _rms(x, block.input_layernorm)
+    answer = 3 * (2 * _heads(normed, block.self_attn.q_proj, 4) + 0.5) - 1
+    middle = x + answer.reshape(5, 24) @ block.self_attn.o_proj.weight.T
+    normed = _rms(middle, block.post_attention_layernorm)
+    gate, up = (normed @ linear.weight.T for linear in (block.mlp.gate_proj, block.mlp.up_proj))
+    seen = Recorder()
     expect(
-        block(x, Turn(), Recorder()),
-        expected,
-        call="DecoderBlock(config, layer=1)(x, ...), its parts replaced by small functions",
+        block(x, Turn(), seen),
+        middle + (gate / (1 + torch.exp(-gate)) * up) @ block.mlp.down_proj.weight.T,
+        call="DecoderBlock(config, layer=1)(x, rotation, attend), attend answers 3 q - 1",
         given={"x": x},
         cause="each sublayer reads the normed stream, and its result is added to the stream "
         "before the norm.",
     )
+    expect(seen.layer, 1, call="the layer that DecoderBlock(config, layer=1) hands to attend")

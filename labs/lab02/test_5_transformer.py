@@ -86,7 +86,9 @@ def test_llama_names(generator):
             ("model.layers.11.mlp.up_proj.weight", "layers.11.mlp.up_proj.weight"),
             ("model.layers.3.self_attn.q_norm.weight", "layers.3.self_attn.q_norm.weight"),
             ("model.norm.weight", "norm.weight"),
+            ("model.layers.0.side_model.weight", "layers.0.side_model.weight"),
             ("lm_head.weight", "lm_head.weight"),
+            ("layers.0.attn.bias", "layers.0.attn.bias"),  # a mask in GPT-2 alone
         ):
             expect(
                 _pairs(family, name, x),
@@ -129,6 +131,8 @@ def test_gpt2_names(generator):
         ("h.10.attn.c_attn.bias", long, biases),
         ("h.3.attn.bias", torch.ones(1, 1, 5, 5), {}),
         ("h.3.attn.masked_bias", torch.tensor(-1e4), {}),
+        ("lm_head.weight", x, {"lm_head.weight": x}),
+        ("h.3.attn.extra.weight", x, {"h.3.attn.extra.weight": x}),
     )
     for name, tensor, expected in cases:
         for full in (name, f"transformer.{name}"):
@@ -137,7 +141,8 @@ def test_gpt2_names(generator):
                 expected,
                 call=f"module_tensors('gpt2', {full!r}, tensor of shape {list(tensor.shape)})",
                 cause="GPT-2's linears are stored [in, out] (nn.Linear has [out, in]), c_attn "
-                "holds q, k and v side by side, and attn.bias is a mask, not a weight.",
+                "holds q, k and v side by side, attn.bias is a mask, not a weight, and what is in "
+                "no row of the table keeps its name.",
             )
 
 

@@ -83,6 +83,21 @@ def test_chunks(generator):
             call=f"cache.attend(layer, q, k, v), 11 tokens in chunks of {chunks}",
             cause="a chunk is written behind the stored tokens and sees them all.",
         )
+    answers = _run(ContiguousCache(CONFIG, 11, dtype=torch.bfloat16), layers, [4, 7])
+    low = _run(ContiguousCache(CONFIG, 11), [[x.bfloat16() for x in qkv] for qkv in layers], [11])
+    expect(
+        [str(answer.dtype) for answer in (*answers, *low)],
+        ["torch.float32"] * 2 + ["torch.bfloat16"] * 2,
+        call="dtypes of what a cache in bfloat16 answers to q, k and v in float32, in 2 layers, "
+        "and then one in float32 to bfloat16",
+        cause="the answer has q's dtype.",
+    )
+    expect(
+        answers,
+        [_oracle(q, k.bfloat16().float(), v.bfloat16().float()) for q, k, v in layers],
+        call="cache.attend(layer, q, k, v), q, k and v in float32, the cache in bfloat16",
+        cause="k and v are rounded to the cache's dtype, those of this step, too; q is not.",
+    )
 
 
 @pytest.mark.check(task=6, points=2, title="The layer's sliding window holds in the cache")
@@ -203,8 +218,9 @@ def test_truncate(generator):
             call=f"cache.truncate({length}) with 8 tokens stored",
             cause="tokens that are not stored cannot be kept.",
         )
-    cache.truncate(8)
-    expect(cache.length, 8, call="8 tokens stored, cache.truncate(8); cache.length")
+    for length in (8, 0):
+        cache.truncate(length)
+        expect(cache.length, length, call=f"8 tokens stored, cache.truncate({length}); length")
 
 
 @pytest.mark.check(task=6, points=1, title="A copy goes its own way; reset forgets everything")
@@ -218,6 +234,8 @@ def test_clone_and_reset(generator):
         [4, 7, cache.nbytes],
         call="length, capacity and nbytes of cache.clone(), 4 of 7 tokens stored",
     )
+    low = ContiguousCache(CONFIG, capacity=7, dtype=torch.bfloat16)
+    expect(low.clone().nbytes, low.nbytes, call="nbytes of the clone() of a cache in bfloat16")
     first, second = _run(cache, _part(layers, 4, 6), [2]), _run(copy, _part(others, 4, 6), [1, 1])
     mixed = [
         [torch.cat((x[:4], y[4:])) for x, y in zip(*pair, strict=True)]
@@ -253,7 +271,7 @@ class Counter:
         self.positions = []
 
     def __call__(self, token_ids, positions, attend):
-        self.positions += positions.tolist()
+        self.positions += torch.arange(20)[positions].tolist()  # GPT-2 looks vectors up by them
         row = torch.zeros(len(token_ids), 4, 6)
         for layer in range(2):
             attend(layer, row, row[:, :2], row[:, :2])
@@ -306,12 +324,13 @@ CAPACITY = 8
 
 
 def _history(rng):
-    """Random calls: ("chunk", tokens), ("truncate", length), ("reset", 0), ("clone", 0)."""
+    """Random calls: ("chunk", tokens), ("truncate", length), ("reset", None), ("clone", None)."""
     calls = []
     for _ in range(20):
         kind = rng.choice(["chunk", "truncate", "clone", "reset"], p=[0.6, 0.25, 0.1, 0.05])
         top = {"chunk": CAPACITY // 2, "truncate": CAPACITY + 1}.get(kind)
-        calls.append((str(kind), int(rng.integers(1, top + 1)) if top else 0))
+        first = 1 if kind == "chunk" else 0
+        calls.append((str(kind), int(rng.integers(first, top + 1)) if top else None))
     return calls
 
 
@@ -386,7 +405,7 @@ def test_random_histories(rng):
         if _replay(history, seed) is not None:
             history = _shrunk(history, seed)
             _, found, wanted = _replay(history, seed)
-            drawn = " > ".join(f"{kind} {size}" if size else kind for kind, size in history)
+            drawn = " > ".join(kind if size is None else f"{kind} {size}" for kind, size in history)
             expect(
                 found,
                 wanted,

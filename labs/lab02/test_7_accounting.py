@@ -119,6 +119,14 @@ def test_budget():
 
 @pytest.mark.check(task=7, points=1, title="Tokens computed with and without a cache")
 def test_tokens():
+    counts = [tokens_computed(7, 3, cached) for cached in (False, True)]
+    expect.that(
+        all(isinstance(count, int) for count in counts),
+        "a count is an int",
+        observed=counts,
+        call="tokens_computed(prompt=7, generated=3, cached), without a cache and with one",
+        cause="/ gives a float, which is not exact for large numbers.",
+    )
     for prompt, generated in ((1, 10), (7, 1), (100, 50)):
         lengths = [prompt + step for step in range(generated)]
         expect(
@@ -145,6 +153,14 @@ def test_flops():
                 call=f"step_flops({name}, new_tokens={new}, cached_tokens={cached}, rows={rows})",
                 cause="2 * weights a token, 4 * L * H * D a visible pair, 2 * E * V a row.",
             )
+    counts = [step_flops(GPT2, 2, 3), generation_flops(GPT2, 2, 3, cached=False)]
+    expect.that(
+        all(isinstance(count, int) for count in counts),
+        "a count is an int",
+        observed=counts,
+        call="step_flops(GPT-2, 2, 3) and generation_flops(GPT-2, 2, 3, cached=False)",
+        cause="/ gives a float, which is not exact for large numbers.",
+    )
     without = sum(_flops(GPT2, 20 + step, 0) for step in range(9))
     expect(
         generation_flops(GPT2, 20, 9, cached=False),

@@ -1,6 +1,7 @@
 """What a model costs: bytes of weights and cache, floating-point operations, bytes moved, seconds.
 
-Norms and biases, under 0.1 % of the weights and of the work, are left out everywhere.
+Norms and biases, under 0.1 % of the weights and of the work, are left out everywhere. Counts are
+whole numbers, exact and of type int.
 """
 
 from dataclasses import dataclass
@@ -73,8 +74,8 @@ def tokens_computed(prompt: int, generated: int, cached: bool) -> int:
     """Tokens that go through the model to generate so many after a prompt.
 
     Each generated token costs one step, whose last row gives it; the last generated token is
-    never fed back. Without a cache each step runs the whole sequence so far. `generated` is at
-    least 1.
+    never fed back. Without a cache each step runs the whole sequence so far. Both numbers are
+    at least 1.
 
     >>> tokens_computed(prompt=1, generated=10, cached=False), tokens_computed(1, 10, cached=True)
     (55, 10)

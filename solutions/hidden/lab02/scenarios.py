@@ -38,6 +38,23 @@ def _config(rng, family="qwen3", layers=2, **more):
     return ModelConfig(family, **{**shape, "qk_norm": family == "qwen3", **biases, **more})
 
 
+def _model(rng, config):
+    """A model of random weights, drawn by name: a student's modules may stand in any order."""
+    import torch
+
+    from nanovllm.model.loader import dummy_model
+
+    seed = int(rng.integers(1000))
+    generator = torch.Generator().manual_seed(seed)
+    model = dummy_model(config, seed)
+    for _, weight in sorted(model.state_dict().items()):
+        noise = torch.randn(weight.shape, generator=generator)
+        weight.copy_(
+            1.0 + 0.3 * noise if weight.ndim == 1 else 1.5 * noise * weight.shape[1] ** -0.5
+        )
+    return model
+
+
 def _ids(rng, config, count):
     import torch
 
@@ -72,15 +89,16 @@ def norms_of_views(nanovllm, rng):
             norm.load_state_dict(state, assign=True)
             modules[kind.__name__] = norm(x[None, :, None])
         low = RMSNorm(size, eps).half()
-        modules["half"] = low((300 * x).half()).float()
+        modules["half"] = low((300 * x).half())
         wide = {
             "rms": rms_norm(x, weight, eps),
             "rms of small numbers": rms_norm(1e-3 * x, weight, eps * 1e-6),
             "layer": layer_norm(x + 100.0, weight, bias, eps),
-            "layer float16": layer_norm((300 * x).half(), weight.half(), bias.half(), eps).float(),
+            "layer float16": layer_norm((300 * x).half(), weight.half(), bias.half(), eps),
             "one entry": layer_norm(x[:, :1], weight[:1], bias[:1], eps),
         }
-    return {**wide, **modules, "x": x}
+    low = [str(wide["layer float16"].dtype), str(modules["half"].dtype)]
+    return {**wide, **modules, "dtypes": low, "x": x}
 
 
 @scenario(task=2)
@@ -121,7 +139,8 @@ def rope_adds_up(nanovllm, rng):
         "sin": sin,
         "twice": twice,
         "once": apply_rope(k, cos, sin),
-        "low": apply_rope(q.half(), cos, sin).float(),
+        "low": apply_rope(q.half(), cos, sin),
+        "dtypes": [str(apply_rope(k.to(d), cos, sin).dtype) for d in (torch.half, torch.bfloat16)],
         "untouched": qkv,
     }
 
@@ -173,8 +192,8 @@ def attention_of_masks_and_formats(nanovllm, rng):
         "masked": attention(q, loud, v, mask=mask),
         "window is ignored": attention(q, k, v, mask=mask, window=1),
         "sizes": attention(sizes * q, k, v),
-        "bfloat16": attention(q.bfloat16(), k.bfloat16(), v.bfloat16()).float(),
-        "float16": attention((60 * q).half(), (60 * k).half(), v.half()).float(),
+        "bfloat16": attention(q.bfloat16(), k.bfloat16(), v.bfloat16()),
+        "float16": attention((60 * q).half(), (60 * k).half(), v.half()),
         "dtype": [
             str(attention(*(x.to(d) for x in (q, k, v))).dtype) for d in (torch.half, torch.float)
         ],
@@ -187,7 +206,6 @@ def blocks_of_every_family(nanovllm, rng):
     import torch
 
     from nanovllm.model.block import DecoderBlock
-    from nanovllm.model.loader import dummy_model
     from nanovllm.model.registry import FAMILIES
 
     observed = {}
@@ -199,7 +217,7 @@ def blocks_of_every_family(nanovllm, rng):
     ):
         config = _config(rng, family, layers=3, **more)
         block = DecoderBlock(config, 2)
-        weights = dummy_model(config, seed=int(rng.integers(1000))).layers[1].state_dict()
+        weights = _model(rng, config).layers[1].state_dict()
         block.load_state_dict(weights)
         seen = {}
 
@@ -296,7 +314,6 @@ def rows_of_two_sequences(nanovllm, rng):
 
     from nanovllm.model.attend import RecomputeAttend
     from nanovllm.model.config import RopeScaling
-    from nanovllm.model.loader import dummy_model
 
     observed = {}
     for family, more in (
@@ -307,7 +324,7 @@ def rows_of_two_sequences(nanovllm, rng):
         ("gpt2", {"tie_embeddings": True}),
     ):
         config = _config(rng, family, **more)
-        model = dummy_model(config, seed=int(rng.integers(1000)))
+        model = _model(rng, config)
         ids, start = _ids(rng, config, 11), int(rng.integers(0, 50))
         owner = torch.from_numpy(rng.integers(0, 2, 11))
         positions = torch.empty(11, dtype=torch.long)
@@ -341,10 +358,9 @@ def caches_that_branch(nanovllm, rng):
     import torch
 
     from nanovllm.model.cache import ContiguousCache, forward_cached
-    from nanovllm.model.loader import dummy_model
 
     config = _config(rng, layers=3, windows=(None, int(rng.integers(1, 6)), None))
-    model = dummy_model(config, seed=int(rng.integers(1000)))
+    model = _model(rng, config)
     cache = ContiguousCache(config, capacity=17)
     prompt = [forward_cached(model, cache, part) for part in _ids(rng, config, 8).split(3)]
     branches = [cache, cache.clone(), cache.clone()]
@@ -367,44 +383,56 @@ def caches_that_branch(nanovllm, rng):
 
 
 @scenario(task=6)
-def steps_that_are_given_up(nanovllm, rng):
-    """Steps that stop before `advance`, layers in another order, 16 bits, refusals between."""
+def long_lives_of_caches(nanovllm, rng):
+    """Two caches, one of them in 16 bits, through 60 calls each: steps that are given up before
+    `advance`, layers in another order, refusals, truncations to every length, copies, resets."""
     import torch
 
     from nanovllm.model.cache import CacheFullError, ContiguousCache
 
-    config = _config(rng, layers=3)
-    capacity = int(rng.integers(6, 12))
-    cache = ContiguousCache(config, capacity, dtype=torch.bfloat16)
+    windows = (None, int(rng.integers(1, 5)), int(rng.integers(1, 9)))
+    observed = []
+    for dtype in (torch.bfloat16, torch.float32):
+        config = _config(rng, layers=3, windows=windows)
+        capacity = int(rng.integers(6, 12))
+        cache = ContiguousCache(config, capacity, dtype=dtype)
+        log, seen = [], []
 
-    def step(size, layers):
-        out = []
-        for layer in layers:
-            q = _tensor(rng, size, config.num_heads, config.head_dim).bfloat16()
-            k, v = (
-                _tensor(rng, size, config.num_kv_heads, config.head_dim).bfloat16() for _ in "kv"
-            )
-            out.append(cache.attend(layer, q, k, v).float())
-        return out
+        def step(size, layers, wide, cache, config=config, seen=seen):
+            for layer in layers:
+                q, k, v = (
+                    _tensor(rng, size, heads, config.head_dim).to(wide)
+                    for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+                )
+                out = cache.attend(layer, q, k, v)
+                seen.append({"answer": out, "dtype": str(out.dtype)})
 
-    log, seen = [], []
-    for _ in range(12):
-        size = int(rng.integers(1, 5))
-        what = int(rng.integers(0, 5))
-        try:
-            if what == 0:
-                seen += step(size, [0, 1])  # given up: the next step writes over it
-            elif what == 1:
-                cache.truncate(int(rng.integers(-1, capacity + 2)))
-            else:
-                seen += step(size, [2, 0, 1])
-                cache.advance(size)
-            log.append(cache.length)
-        except CacheFullError:
-            log.append("full")
-        except ValueError:
-            log.append("refused")
-    return {"log": log, "seen": seen, "bytes": cache.nbytes}
+        for _ in range(60):
+            size, what = int(rng.integers(1, 5)), int(rng.integers(0, 12))
+            wide = torch.float32 if rng.random() < 0.8 else torch.bfloat16
+            try:
+                if what == 0:
+                    step(size, [0, 1], wide, cache)  # given up: the next step writes over it
+                elif what <= 3:
+                    cache.truncate(int(rng.integers(-1, capacity + 2)))
+                elif what == 4:
+                    old, cache = cache, cache.clone()
+                    old.reset()
+                    step(1, [1], wide, old)  # what the old one does is nothing to its copy
+                elif what == 5 and rng.random() < 0.3:
+                    cache.reset()
+                elif what == 6:
+                    cache.advance(capacity + 1)
+                else:
+                    step(size, [2, 0, 1], wide, cache)
+                    cache.advance(size)
+                log.append(cache.length)
+            except CacheFullError:
+                log.append(["full", cache.length])
+            except ValueError:
+                log.append(["refused", cache.length])
+        observed.append({"log": log, "seen": seen, "bytes": cache.nbytes})
+    return observed
 
 
 @scenario(task=7)

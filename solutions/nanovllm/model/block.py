@@ -14,8 +14,8 @@ class SelfAttention(nn.Module):
     """`SelfAttention(config, layer)`; called as `(x [T, E], rotation, attend)`, it gives [T, E].
 
     `attend(layer, q [T,H,D], k [T,G,D], v [T,G,D])` is called once: q and k have been through
-    `rotation.apply`, v has not. Its answer [T, H, D] goes through `o_proj`, the heads of a token
-    side by side.
+    `rotation.apply`, v has not. Its answer [T, H, D], perhaps a view with strides of its own,
+    goes through `o_proj`, the heads of a token side by side.
 
     Modules, `nn.Linear` each: `q_proj` from E to H*D, `k_proj` and `v_proj` from E to G*D (biased
     where `config.qkv_bias`), `o_proj` from H*D to E (biased where `config.output_bias`). Where

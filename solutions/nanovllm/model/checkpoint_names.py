@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-# Buffers that some checkpoints store and no model needs: RoPE's frequencies, GPT-2's causal mask.
-NOT_WEIGHTS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+# Buffers that some checkpoints store and no model needs.
+ROPE_FREQUENCIES = ".rotary_emb.inv_freq"
+GPT2_MASKS = (".attn.bias", ".attn.masked_bias")
 
 GPT2_OUTSIDE = {
     "wte.weight": "embed_tokens.weight",
@@ -35,28 +36,31 @@ def module_tensors(family: str, name: str, tensor: Tensor) -> Iterator[tuple[str
     layers.3.self_attn.k_proj.weight [4, 4]
     layers.3.self_attn.v_proj.weight [4, 4]
     """
-    if name.endswith(NOT_WEIGHTS):
-        return
     if family == "gpt2":
         yield from gpt2_tensors(name.removeprefix("transformer."), tensor)
-    else:
+    elif not name.endswith(ROPE_FREQUENCIES):
         yield name.removeprefix("model."), tensor
 
 
 def gpt2_tensors(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """GPT-2 has names of its own, matrices stored [in, out], and q, k, v side by side."""
+    if name.endswith(GPT2_MASKS):
+        return
     if not name.startswith("h."):
         yield GPT2_OUTSIDE.get(name, name), tensor
         return
     _, layer, rest = name.split(".", 2)
     part, _, kind = rest.rpartition(".")  # ("attn.c_attn", "weight")
+    if part != "attn.c_attn" and part not in GPT2_IN_A_LAYER:
+        yield name, tensor
+        return
     if tensor.ndim == 2:
         tensor = tensor.T.contiguous()
     if part == "attn.c_attn":
         for letter, value in zip("qkv", tensor.chunk(3), strict=True):
             yield f"layers.{layer}.self_attn.{letter}_proj.{kind}", value.contiguous()
     else:
-        yield f"layers.{layer}.{GPT2_IN_A_LAYER.get(part, part)}.{kind}", tensor
+        yield f"layers.{layer}.{GPT2_IN_A_LAYER[part]}.{kind}", tensor
 
 
 ### END SOLUTION

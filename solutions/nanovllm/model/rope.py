@@ -32,6 +32,7 @@ def llama3_frequencies(
     What counts is how many turns a pair makes in the original_max_position tokens of training.
     `high_freq_factor` turns or more: frequency unchanged. `low_freq_factor` turns or fewer:
     divided by `factor`. Between them: the mean of both, weighted linearly by the turns.
+    `high_freq_factor` is always the larger of the two.
     Source: Llama 3.1, rope_type "llama3".
 
     >>> scaling = RopeScaling("llama3", factor=8.0, original_max_position=64)
@@ -51,8 +52,8 @@ def rotation_angles(
 ) -> tuple[Float[Tensor, "T D/2"], Float[Tensor, "T D/2"]]:
     """Cosine and sine, in float32, of the angle of each pair at each given position.
 
-    The angle is position times frequency, in radians. Positions may be any, in any order: in
-    decoding there is one token, at position 57 for example.
+    The angle is position times frequency, in radians, computed in float32 or wider. Positions may
+    be any, in any order: in decoding there is one token, at position 57 for example.
 
     >>> cos, sin = rotation_angles(torch.tensor([0, 3]), torch.tensor([1.0, 0.01]))
     >>> cos
@@ -72,7 +73,7 @@ def apply_rope(
 
     A pair (a, b) becomes (a cos - b sin, b cos + a sin), by the angles of its token, the same for
     every head. The result is a new tensor in x's dtype, to which cos and sin are rounded first;
-    x itself does not change.
+    x itself does not change. Products and sums may be rounded to x's dtype or kept wider.
 
     >>> x = torch.tensor([[[1.0, 10.0, 0.0, 0.0]]])
     >>> apply_rope(x, torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]]))
