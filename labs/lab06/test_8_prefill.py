@@ -176,3 +176,14 @@ def test_random(generator):
         case = paged_case(generator, contexts, lengths, **options, device=DEVICE)
         given = {"contexts": contexts, "chunks": lengths, **options}
         judge(case, given, "try these numbers one at a time")
+        if size == 0:
+            new = paged_prefill(
+                case.q, *case.cache, case.query_start_loc, case.max_query_len, **case.options
+            )
+            expect(
+                new.cpu() if new.is_contiguous() else "not contiguous",
+                case.expected,
+                call="paged_prefill(...) without out",
+                given=given,
+                cause="the new result has q's type, and is contiguous whatever the strides of q",
+            )
