@@ -35,6 +35,20 @@ def judge(case, given, cause):
         )
 
 
+def new_result(case, given):
+    """Without out: q lies with its heads apart, its result does not."""
+    q = case.q.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    new = paged_decode(q, *case.cache, **case.options)
+    expect(new.cpu(), case.expected, call="paged_decode(...) without out", given=given)
+    expect(
+        [str(new.dtype), new.is_contiguous()],
+        [str(q.dtype), True],
+        call="dtype of paged_decode(...) without out, and whether it is contiguous",
+        given={**given, "strides of q": q.stride()},
+        cause="the new result has q's type, and is contiguous whatever the strides of q",
+    )
+
+
 @pytest.mark.check(task=6, points=3, title="Few keys: softmax of the scores, times the values")
 def test_one_tile(generator):
     case = paged_case(generator, [4, 3], heads=2, kv_heads=2, device=DEVICE)
@@ -150,9 +164,10 @@ def test_window(generator):
 @pytest.mark.check(task=6, points=2, title="Half precision, sums in float32")
 def test_half(generator):
     for dtype, atol in ((torch.float16, 1e-3), (torch.bfloat16, 4e-3)):
-        case = paged_case(generator, [40], heads=2, kv_heads=1, dtype=dtype, device=DEVICE)
-        given = {"dtype": str(dtype), "context": 40}
+        case = paged_case(generator, [40, 9], heads=2, kv_heads=1, dtype=dtype, device=DEVICE)
+        given = {"dtype": str(dtype), "contexts": [40, 9]}
         judge(case, given, "the result has q's type")
+        new_result(case, given)
         case = paged_case(
             generator, [60], heads=8, kv_heads=1, dtype=dtype, sharp=4.0, device=DEVICE
         )
@@ -188,13 +203,8 @@ def test_random(generator):
         case, given = random_case(generator, size=i)
         judge(case, given, "no single case of the checks above: try these numbers in each of them")
         if i == 0:
-            expect(
-                paged_decode(case.q, *case.cache, **case.options).cpu(),
-                case.expected,
-                call="paged_decode(...) without out",
-                given=given,
-                cause="the new result is contiguous, whatever the strides of q",
-            )
+            new = paged_decode(case.q, *case.cache, **case.options)
+            expect(new.cpu(), case.expected, call="paged_decode(...) without out", given=given)
 
 
 def random_case(generator, size):

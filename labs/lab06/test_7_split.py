@@ -159,4 +159,14 @@ def test_random(generator):
         }
         contexts = [draw(0, 60 * (size + 1)) for _ in range(size + 1)] + [draw(1, 70)]
         case = paged_case(generator, contexts, **options, device=DEVICE)
-        judge(case, splits, {"contexts": contexts, **options}, "try these numbers one at a time")
+        given = {"contexts": contexts, **options}
+        judge(case, splits, given, "try these numbers one at a time")
+        if size == 0:
+            new = split_decode(case.q, *case.cache, splits, **case.options)
+            expect(
+                new.cpu() if new.is_contiguous() else "not contiguous",
+                case.expected,
+                call="split_decode(...) without out",
+                given={**given, "splits": splits},
+                cause="the new result has q's type, and is contiguous whatever the strides of q",
+            )

@@ -147,6 +147,20 @@ def test_sizes(generator):
         )
         judge(case, {"D": dim, "P": size, "dtype": str(dtype)}, "what lies behind a head took part")
     case = paged_case(
+        generator, [333], [3], heads=1, kv_heads=1, block_size=512, dtype=dtype, device=DEVICE
+    )
+    values = case.v_cache[int(case.block_tables[0, 0]), :333, 0]
+    values.copy_(torch.randint(1, 4, values.shape, generator=generator))
+    case.q.zero_()
+    expect(
+        run(case, torch.float32)[:, 0],
+        torch.stack([values[:end].double().mean(0).float() for end in (331, 332, 333)]),
+        rtol=1e-5,
+        call=CALL,
+        given={"q": "zeros", "values": "1, 2 or 3", "caches": str(dtype), "context": 333},
+        cause="sums are float32 to the end, and the result is rounded once, to the type of out",
+    )
+    case = paged_case(
         generator, [5, 9], [3, 2], strided=("q", "v", "out"), scale=0.5, device=DEVICE
     )
     judge(
@@ -176,3 +190,14 @@ def test_random(generator):
         case = paged_case(generator, contexts, lengths, **options, device=DEVICE)
         given = {"contexts": contexts, "chunks": lengths, **options}
         judge(case, given, "try these numbers one at a time")
+        if size == 0:
+            new = paged_prefill(
+                case.q, *case.cache, case.query_start_loc, case.max_query_len, **case.options
+            )
+            expect(
+                new.cpu() if new.is_contiguous() else "not contiguous",
+                case.expected,
+                call="paged_prefill(...) without out",
+                given=given,
+                cause="the new result has q's type, and is contiguous whatever the strides of q",
+            )

@@ -168,6 +168,11 @@ def growing_contexts(nanovllm, rng):
             q = (4 * normal(rng, 2, heads, dim)).to(cache.device)
             out = paged_decode(q, *cache.given(lens), window=window)
             seen[f"{heads} {step}"] = out.cpu()
+            apart = q.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+            k_cache, v_cache, tables, contexts = cache.given(lens)
+            tables, contexts = tables.long(), contexts.long()
+            out = paged_decode(apart, k_cache, v_cache, tables, contexts, 0.3, 1 + 8 * step)
+            seen[f"{heads} {step} new"] = [out.cpu(), out.is_contiguous()]
     return seen
 
 
@@ -188,6 +193,9 @@ def splits(nanovllm, rng):
             out, room = gaps(torch.zeros(4, 6, 24, dtype=dtype))
             split_decode(q, *cache.given(lens), count, window=window, out=out)
             seen[f"{dtype} {count}"] = changed(room) if dtype == torch.float32 else out.cpu()
+        apart = q.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+        new = split_decode(apart, *cache.given(lens), 9, scale=0.3, window=window)
+        seen[f"{dtype} new"] = [new.cpu(), new.is_contiguous()]
     return seen
 
 
@@ -216,7 +224,12 @@ def prompts_in_chunks(nanovllm, rng):
             done = [n + length for n, length in zip(done, chunks, strict=True)]
             starts = torch.tensor([0, *chunks]).cumsum(0).to(torch.int32).to(cache.device)
             q = normal(rng, sum(chunks), heads, dim).to(cache.device)
-            out = paged_prefill(q, *cache.given(done), starts, max(chunks), window=window)
-            seen[f"{heads} {step}"] = out.cpu()
+            apart = q.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+            out = paged_prefill(apart, *cache.given(done), starts, max(chunks), None, window)
+            seen[f"{heads} {step}"] = [out.cpu(), out.is_contiguous()]
+            out = torch.empty(q.shape, dtype=torch.float16, device=cache.device)
+            more = max(chunks) + int(rng.integers(0, 70))
+            paged_prefill(q, *cache.given(done), starts, more, scale=0.6, out=out)
+            seen[f"{heads} {step} of another type"] = out.cpu()
             step += 1
     return seen

@@ -136,7 +136,7 @@ def paged_decode(
     4.0
     """
     ### BEGIN SOLUTION
-    out = torch.empty_like(q) if out is None else out
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     num_seqs, num_heads, dim = q.shape
     launch(
         paged_decode_kernel, (num_seqs, k_cache.shape[2]),

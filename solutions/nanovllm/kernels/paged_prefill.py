@@ -54,7 +54,7 @@ def paged_prefill(
     window: int | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Each chunk's queries [T, H, D] over its own blocks, causal; they are the newest positions."""
-    out = torch.empty_like(q) if out is None else out
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     _, num_heads, dim = q.shape
     rows = max(16, min(64, triton.next_power_of_2(max_query_len)))
     sizes = constants(num_heads // k_cache.shape[2], k_cache) | {"ROWS": rows}

@@ -82,7 +82,7 @@ def split_decode(
     splits: int, scale: float | None = None, window: int | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`paged_decode` [N, H, D] with `splits` programs for each sequence and key head."""
-    out = torch.empty_like(q) if out is None else out
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     num_seqs, num_heads, dim = q.shape
     partial = q.new_empty((num_seqs, num_heads, splits, dim), dtype=torch.float32)
     lse = q.new_empty((num_seqs, num_heads, splits), dtype=torch.float32)
