@@ -14,7 +14,7 @@ from nanovllm.tokenization.vocabulary import BPEModel
 
 END = 256
 # What may still become a character. The last byte has six bits, so each 64th character is enough.
-BEGUN = {
+BEGUN = {b""} | {
     chr(code).encode()[:size]
     for code in range(0x80, 0x110000, 64)
     if not 0xD800 <= code < 0xE000
@@ -65,7 +65,7 @@ def _shown(tokenizer, ids, skip):
     data, before = b"", ""
     for id in ids:
         data += b"" if skip and id in tokenizer.special_ids else tokenizer.token_bytes(id)
-        held = max((n for n in (1, 2, 3) if data[-n:] in BEGUN), default=0)
+        held = max(len(tail) for tail in (b"", data[-1:], data[-2:], data[-3:]) if tail in BEGUN)
         text = data[: len(data) - held].decode("utf-8", "replace")
         text = text.removeprefix(" ") if tokenizer.spec.strip_space else text
         yield text[len(before) :]
