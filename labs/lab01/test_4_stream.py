@@ -176,23 +176,18 @@ def test_leading_space():
         call="push of b' a', b' ' where the spec does not strip",
         cause="only `spec.strip_space` takes the first space away.",
     )
+    for stream in streams.values():
+        stream.push(b), stream.flush()
     for ids, skip, pieces in cases:
-        stream = StreamingDetokenizer(tokenizer, skip_special_tokens=skip)
+        fresh = StreamingDetokenizer(tokenizer, skip_special_tokens=skip)
         expect(
-            [*_pieces(stream, ids), stream.flush()],
-            pieces,
-            call=f"push of {[tokenizer.token_bytes(id) for id in ids]}, then flush",
+            [[*_pieces(stream, ids), stream.flush()] for stream in (fresh, streams[skip])],
+            [pieces, pieces],
+            call=f"push of {[tokenizer.token_bytes(id) for id in ids]}, then flush: in a new stream "
+            "and in one that was used and flushed before",
             given={"skip_special_tokens": skip, "strip_space": True},
-            cause="the text loses one space at its very beginning, as `decode` does it.",
-        )
-    for ids, skip, pieces in cases:
-        expect(
-            [*_pieces(streams[skip], ids), streams[skip].flush()],
-            pieces,
-            call=f"push of {[tokenizer.token_bytes(id) for id in ids]}, then flush, in a stream "
-            "that has been used and flushed before",
-            given={"skip_special_tokens": skip, "strip_space": True},
-            cause="after flush the next text begins, so it loses its first space too.",
+            cause="each text loses one space at its very beginning, as `decode` does it; after "
+            "flush the next text begins.",
         )
 
 
