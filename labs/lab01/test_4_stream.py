@@ -183,7 +183,7 @@ def test_leading_space():
         expect(
             [[*_pieces(stream, ids), stream.flush()] for stream in (fresh, streams[skip])],
             [pieces, pieces],
-            call=f"push of {[tokenizer.token_bytes(id) for id in ids]}, then flush: in a new stream "
+            call=f"push of {[tokenizer.token_bytes(id) for id in ids]}, flush: in a new stream "
             "and in one that was used and flushed before",
             given={"skip_special_tokens": skip, "strip_space": True},
             cause="each text loses one space at its very beginning, as `decode` does it; after "
