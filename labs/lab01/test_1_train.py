@@ -211,7 +211,9 @@ def test_work(rng):
     )
 
 
-@pytest.mark.check(task=1, points=2, title="Any texts give the merges of the slow trainer")
+@pytest.mark.check(
+    task=1, points=2, title="Any texts give the merges of the slow trainer", stress=True
+)
 def test_any_corpus(seed):
     word = st.text(st.sampled_from([*"aab é🙂1'"]), max_size=12)
     texts = st.lists(st.lists(word, max_size=6).map(" ".join), max_size=3)

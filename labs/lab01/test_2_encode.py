@@ -318,7 +318,9 @@ def test_prefix():
         )
 
 
-@pytest.mark.check(task=2, points=2, title="Any text gives the ids of the tokenizers library")
+@pytest.mark.check(
+    task=2, points=2, title="Any text gives the ids of the tokenizers library", stress=True
+)
 def test_any_text(rng, seed):
     library = _library(rng, normalizers.NFC())
     library.add_special_tokens(["<s>", tokenizers.AddedToken("<|x|>", lstrip=True, rstrip=True)])

@@ -760,6 +760,14 @@ MISTAKES = [
         says="You drop bytes that are not UTF-8; they become U+FFFD.",
     ),
     Mistake(
+        name="stream-holds-surrogates",
+        task=4,
+        symbol="detokenizer:StreamingDetokenizer.__init__",
+        old='_Decoder("replace")',
+        new='codecs.getincrementaldecoder("utf-8")("replace")',
+        says="Your stream waits for a third byte after ED A0, half a surrogate, which becomes no character.",
+    ),
+    Mistake(
         name="stream-shows-special",
         task=4,
         symbol="detokenizer:StreamingDetokenizer.push",

@@ -21,7 +21,7 @@ class Decoder:
       its content. An id that no token has (models round their vocabulary up) gives no bytes, a
       negative one raises TokenizerError.
     - With `spec.model.byte_fallback` the byte tokens (`byte_token`) give the byte that they stand
-      for, and in the others every `▁` gives a space.
+      for, and in the vocabulary's other tokens every `▁` gives a space.
     - `decode_bytes` is the bytes of all ids, joined: they may begin or end inside a character.
     - `decode` is their text. Bytes that are not UTF-8 become U+FFFD, as Python's own
       `bytes.decode("utf-8", "replace")` does it. With `skip_special_tokens` special tokens leave no

@@ -19,9 +19,10 @@ Allowed = Collection[str] | Literal["all"]
 def split_special(text: str, tokens: Collection[AddedToken]) -> list[str | AddedToken]:
     """Cut text at every occurrence of one of the tokens; the text between stays text.
 
-    From left to right; where several tokens begin at one place the longest wins. Where a token's
-    `extent` is None it is not there. An extent that reaches back into the one before begins where
-    that one ended. No empty strings in the result.
+    From left to right; where several tokens begin at one place the longest wins. If its `extent`
+    is None it is not there: all its characters are text, and the search goes on behind them, as in
+    the tokenizers library. An extent that reaches back into the one before begins where that one
+    ended. No empty strings in the result.
 
     >>> end = AddedToken("<|end|>", 7)
     >>> [p if isinstance(p, str) else p.id for p in split_special("a<|end|><|end|>b", [end])]
@@ -55,7 +56,8 @@ class Encoder:
       always found.
     - Added tokens are cut out of the text as it is given, unless they are `normalized`: those are
       cut out of the normalized text between the tokens that are not, where their normalized content
-      is looked for. Lone surrogates in the text become U+FFFD (`well_formed`).
+      is looked for (`allowed_special` has the content as given). Lone surrogates in the text become
+      U+FFFD (`well_formed`).
     - `spec.normalize` and then `spec.words` turn the text between added tokens into words. `start`
       is true for a part at the very beginning of the text, unless the text `continues` an earlier
       one. Merges stay inside a word; a pair that is listed twice has its first rank.

@@ -113,7 +113,7 @@ def read_bpe(
 
     In the file of a byte-level tokenizer each character stands for one byte (`to_bytes`); with
     `byte_fallback` a token is written as it is, so it becomes its UTF-8. A merge comes as "a b" or,
-    in newer files, as ["a", "b"]. One that is not two tokens, or that makes a token which is not in
+    in newer files, as ["a", "b"]. One that has not two parts, or that makes a token which is not in
     the vocabulary, raises TokenizerError.
 
     >>> read_bpe({"Ġ": 0, "t": 1, "Ġt": 2}, ["Ġ t"])

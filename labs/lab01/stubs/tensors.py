@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nanovllm.tokenization.byte_level import well_formed
 from nanovllm.tokenization.errors import TokenizerError
 from nanovllm.tokenization.tokenizer import Tokenizer
 
@@ -90,8 +91,8 @@ def vocabulary_cost(
     """Weigh a tokenizer's vocabulary against the length of texts encoded with it.
 
     V * E parameters for the embedding, and as many for the output layer unless the two are tied;
-    V is `tokenizer.vocab_size`, special tokens included. Texts without a token have
-    0.0 bytes per token.
+    V is `tokenizer.vocab_size`, special tokens included. `texts` may be read once only. Texts
+    without a token have 0.0 bytes per token; a lone surrogate counts as U+FFFD, as in `encode`.
 
     >>> from nanovllm.tokenization.vocabulary import BPEModel
     >>> model = BPEModel({bytes([byte]): byte for byte in range(256)}, [])

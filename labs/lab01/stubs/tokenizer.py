@@ -93,6 +93,6 @@ def read_stop_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
 
     `eos_token_id` of `generation_config.json` if that has one, else of `config.json`, is one id or
     a list; `eos_token` of `tokenizer_config.json` (a string, or an entry with `content`) adds its
-    own id. All three files may be missing.
+    own id, where a special token has that content. All three files may be missing.
     """
     raise NotImplementedError("lab01 task 3: read_stop_ids")

@@ -62,9 +62,9 @@ class ChatTemplate:
     encode(tokenizer, messages, add_generation_prompt=True, **variables) -> list[int]
 
     What must hold:
-    - The template is `tool_use` where there is one and the request has tools, else `default`. It
-      sees `messages`, `add_generation_prompt`, `tools` and `documents` (None if not given), the
-      named tokens (`bos_token`), and the variables, which win.
+    - The template is `tool_use` where there is one and the request has tools (an empty list is
+      none), else `default`. It sees `messages`, `add_generation_prompt`, `tools` and `documents`
+      (None if not given), the named tokens (`bos_token`), and the variables, which win.
     - Messages that `check_messages` refuses, a template that is missing or faulty, breaks its
       sandbox, meets a value of a wrong kind, or refuses the conversation: ChatTemplateError.
     - `encode` gives the ids of the rendered text. Special tokens that the template or a named

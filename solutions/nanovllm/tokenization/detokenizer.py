@@ -6,13 +6,23 @@ import codecs
 from nanovllm.tokenization.tokenizer import Tokenizer
 
 
+class _Decoder(codecs.getincrementaldecoder("utf-8")):
+    """Python's decoder waits for the third byte of a surrogate, which can be no character."""
+
+    def decode(self, data: bytes, final: bool = False) -> str:
+        text = super().decode(data, final)
+        if b"\xed\xa0" <= self.getstate()[0] < b"\xee":
+            text += super().decode(b"", final=True)
+        return text
+
+
 class StreamingDetokenizer:
     """Turns the tokens of one request into text as they come."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer
         self.skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.decoder = _Decoder("replace")
         self.begun = False
 
     def push(self, token_id: int) -> str:

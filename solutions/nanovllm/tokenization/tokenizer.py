@@ -93,7 +93,7 @@ def read_stop_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
 
     `eos_token_id` of `generation_config.json` if that has one, else of `config.json`, is one id or
     a list; `eos_token` of `tokenizer_config.json` (a string, or an entry with `content`) adds its
-    own id. All three files may be missing.
+    own id, where a special token has that content. All three files may be missing.
     """
     ### BEGIN SOLUTION
     stops: set[int] = set()
