@@ -74,6 +74,12 @@ def test_best_continuations(generator):
 @pytest.mark.check(task=3, points=3, title="One step: who ends, who goes on")
 def test_update():
     search = _search(2, max_tokens=5)
+    expect(
+        (*_state(search), [beam.logprob for beam in search.beams]),
+        ([[]], [], False, [0.0]),
+        call="beams, finished, over and the beams' logprob before the first update",
+        cause="at first one beam without tokens is open, and nothing is over",
+    )
     parents = search.update(_logprobs([{0: 0.5, 3: 0.3, 4: 0.15}]))
     expect(
         (parents, *_state(search)),
@@ -136,6 +142,12 @@ def test_scores():
             rtol=1e-4,
             cause="the score divides by (generated tokens) ** length_penalty, once, at the end; "
             "the end of sequence counts as a token",
+        )
+        expect(
+            [h.finish_reason for h in search.finished],
+            ["stop", "stop"],
+            call="finish_reason of both",
+            cause="the last token tells: here it is the end of sequence",
         )
     # Three have ended, two are wanted: the best two by score stay.
     search = _search(2, max_tokens=3, early_stopping="never")
@@ -312,6 +324,18 @@ def test_equals_slow_search(rng):
         )
 
 
+class NarrowCache:
+    """A cache of which nothing but what BeamCache names can be used."""
+
+    def __init__(self, inner: BatchCache) -> None:
+        self.bind, self.advance, self.reorder = inner.bind, inner.advance, inner.reorder
+        self._inner = inner
+
+    @property
+    def length(self) -> int:
+        return self._inner.length
+
+
 @pytest.mark.check(task=3, points=1, title="Beams stay within the context, and read it once")
 def test_context_and_counts():
     model = _model(7, (3,))
@@ -332,12 +356,34 @@ def test_context_and_counts():
         "of 3 in a context of 8, width 3",
         cause="the prompt is read once, not once a beam; then one token a beam and step",
     )
+    again = beam_search(
+        model,
+        [9, 10, 11],
+        params,
+        max_model_len=8,
+        make_cache=lambda capacity: NarrowCache(BatchCache(model.config, 1, capacity)),
+    )
+    expect(
+        [[list(h.token_ids), float(h.score)] for h in again],
+        [[list(h.token_ids), float(h.score)] for h in found],
+        call="the same with a cache from make_cache: tokens and scores",
+        rtol=1e-4,
+        cause="any cache with length, bind, advance and reorder must do",
+    )
+
+
+@pytest.fixture
+def transformers():
+    """The library; importing what is used takes seconds, which are not the check's own."""
+    import transformers
+
+    for name in ("AutoModelForCausalLM", "AutoTokenizer", "LlamaConfig", "LlamaForCausalLM"):
+        getattr(transformers, name)
+    return transformers
 
 
 @pytest.mark.check(task=3, points=2, title="Tokens and scores equal transformers'")
-def test_equals_transformers(rng):
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
+def test_equals_transformers(rng, transformers):
     def theirs_of(model, prompt, params, eos):
         with torch.no_grad():
             out = model.generate(
@@ -359,12 +405,12 @@ def test_equals_transformers(rng):
         return found
 
     torch.manual_seed(int(rng.integers(1000)))
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=24, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, intermediate_size=48, max_position_embeddings=64,
         eos_token_id=[3, 5], pad_token_id=0, bos_token_id=1, tie_word_embeddings=False,
     )  # fmt: skip
-    small = LlamaForCausalLM(config).eval()
+    small = transformers.LlamaForCausalLM(config).eval()
     for weight in small.parameters():
         if weight.dim() > 1:
             weight.data.normal_(0, 0.35)
@@ -376,11 +422,11 @@ def test_equals_transformers(rng):
     prompt = rng.integers(8, 24, size=4).tolist()
     folder = ROOT / "models" / "target"
     bundled = load_model(folder)
-    text = AutoTokenizer.from_pretrained(folder)("The capital").input_ids
+    text = transformers.AutoTokenizer.from_pretrained(folder)("The capital").input_ids
     cases = [
         (small, ours, prompt, params),
         (
-            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+            transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
             bundled,
             text,
             BeamSearchParams(beam_width=2, max_tokens=12),
