@@ -201,6 +201,22 @@ def test_over():
         "above 0 at max_tokens, and compared with the worst finished one",
     )
 
+    found = []
+    for best_open in (-1.0, -0.875):
+        search = _search(1, max_tokens=2, early_stopping="never")
+        table = torch.full((1, 8), -30.0)
+        table[0, 0], table[0, 3] = -0.5, best_open
+        search.update(table)
+        found.append(search.over)
+    expect(
+        found,
+        [True, False],
+        call='search.over with "never", width 1, max_tokens 2: one ended with -0.5, the open beam '
+        "has -1, then -0.875",
+        cause="an open beam is worth going on with if its score, here a half of its sum, is "
+        "larger than the worst: an equal one is not",
+    )
+
     def second(weights, penalty):
         """The same after a second step: one ended with -0.92 in the first, [3] goes on."""
         found = []
@@ -386,19 +402,19 @@ def test_context_and_counts():
         "of 3 in a context of 8, width 3",
         cause="the prompt is read once, not once a beam; then one token a beam and step",
     )
-    again = beam_search(
-        model,
-        [9, 10, 11],
-        params,
-        max_model_len=8,
-        make_cache=lambda capacity: NarrowCache(BatchCache(model.config, 1, capacity)),
-    )
+    made = []
+
+    def make_cache(capacity):
+        made.append(NarrowCache(BatchCache(model.config, 1, capacity)))
+        return made[-1]
+
+    again = beam_search(model, [9, 10, 11], params, max_model_len=8, make_cache=make_cache)
     expect(
-        [[list(h.token_ids), float(h.score)] for h in again],
-        [[list(h.token_ids), float(h.score)] for h in found],
-        call="the same with a cache from make_cache: tokens and scores",
+        [[[list(h.token_ids), float(h.score)] for h in again], [cache.length for cache in made]],
+        [[[list(h.token_ids), float(h.score)] for h in found], [7]],
+        call="the same with a cache from make_cache: tokens and scores, and the tokens it holds",
         rtol=1e-4,
-        cause="any cache with length, bind, advance and reorder must do",
+        cause="any cache with length, bind, advance and reorder must do, and that one is used",
     )
 
 
