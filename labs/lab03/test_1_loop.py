@@ -7,6 +7,7 @@ import torch
 
 from grader import expect
 from grader.course.paths import ROOT
+from nanovllm.generation import chunked, loop
 from nanovllm.generation.events import (
     Completion,
     Finished,
@@ -393,7 +394,7 @@ def test_logprobs_kept():
 
 
 @pytest.mark.check(task=1, points=2, title="The prompt is read once, then one token a step")
-def test_prefill_once():
+def test_prefill_once(monkeypatch):
     model = ScriptedModel([9, 8, 7, 6, 5, 4, 3, 9, 8, 7, 6])
     clock = ManualClock()
     params = SamplingParams(temperature=0, max_tokens=4)
@@ -426,6 +427,24 @@ def test_prefill_once():
         call="step() of a finished generation",
         cause="a finished generation must say so",
     )
+    for module in (loop, chunked):
+        monkeypatch.setattr(module, "chunked_prefill", _in_pieces)
+    model = ScriptedModel([9, 8, 7, 6, 5, 4, 3])
+    _run(model, [4, 5, 6, 7, 8], SamplingParams(n=2, seed=1, max_tokens=2), chunk_size=2)
+    expect(
+        model.positions,
+        [[0, 1], [2, 3], [4], [5], [5]],
+        call="positions of each pass for a prompt of 5, n=2, max_tokens=2, chunk_size=2 (with a "
+        "chunked_prefill that is right)",
+        cause="with chunk_size the prompt is read by chunked_prefill, once for all samples",
+    )
+
+
+def _in_pieces(model, cache, token_ids, chunk_size, on_chunk=None):
+    """A chunked_prefill to stand in for that of task 4."""
+    for piece in token_ids[cache.length :].split(chunk_size):
+        hidden = forward_cached(model, cache, piece)
+    return model.logits(hidden[-1:])
 
 
 @pytest.mark.check(task=1, points=2, title="Logits equal those of the whole text computed anew")
@@ -522,10 +541,17 @@ def test_samples_share_the_prompt():
     )
 
 
-@pytest.mark.check(task=1, points=1, title="The bundled model's text equals transformers'")
-def test_bundled_text():
+@pytest.fixture
+def auto():
+    """Transformers' two loaders; importing them takes seconds, which are not the check's."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    return AutoModelForCausalLM, AutoTokenizer
+
+
+@pytest.mark.check(task=1, points=1, title="The bundled model's text equals transformers'")
+def test_bundled_text(auto):
+    AutoModelForCausalLM, AutoTokenizer = auto
     folder = ROOT / "models" / "target"
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     spelling = AutoTokenizer.from_pretrained(folder)

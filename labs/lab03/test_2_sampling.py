@@ -30,16 +30,16 @@ def test_min_tokens():
     from nanovllm.generation.chain import apply_min_tokens
 
     rows = [
-        _row(eos=(2, 9), min_tokens=2, stop_token_ids=[4], output=[5]),
-        _row(eos=(2, 9), min_tokens=2, stop_token_ids=[4], output=[5, 5]),
-        _row(eos=(2, 9), prompt=[1, 1, 1], min_tokens=1),
-        _row(eos=(2, 9)),
+        _row(eos=(2, 6, 9), min_tokens=2, stop_token_ids=[4], output=[5]),
+        _row(eos=(2, 6, 9), min_tokens=2, stop_token_ids=[4], output=[5, 5]),
+        _row(eos=(2, 6, 9), prompt=[1, 1, 1], min_tokens=1),
+        _row(eos=(2, 6, 9)),
     ]
     given = torch.zeros(4, 6)
     expect(
         _kept(apply_min_tokens(given, rows)),
         [[0, 1, 3, 5], [0, 1, 2, 3, 4, 5], [0, 1, 3, 4, 5], [0, 1, 2, 3, 4, 5]],
-        call="the ids that apply_min_tokens leaves, of 6, for rows with eos ids (2, 9)",
+        call="the ids that apply_min_tokens leaves, of 6, for rows with eos ids (2, 6, 9)",
         given={"rows": "min_tokens=2, stop 4, 1 token out | same, 2 out | min_tokens=1 | none"},
         cause="all end-of-sequence ids and stop_token_ids are masked while the output, not the "
         "whole sequence, is shorter than min_tokens; ids outside the vocabulary do not matter",

@@ -85,7 +85,7 @@ def test_percentile(rng):
     title="A stream of events becomes a report",
 )
 def test_summary():
-    moments = {(0, 0): [2.0, 3.0, 5.0], (1, 0): [6.0], (2, 0): [4.0, 4.5, 5.0, 5.5]}
+    moments = {(0, 0): [2.0, 3.0, 5.0], (1, 0): [6.0], (2, 0): [4.0, 4.5, 5.0, 6.5]}
     events = sorted(
         (
             TokenGenerated(request, index, 7, "", moment)
@@ -96,12 +96,14 @@ def test_summary():
     )
     report = summarize(list(timelines(events, {0: 1.0, 1: 1.5, 2: 3.0}).values()))
     expect(
-        [report.ttft_p50, report.ttft_p99, report.tpot_p50, report.itl_p50, report.itl_p99,
-         report.tokens_per_second],
-        [1.0, 4.43, 1.0, 0.5, 1.96, 1.6],
-        call="summarize(timelines(events, arrivals)): ttft p50, p99, tpot p50, itl p50, p99, "
-        "tokens per second",
+        [report.ttft_p50, report.ttft_p99, report.tpot_p50, report.tpot_p99, report.itl_p50,
+         report.itl_p99, report.tokens_per_second],
+        [1.0, 4.43, 3.5 / 3, 0.99 * 1.5 + 0.01 * 2.5 / 3, 1.0, 1.98, 8 / 5.5],
+        call="summarize(timelines(events, arrivals)): p50 and p99 of ttft, tpot and itl, tokens "
+        "per second",
         given={"token times": moments, "arrivals": "1.0, 1.5, 3.0"},
+        cause="one TTFT and TPOT a sample, gaps pooled, a sample of one token has no TPOT; the "
+        "rate is over the time from the first arrival to the last token of all",
     )  # fmt: skip
 
 
@@ -174,4 +176,14 @@ def test_roofline():
         [201, 358, None],
         call="compute_bound_batch(Llama-3-8B, 1e15 FLOP/s and 5e12 B/s, cached) for 0, 256, 2048",
         cause="each row adds its own K and V to read, so a long context never gets there",
+    )
+    config, toy = ModelConfig("llama", 9, 4, 1, 2, 1, 2, 6, 16), Hardware("toy", 600.0, 200.0)
+    expect(
+        [compute_bound_batch(config, toy, 2, largest=largest) for largest in (3, 4, 5)]
+        + [compute_bound_batch(config, toy, 2, dtype_bytes=1)]
+        + [compute_bound_batch(config, Hardware("slow", 10.0, 200.0), 2)],
+        [None, 4, 4, 2, 1],
+        call="compute_bound_batch of the docstring's config with 2 cached: largest = 3, 4, 5; "
+        "dtype_bytes=1; and on a machine of 10 FLOP/s and 200 B/s",
+        cause="`largest` itself is allowed, a single row may be enough, and dtype_bytes counts",
     )

@@ -35,7 +35,7 @@ class PrefillCost:
 
 
 def plan_chunks(num_tokens: int, chunk_size: int, computed: int = 0) -> list[Chunk]:
-    """Cut what is left of a sequence into chunks: computed tokens chase the total.
+    """Cut what is left of a sequence into chunks, none if nothing is left.
 
     Raises:
         ValueError: chunk_size is under 1, which would never get anywhere.

@@ -40,7 +40,7 @@ class Prefilled:
     """The prompt has been read; the next event of this request is its first token."""
 
     request_id: int
-    num_tokens: int
+    num_tokens: int  # of the whole prompt
     time: float
 
 

@@ -122,7 +122,8 @@ class Sequence:
 
         Returns a TokenGenerated with the text that may be shown now, followed by a Finished when
         this token was the last. Unless a stop string ended the sample, the last token's text also
-        holds what `stops` and the detokenizer still hold; this rest is not searched for stop
+        holds what `stops` and the detokenizer still hold (what waited in `stops` comes first, what
+        the detokenizer makes of half a character last); this rest is not searched for stop
         strings. `text` is all that was shown.
 
         >>> params = SamplingParams(max_tokens=1)

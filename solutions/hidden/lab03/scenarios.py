@@ -1,5 +1,8 @@
 """Hidden scenarios of lab 03."""
 
+import contextlib
+from unittest import mock
+
 from grader.checks.scenarios import scenario
 
 
@@ -34,12 +37,29 @@ class _Spelled:
 @scenario(task=1)
 def mixed_requests(nanovllm, rng):
     """Whole requests with their options on: chunks, several samples, stop ids, short contexts."""
+    with contextlib.ExitStack() as patches:
+        return _mixed_requests(rng, patches)
+
+
+def _in_pieces(model, cache, token_ids, chunk_size, on_chunk=None):
+    from nanovllm.model.cache import forward_cached
+
+    for piece in token_ids[cache.length :].split(chunk_size):
+        hidden = forward_cached(model, cache, piece)
+    return model.logits(hidden[-1:])
+
+
+def _mixed_requests(rng, patches):
+    from nanovllm.generation import chunked, loop
     from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
     from nanovllm.generation.loop import Generation, Phase
     from nanovllm.generation.params import SamplingParams
     from nanovllm.generation.rows import argmax_sampler
 
     seen = []
+    # A chunked_prefill of task 4 that is right, so that this is about task 1 alone.
+    for module in (loop, chunked):
+        patches.enter_context(mock.patch.object(module, "chunked_prefill", _in_pieces))
     for _ in range(6):
         model = _model(rng, window=[None, 4][int(rng.integers(2))])
         rows = []
@@ -65,6 +85,7 @@ def mixed_requests(nanovllm, rng):
             max_model_len=int(rng.integers(13, 30)),
             seed=3,
             clock=lambda: 0.0,
+            chunk_size=[None, 1, 3, 50][int(rng.integers(4))],
             request_id=8,
         )
         events, phases = [], []
@@ -400,6 +421,13 @@ def rooflines(nanovllm, rng):
         seen.append([work.flops, work.bytes, least_seconds(work, machine), machine.ridge])
         seen.append([bound_by(work, machine), machine.attainable(work.intensity)])
         seen.append(compute_bound_batch(config, machine, cached // 20, largest=500))
+        width = int(rng.choice([1, 4]))
+        fewest = compute_bound_batch(config, machine, 30, width)
+        seen.append(fewest)
+        if fewest:
+            seen.append(
+                [compute_bound_batch(config, machine, 30, width, fewest - n) for n in (0, 1)]
+            )
     return seen
 
 

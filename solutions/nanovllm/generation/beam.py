@@ -44,8 +44,9 @@ def beam_search(
     stands. The last token of a beam is never fed. max_model_len bounds prompt and continuation
     together (given code has cut params.max_tokens to the room there is).
 
-    make_cache: from tokens a row to a cache with one row; a BatchCache with the model's dtype and
-    device if None. Of the cache nothing but what BeamCache names may be used.
+    make_cache: from tokens a row (as many as will be fed, or more) to a cache with one row; a
+    BatchCache with the model's dtype and device if None. Of the cache nothing but what BeamCache
+    names may be used.
     Raises RequestError.
     """
     limit = max_model_len or model.config.max_position

@@ -196,7 +196,7 @@ class StaticBatch:
         )
         live = len(self.running)
         self.waste += BatchWaste(decode=live, idle=len(newest) - live, kv_used=live)
-        return self.model.logits(hidden[:, -1])
+        return self.model.logits(hidden[:, 0])
         ### END SOLUTION
 
     def _forward(
