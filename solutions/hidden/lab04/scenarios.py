@@ -329,9 +329,10 @@ def trouble_of_every_kind(nanovllm, rng):
         steps.append(engine.step())
         engine.check()
 
-    def told(event):
-        if isinstance(event, Stepped):
+    def told(event, failed):
+        if isinstance(event, Stepped):  # whether it counts chunks that failed is left open
             chunks = [[c.request_id, c.index, c.start, c.length] for c in event.chunks]
+            chunks = [chunk for chunk in chunks if chunk[:2] not in failed]
             numbers = [event.running, event.waiting, event.budget, event.free_tokens]
             return [chunks, numbers, event.started, event.time]
         words = [type(event).__name__, event.request_id]
@@ -347,7 +348,13 @@ def trouble_of_every_kind(nanovllm, rng):
 
     return {
         "said": said,
-        "events": [[told(event) for event in step] for step in steps],
+        "events": [
+            [
+                told(event, [[e.request_id, e.index] for e in step if isinstance(e, Failed)])
+                for event in step
+            ]
+            for step in steps
+        ],
         "left": [store.free_tokens, len(engine.scheduler.waiting), len(engine.scheduler.running)],
     }
 

@@ -149,8 +149,8 @@ class EngineInterface(Protocol):
 
         Each of its n samples becomes a Request of its own. Without a request_id, the smallest
         number that was not given out yet and is not in use. deadline: seconds from now in which
-        the answer should be complete. A refused request leaves nothing behind, but its
-        number is given out.
+        the answer should be complete. A refused request leaves nothing behind; whether its
+        number is given out is left open.
 
         Raises:
             RequestError: it can never be answered (`make_sequences`, or `refuse_unfit`).
