@@ -71,6 +71,7 @@ class Play:
         plan = self.scheduler.schedule()
         self.clock.advance(1.0)
         self.scheduler.update(plan)
+        self.scheduler.check()
         chunks = {c.request.number: (c.start, c.length) for c in plan.chunks}
         self.steps.append(chunks)
         self.events += [Preempted(r.number, 0, started) for r in plan.preempted]

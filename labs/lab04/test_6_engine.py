@@ -696,17 +696,21 @@ def test_settings():
         cause="a deadline is counted from the moment of add_request; without one, all others go "
         "first",
     )
-    engine = Engine(model, EngineConfig(max_num_seqs=1))
-    engine.add_request([5], greedy(3))
-    engine.step()
-    (request,) = engine.scheduler.running
-    engine.scheduler.end(request, Status.FAILED)
-    expect.raises(
-        InvariantError,
-        engine.check,
-        call="engine.check() when the scheduler alone has let go of a request",
-        cause="it has not ended for its caller, and yet nobody runs it",
-    )
+    for moment in ("let go of a request", "got a request"):
+        engine = Engine(model, EngineConfig(max_num_seqs=1))
+        engine.add_request([5], greedy(3))
+        engine.step()
+        (request,) = engine.scheduler.running
+        if moment == "got a request":
+            engine.scheduler.add(Request(9, request.sequence, 0.0, 3))
+        else:
+            engine.scheduler.end(request, Status.FAILED)
+        expect.raises(
+            InvariantError,
+            engine.check,
+            call=f"engine.check() when the scheduler alone has {moment}",
+            cause="those that wait or run must be those that have not ended for their callers",
+        )
 
 
 @pytest.mark.check(
