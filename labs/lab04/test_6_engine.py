@@ -430,12 +430,16 @@ def test_abort_samples():
 def test_step_report():
     clock, model = ManualClock(1.0), dummy_model(CONFIG)
     config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=8, adaptive_budget=True)
-    forward = model.forward
+    forward, observed = model.forward, []
 
     class Slow(Scheduler):
         def schedule(self):
             clock.advance(0.25)
             return super().schedule()
+
+        def observe(self, seconds):
+            observed.append(seconds)
+            super().observe(seconds)
 
     def slow_forward(*args):
         clock.advance(0.5)
@@ -459,9 +463,9 @@ def test_step_report():
         "those that ran in it, also those that it ended",
     )
     expect(
-        [engine.store.free_tokens, engine.scheduler.budget.limit],
-        [engine.store.total_tokens, 6],
-        call="free places, and the limit of 8 after a step that took too long",
+        [engine.store.free_tokens, observed, engine.scheduler.budget.limit],
+        [engine.store.total_tokens, [0.75], 6],
+        call="free places, the seconds observed, and the limit of 8 after this step",
         cause="the scheduler observes the seconds of each step, and tells the budget",
     )
 
