@@ -204,7 +204,8 @@ class EngineInterface(Protocol):
         whose outcome is an error is neither committed nor counted: its request fails (Failed). A
         token is for `sequence.append`, whose events are passed on, behind a Prefilled before the
         first token of sample 0, and of no other sample. Where `append` raises, this request fails,
-        and the others go on; a Prefilled may stand before that Failed or not.
+        and the others go on; a Prefilled may stand before that Failed or not, and whether a
+        NotImplementedError goes through here, too, is left open.
         """
 
     def check(self) -> None:
