@@ -149,8 +149,8 @@ class EngineInterface(Protocol):
 
         Each of its n samples becomes a Request of its own. Without a request_id, the smallest
         number that was not given out yet and is not in use. deadline: seconds from now in which
-        the answer should be complete. A refused request leaves nothing behind, but its
-        number is given out.
+        the answer should be complete. A refused request leaves nothing behind; whether its
+        number is given out is left open.
 
         Raises:
             RequestError: it can never be answered (`make_sequences`, or `refuse_unfit`).
@@ -204,7 +204,8 @@ class EngineInterface(Protocol):
         whose outcome is an error is neither committed nor counted: its request fails (Failed). A
         token is for `sequence.append`, whose events are passed on, behind a Prefilled before the
         first token of sample 0, and of no other sample. Where `append` raises, this request fails,
-        and the others go on; a Prefilled may stand before that Failed or not.
+        and the others go on; a Prefilled may stand before that Failed or not, and whether a
+        NotImplementedError goes through here, too, is left open.
         """
 
     def check(self) -> None:

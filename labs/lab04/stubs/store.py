@@ -43,7 +43,8 @@ class KVStore(Protocol):
     def admit(self, request: Request) -> int:
         """Take the request in; how many of its first tokens are here already (slots: none).
 
-        Called only where `can_admit` has just said yes; so no request is admitted twice.
+        Never all of them: the last one is computed, to draw from. Called only where `can_admit`
+        has just said yes; so no request is admitted twice.
         """
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
