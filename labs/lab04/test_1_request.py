@@ -15,9 +15,7 @@ def new_request(prompt=5, output=9, arrival=0.0):
 
 @pytest.mark.check(task=1, points=2, title="What may follow what")
 def test_may_follow():
-    allowed = {
-        old.value: [new.value for new in Status if may_follow(old, new) is True] for old in Status
-    }
+    allowed = {old.value: [new.value for new in Status if may_follow(old, new)] for old in Status}
     batch = ["preempted", "finished", "failed"]
     expect(
         allowed,

@@ -117,6 +117,14 @@ def test_priority_score():
         call="score with 30 of 80 tokens computed, 1 minute waiting, 9 running, 2 preempted",
         cause="only minutes in the queue count, before and after a preemption; size is work left",
     )
+    other = PriorityWithAging(points_per_minute=8.0, points_per_token=0.25)
+    expect(
+        [other.score(new_request(0, 60, 21), now) for now in (0.0, 90.0, 900.0)],
+        [30.0, 42.0, 80.0],
+        call="score of a normal request of 80 tokens after 0, 1.5, 15 minutes, with 8 points a "
+        "minute and 0.25 a token",
+        cause="both prices are settings of the policy",
+    )
 
 
 @pytest.mark.check(task=2, points=1, title="A high score goes first")

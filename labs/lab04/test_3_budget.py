@@ -38,6 +38,14 @@ def test_rules():
         given={"(seconds, free share)": steps},
         cause="under 15 % free - 25 %, else over 50 ms - 20 %, else under 30 ms + 10 %",
     )
+    steps = [(0.5, 0.5), (0.25, 0.5), (0.6, 0.5), (0.2, 0.5), (0.2, 0.4), (0.3, 0.6)]
+    expect(
+        limits(AdaptiveBudget(100, 1, 500, slow=0.5, fast=0.25, scarce=0.5), steps),
+        [100, 100, 80, 88, 66, 66],
+        call="the limit after six steps, from 100, with slow 0.5 s, fast 0.25 s, scarce 0.5",
+        given={"(seconds, free share)": steps},
+        cause="the three marks are settings of the budget",
+    )
 
 
 @pytest.mark.check(task=3, points=2, title="The controller stays in its bounds and settles")

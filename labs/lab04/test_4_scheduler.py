@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from grader import expect
 from grader.checks.scheduler_histories import picture, play, random_history
 from nanovllm.batching.budget import AdaptiveBudget, FixedBudget
-from nanovllm.batching.errors import RequestTooLargeError
+from nanovllm.batching.errors import ConfigError, InvariantError, RequestTooLargeError
 from nanovllm.batching.events import ChunkRun, Preempted, Queued, Stepped
 from nanovllm.batching.plan import Chunk
 from nanovllm.batching.policies import FirstComeFirstServed, RoundRobin, make_policy
@@ -71,6 +71,7 @@ class Play:
         plan = self.scheduler.schedule()
         self.clock.advance(1.0)
         self.scheduler.update(plan)
+        self.scheduler.check()
         chunks = {c.request.number: (c.start, c.length) for c in plan.chunks}
         self.steps.append(chunks)
         self.events += [Preempted(r.number, 0, started) for r in plan.preempted]
@@ -346,6 +347,32 @@ def test_refusal():
     play.add(prompt=20, output=1)
     play.add(prompt=2, output=19)
     expect(len(play.drain()), 22, call="steps for 20 + 1 and 2 + 19 tokens, which just fit")
+    for wrong in ({"max_num_seqs": 0}, {"max_chunk": 0}):
+        expect.raises(
+            ConfigError,
+            lambda wrong=wrong: Scheduler(CountingStore(9), **wrong),
+            call=f"Scheduler(store, {wrong})",
+            cause="nobody could ever run",
+        )
+    plain = Scheduler(CountingStore(9000))
+    for number in range(20):
+        sequence = SimulatedSequence(number, 33, 2)
+        plain.add(Request(number, sequence, float(20 - number), 34))
+    plan = plain.schedule()
+    expect(
+        [[(c.request.number, c.length) for c in plan.chunks], plan.budget, len(plain.waiting)],
+        [[*((n, 33) for n in range(19, 4, -1)), (4, 17)], 512, 4],
+        call="the first plan of Scheduler(store), 20 prompts of 33, of which the last arrived "
+        "first; its budget, and how many wait",
+        cause="without settings: first come first served, a budget of 512, 16 at a time",
+    )
+    plain.store.admit(new := Request(20, SimulatedSequence(20, 3, 2), 0.0, 4))
+    expect.raises(
+        InvariantError,
+        plain.check,
+        call=f"check() when the store holds {new}, of which the scheduler knows nothing",
+        cause="the store must hold exactly those that run",
+    )
 
 
 @pytest.mark.check(task=4, points=3, title="A request can be ended anywhere, and leaves nothing")
@@ -377,7 +404,7 @@ def test_end_anywhere():
             given={"run": play.picture()},
             cause="the queue and the store must both let go",
         )
-        expect(play.step().chunks, (), call="the chunks of a plan with nobody to run")
+        expect(len(play.step().chunks), 0, call="how many chunks a plan with nobody to run has")
 
 
 @pytest.mark.check(task=4, points=2, title="A turn ends, and nobody starves")

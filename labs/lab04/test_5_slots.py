@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from grader import expect
+from nanovllm.batching.errors import InvariantError
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request
 from nanovllm.batching.simulated import SimulatedSequence
@@ -33,12 +34,12 @@ def admitted(store, *requests):
 class Twin:
     """What the store should answer: every request's k and v in lists of their own."""
 
-    def __init__(self, store, generator):
-        self.store, self.generator = store, generator
+    def __init__(self, store, generator, dtype=torch.float32):
+        self.store, self.generator, self.dtype = store, generator, dtype
         self.kept = {}
 
     def random(self, *shape):
-        return torch.randn(*shape, generator=self.generator)
+        return torch.randn(*shape, generator=self.generator).to(self.dtype)
 
     def step(self, *chunks):
         """Run a plan through store and twin, all layers; both results [L, T, H, D]."""
@@ -116,15 +117,23 @@ def test_slots(generator):
         call="the slot of the next request, can_admit of the one that left, and free_tokens",
     )
     store.check([a, c, d])
+    expect.raises(
+        InvariantError,
+        lambda: store.check([a, d]),
+        call="check of two requests, when a third has a slot as well",
+        cause="exactly these requests must be in; a slot that nobody gives back is lost",
+    )
 
 
 @pytest.mark.check(task=5, points=2, title="Room to the last place, and committed tokens")
 def test_room(generator):
     store = SlotStore(CONFIG, num_slots=2, capacity=CAPACITY)
-    a, b = admitted(store, new_request(0), new_request(1))
-    seen = []
+    a, b, late = new_request(0), new_request(1), new_request(2)
+    admitted(store, a)
+    twin, seen = Twin(store, generator), []
     for computed in (0, 7, 12):
-        a.num_computed_tokens = computed
+        if computed:
+            twin.step((a, a.num_computed_tokens, computed - a.num_computed_tokens))
         seen.append([store.reserve(a, n) for n in (1, 5, 6, 12, 13)])
     expect(
         seen,
@@ -136,10 +145,10 @@ def test_room(generator):
         call="reserve(request, n) for n in 1, 5, 6, 12, 13, with 0, 7, 12 of 12 places taken",
         cause="the new tokens go behind the computed ones",
     )
-    a.num_computed_tokens = 0
-    twin = Twin(store, generator)
-    twin.step((a, 0, 4), (b, 0, 1))
-    twin.step((a, 4, 3))
+    store.release(a)
+    admitted(store, b, late)
+    twin.step((b, 0, 4), (late, 0, 1))
+    twin.step((b, 4, 3))
     expect(
         [store.free_tokens, [store.fits(n) for n in (1, CAPACITY, CAPACITY + 1)]],
         [2 * CAPACITY - 8, [True, True, False]],
@@ -202,6 +211,13 @@ def test_mixed(generator):
         call="attend of (decode, chunk of 3, decode, chunk of 4), both layers [L, T, H, D]",
         cause="row t of the result belongs to token t of the plan",
     )
+    half = torch.bfloat16
+    store = SlotStore(CONFIG, 2, CAPACITY, half, "cpu")
+    twin = Twin(store, generator, half)
+    a, b = admitted(store, new_request(0), new_request(1))
+    twin.step((a, 0, 6))
+    got, want = twin.step((b, 0, 3), (a, 6, 1))
+    expect(got, want, call="the same of (chunk of 3, decode), all of it in bfloat16", atol=0.05)
 
 
 @pytest.mark.check(task=5, points=2, title="Random histories beside lists", stress=True)

@@ -10,12 +10,18 @@ from grader import expect
 from grader.course.paths import ROOT
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
-from nanovllm.batching.errors import DuplicateRequestError, RequestTooLargeError
+from nanovllm.batching.errors import (
+    ConfigError,
+    DuplicateRequestError,
+    InvariantError,
+    RequestTooLargeError,
+)
 from nanovllm.batching.events import Aborted, Failed, Queued, Stepped
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.policies import RoundRobin
 from nanovllm.batching.replay import Replay
-from nanovllm.batching.request import Request
+from nanovllm.batching.request import Priority, Request, Status
+from nanovllm.batching.scheduler import Scheduler
 from nanovllm.batching.slot_store import SlotStore
 from nanovllm.generation.errors import EmptyPromptError, PromptTooLongError, TokenIdError
 from nanovllm.generation.events import Finished, TokenGenerated
@@ -80,15 +86,18 @@ def tokens_of(events, request_id):
     task=6, points=2, title="A plan becomes token ids, positions, and rows that need logits"
 )
 def test_prepare():
-    model, store, given = dummy_model(CONFIG), SlotStore(CONFIG, 4, 40), []
+    model, given = dummy_model(CONFIG), []
+
+    class Unread(SlotStore):
+        def bind(self, plan):
+            return None
 
     def forward(token_ids, positions, attend):
         given[:] = [token_ids, positions]
         return torch.arange(len(token_ids))[:, None].expand(-1, 32).float()
 
     model.forward, model.logits = forward, lambda hidden: hidden
-    store.bind = lambda plan: None
-    engine = Engine(model, store=store)
+    engine = Engine(model, store=Unread(CONFIG, 4, 40))
     shapes = (([11, 12, 13, 14], []), ([21, 22], [23, 24, 25]), ([31, 32, 33], [34]), ([41], []))
     requests = []
     for number, (prompt, output) in enumerate(shapes):
@@ -212,7 +221,7 @@ def test_metamorphic(rng, seed):
 
 
 @pytest.mark.check(
-    task=6, points=2, title="The events of a step, in order; an idle step does nothing"
+    task=6, points=1, title="The events of a step, in order; an idle step does nothing"
 )
 def test_events():
     calls = []
@@ -250,13 +259,27 @@ def test_events():
         cause="each request's events come in its own order, and the step's own event comes last",
     )  # fmt: skip
     expect(calls, [1, 2], call="rows that the sampler was given in each step that ran")
+    samples = Engine(dummy_model(CONFIG), config, sampler=argmax_sampler)
+    samples.add_request([7, 8], SamplingParams(n=2, max_tokens=2, ignore_eos=True))
+    expect(
+        [[_short(event) for event in samples.step()] for _ in range(2)],
+        [
+            ["Queued 0", "Queued 0.1", "Admitted 0", "Admitted 0.1", "Prefilled 0",
+             "TokenGenerated 0", "TokenGenerated 0.1", "Stepped [(0, 0, 2), (0, 0, 2)] of 4"],
+            ["TokenGenerated 0", "Finished 0", "TokenGenerated 0.1", "Finished 0.1",
+             "Stepped [(0, 2, 1), (0, 2, 1)] of 4"],
+        ],
+        call="the events of two steps: one prompt of 2 with 2 samples, each generates 2",
+        cause="a prompt is reported as read once, with the first token of sample 0",
+    )  # fmt: skip
 
 
 def _short(event):
     if isinstance(event, Stepped):
         chunks = [(c.request_id, c.start, c.length) for c in event.chunks]
         return f"Stepped {chunks} of {event.budget}"
-    return f"{type(event).__name__} {event.request_id}"
+    sample = f".{event.index}" if getattr(event, "index", 0) else ""
+    return f"{type(event).__name__} {event.request_id}{sample}"
 
 
 @pytest.mark.check(task=6, points=2, title="Abort at any moment")
@@ -279,7 +302,8 @@ def test_abort(rng, seed):
 
     def give_up(step):
         if step == 1:
-            answers.extend([engine.abort(0), engine.abort(0)])  # running
+            answers.append(engine.abort(0))  # running
+            engine.abort(0)  # once more, before a step could read the first note
         if step == 4:
             answers.append(engine.abort(1))  # preempted by now
 
@@ -298,7 +322,7 @@ def test_abort(rng, seed):
     )
     expect(
         [answers, len(after), len(engine.scheduler.waiting), engine.store.free_tokens],
-        [[True, False, True, True, True, False], 0, 0, engine.store.total_tokens],
+        [[True, False, True, True, False], 0, 0, engine.store.total_tokens],
         call="what abort returned, events of a step after the end, waiting, free places",
         cause="an abort of what is not there (any more) is False and no error",
     )
@@ -328,18 +352,25 @@ def test_failures(rng, seed):
             raise ArithmeticError("the sampler does not like this row")
         return sample(logits, rows)
 
+    def touchy_append(step):
+        for request in engine.scheduler.running:
+            if request.sequence.request_id == 6 and request.num_output_tokens == 1:
+                request.sequence.append = lambda sampled, now: 1 / 0
+
     model.forward = touchy_model
-    engine = Engine(model, EngineConfig(max_num_seqs=5), sampler=touchy_sampler)
+    engine = Engine(model, EngineConfig(max_num_seqs=6), sampler=touchy_sampler)
     for prompt in prompts:
         engine.add_request(prompt, greedy(6, logit_bias={48: -100.0}))
     engine.add_request([5, 48, 6], greedy(6))
     engine.add_request([7, 8], greedy(6, min_tokens=3, logit_bias={48: -100.0}))
-    events = drive(engine, failures=True)
+    engine.add_request([9], greedy(6, logit_bias={48: -100.0}))
+    events = drive(engine, before=touchy_append, failures=True)
     failed = [[e.request_id, type(e.error).__name__] for e in events if isinstance(e, Failed)]
     expect(
         failed,
-        [[4, "MemoryError"], [5, "ArithmeticError"]],
-        call="the Failed events: the model raises for request 4, the sampler for request 5",
+        [[4, "MemoryError"], [5, "ArithmeticError"], [6, "ZeroDivisionError"]],
+        call="the Failed events: the model raises for request 4, the sampler for request 5, the "
+        "second `sequence.append` of request 6",
         cause="an error belongs to the request that causes it alone, others are tried again",
     )
     expect(
@@ -350,9 +381,9 @@ def test_failures(rng, seed):
         cause="they go on as if nothing had happened",
     )
     expect(
-        [len(tokens_of(events, 5)), engine.store.free_tokens],
-        [2, engine.store.total_tokens],
-        call="tokens of request 5 before it failed, and free places at the end",
+        [len(tokens_of(events, 5)), len(tokens_of(events, 6)), engine.store.free_tokens],
+        [2, 1, engine.store.total_tokens],
+        call="tokens of requests 5 and 6 before they failed, and free places at the end",
     )
 
 
@@ -399,18 +430,23 @@ def test_abort_samples():
 def test_step_report():
     clock, model = ManualClock(1.0), dummy_model(CONFIG)
     config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=8, adaptive_budget=True)
-    engine = Engine(model, config, sampler=argmax_sampler, clock=clock)
-    schedule, forward = engine.scheduler.schedule, model.forward
+    forward, observed = model.forward, []
 
-    def slow_schedule():
-        clock.advance(0.25)
-        return schedule()
+    class Slow(Scheduler):
+        def schedule(self):
+            clock.advance(0.25)
+            return super().schedule()
+
+        def observe(self, seconds):
+            observed.append(seconds)
+            super().observe(seconds)
 
     def slow_forward(*args):
         clock.advance(0.5)
         return forward(*args)
 
-    engine.scheduler.schedule, model.forward = slow_schedule, slow_forward
+    model.forward = slow_forward
+    engine = Engine(model, config, sampler=argmax_sampler, clock=clock, make_scheduler=Slow)
     for _ in range(3):
         engine.add_request([5, 6], greedy(1))
     clock.advance(1.0)
@@ -427,9 +463,9 @@ def test_step_report():
         "those that ran in it, also those that it ended",
     )
     expect(
-        [engine.store.free_tokens, engine.scheduler.budget.limit],
-        [engine.store.total_tokens, 6],
-        call="free places, and the limit of 8 after a step that took too long",
+        [engine.store.free_tokens, observed, engine.scheduler.budget.limit],
+        [engine.store.total_tokens, [0.75], 6],
+        call="free places, the seconds observed, and the limit of 8 after this step",
         cause="the scheduler observes the seconds of each step, and tells the budget",
     )
 
@@ -463,26 +499,26 @@ def test_failed_chunks():
         return plain(token_ids, positions, attend)
 
     model.forward = touchy_model
-    store, committed, admitted = SlotStore(CONFIG, 2, 40), [], {}
+    committed, admitted = [], {}
 
-    def admit(request):
-        admitted[request.sequence.request_id] = request
-        return SlotStore.admit(store, request)
+    class Noting(SlotStore):
+        def admit(self, request):
+            admitted[request.sequence.request_id] = request
+            return super().admit(request)
 
-    def commit(plan):
-        committed.append([[c.request.sequence.request_id, c.length] for c in plan.chunks])
-        SlotStore.commit(store, plan)
+        def commit(self, plan):
+            committed.extend([c.request.sequence.request_id, c.length] for c in plan.chunks)
+            super().commit(plan)
 
-    store.admit, store.commit = admit, commit
-    engine = Engine(model, config, store=store, sampler=argmax_sampler)
+    engine = Engine(model, config, store=Noting(CONFIG, 2, 40), sampler=argmax_sampler)
     engine.add_request([7], greedy(1), request_id=1)
     engine.add_request([5, 48, 6, 7, 8, 9], greedy(2), request_id=0)
     events = drive(engine, failures=True)
     failed = [[e.request_id, type(e.error).__name__] for e in events if isinstance(e, Failed)]
     expect(
         [failed, committed, admitted[0].num_computed_tokens],
-        [[[0, "MemoryError"]], [[[1, 1]]], 0],
-        call="Failed events, what is committed in each step (request, length), and what request 0 "
+        [[[0, "MemoryError"]], [[1, 1]], 0],
+        call="Failed events, what is committed (request, length), and what request 0 "
         "has computed: the model raises for the first 3 of its 6 tokens",
         cause="the request fails at once, by a chunk that would draw no token; it never was "
         "computed, so neither store nor counters take it in",
@@ -578,10 +614,10 @@ def test_nan_row(rng, seed):
     logits = torch.tensor([[0.0, 1.0], [torch.nan, 1.0], [inf, 1.0], [-inf, 1.0], [-inf, -inf]])
     outcomes = Engine(model, sampler=showing).draw(Plan(chunks), logits)
     expect(
-        [[type(outcome).__name__ for outcome in outcomes], [seen.tolist() for seen in shown]],
+        [[type(outcome).__name__ for outcome in outcomes], torch.cat(shown).tolist()],
         [
             ["Sampled", *["NonFiniteLogitsError"] * 2, "Sampled", "NonFiniteLogitsError"],
-            [[[0.0, 1.0], [-inf, 1.0]]],
+            [[0.0, 1.0], [-inf, 1.0]],
         ],
         call="draw of the rows [0, 1], [nan, 1], [inf, 1], [-inf, 1], [-inf, -inf]: the outcomes, "
         "and the rows that the sampler saw",
@@ -616,6 +652,69 @@ def test_refusals():
         call="the requests that appear in the events afterwards, and how many events there are",
         cause="a refused request leaves nothing behind",
     )
+    expect.raises(
+        ConfigError,
+        lambda: Engine(dummy_model(CONFIG), EngineConfig(max_model_len=41)),
+        call="Engine(model, EngineConfig(max_model_len=41)), of a model for 40 tokens",
+        cause="positions that the model has never seen",
+    )
+
+
+@pytest.mark.check(task=6, points=1, title="A request keeps its number, its urgency, its deadline")
+def test_settings():
+    model, clock = dummy_model(CONFIG), ManualClock(5.0)
+    small = Engine(model, EngineConfig(max_num_seqs=3, max_model_len=12), clock=clock)
+    found = [small.config.max_num_seqs, small.max_model_len, small.store.num_blocks]
+    expect(
+        [*found, small.store.block_size, Engine(model).max_model_len],
+        [3, 12, 3, 12, 40],
+        call="config.max_num_seqs, max_model_len, blocks of the store and places in each, with "
+        "EngineConfig(max_num_seqs=3, max_model_len=12); max_model_len without a config",
+        cause="a slot for each request that may run, as long as the longest may become",
+    )
+    ids = [small.add_request([5], greedy(2), request_id=1), small.add_request([5], greedy(2))]
+    ids.append(small.add_request([5], greedy(2)))
+    events = list(small.run())
+    expect(
+        [ids, [_short(event) for event in events[:3]], small.has_unfinished, small.step()],
+        [[1, 0, 2], [f"Queued {i}" for i in ids], False, []],
+        call="the ids of a request that asks for 1, and of two that ask for none; the first events "
+        "of run(), and what is left after it",
+        cause="the smallest number that was neither given out nor is in use",
+    )
+    orders = []
+    for policy in ("priority", "deadline"):
+        engine = Engine(model, EngineConfig(max_num_seqs=1, policy=policy), clock=clock)
+        urgent = [(Priority.LOW, 4.0), (Priority.HIGH, None), (Priority.NORMAL, 2.5)]
+        for priority, deadline in urgent:
+            engine.add_request([5], greedy(1), priority=priority, deadline=deadline)
+            clock.advance(1.0)
+        ended = [event.request_id for event in engine.run() if isinstance(event, Finished)]
+        orders.append(ended)
+    expect(
+        orders,
+        [[1, 2, 0], [0, 2, 1]],
+        call="the order in which three requests end by priority, and by deadline; one runs at a "
+        "time, and one comes each second",
+        given={"(priority, deadline)": [(p.name, d) for p, d in urgent]},
+        cause="a deadline is counted from the moment of add_request; without one, all others go "
+        "first",
+    )
+    for moment in ("let go of a request", "got a request"):
+        engine = Engine(model, EngineConfig(max_num_seqs=1))
+        engine.add_request([5], greedy(3))
+        engine.step()
+        (request,) = engine.scheduler.running
+        if moment == "got a request":
+            engine.scheduler.add(Request(9, request.sequence, 0.0, 3))
+        else:
+            engine.scheduler.end(request, Status.FAILED)
+        expect.raises(
+            InvariantError,
+            engine.check,
+            call=f"engine.check() when the scheduler alone has {moment}",
+            cause="those that wait or run must be those that have not ended for their callers",
+        )
 
 
 @pytest.mark.check(
@@ -626,16 +725,19 @@ def test_bundled_model():
     model, tokenizer = load_model(folder), Tokenizer.from_pretrained(folder)
     texts = ["Once upon a time", "The", "Mia's code is 7342.", "Tom went to", "2 + 3 =", "In"]
     prompts = [tokenizer.encode(text) for text in texts]
-    engine = Engine(
-        model, EngineConfig(max_num_seqs=3, max_num_batched_tokens=8), tokenizer=tokenizer
+    config, alive, sizes = (
+        EngineConfig(max_num_seqs=3, max_num_batched_tokens=8),
+        weakref.WeakSet(),
+        [],
     )
-    alive, admit, sizes = weakref.WeakSet(), engine.store.admit, []
 
-    def noting(request):
-        alive.add(request)
-        return admit(request)
+    class Noting(SlotStore):
+        def admit(self, request):
+            alive.add(request)
+            return super().admit(request)
 
-    engine.store.admit = noting
+    store = Noting(model.config, config.max_num_seqs, model.config.max_position)
+    engine = Engine(model, config, tokenizer=tokenizer, store=store)
     for _ in range(2):
         for i, prompt in enumerate(prompts):
             engine.add_request(prompt, REQUESTS[i], seed=i, request_id=i)

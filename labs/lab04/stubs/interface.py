@@ -83,6 +83,7 @@ class SchedulerInterface(Protocol):
         Room is reserved in the store for every chunk. Who is admitted is SCHEDULED, and what
         `store.admit` returns of it is computed already. Who is preempted is PREEMPTED, counts one
         more preemption, and has nothing computed. A plan without chunks says that nobody can run.
+        One reading of the clock holds for all of it.
         """
 
     def update(self, plan: Plan) -> None:
@@ -148,8 +149,8 @@ class EngineInterface(Protocol):
 
         Each of its n samples becomes a Request of its own. Without a request_id, the smallest
         number that was not given out yet and is not in use. deadline: seconds from now in which
-        the answer should be complete. A refused request leaves nothing behind, but its
-        number is given out.
+        the answer should be complete. A refused request leaves nothing behind; whether its
+        number is given out is left open.
 
         Raises:
             RequestError: it can never be answered (`make_sequences`, or `refuse_unfit`).
@@ -168,12 +169,14 @@ class EngineInterface(Protocol):
         Queued for each arrival. Aborted for each sample that was given up and has not ended, with
         its tokens and text; it is FINISHED. Preempted, then Admitted, as the plan says. What
         `update` gives. Last Stepped: `started` is the time before anything else, `running` is
-        counted before anybody ends. Where the plan has no chunks, the model is not called, and
-        there is no Stepped. After each Stepped the scheduler has observed its seconds.
+        counted before anybody ends. A Queued has the time of the arrival; other times may be
+        any between `started` and that of Stepped. Where the plan has no chunks, the model is not
+        called, and there is no Stepped. After each Stepped the scheduler has observed its seconds.
 
         When `execute` or `draw` raises an Exception, each chunk is tried again alone, so that the
-        error is the outcome of the chunk that causes it. NotImplementedError (a task that is not
-        written yet) goes through, and so does KeyboardInterrupt.
+        error is the outcome of the chunk that causes it; a plan of one chunk need not be tried
+        again. NotImplementedError (a task that is not written yet) goes through, and so does
+        KeyboardInterrupt; what the step had to report is lost then.
         """
 
     def execute(self, plan: Plan) -> Float[Tensor, "N V"]:
@@ -188,18 +191,21 @@ class EngineInterface(Protocol):
         """What comes of each chunk of the plan, in order: a token where it completes, else None.
 
         Calls `sampler(logits, rows)`, where rows[i] is `sequence.row` of the request whose logits
-        are in row i. A row whose largest logit is not finite (NaN, inf, or -inf alone) gets a
-        NonFiniteLogitsError and is not shown to the sampler; -inf beside others is a mask's. Draws
-        change no state: drawn again, the tokens are the same.
+        are in row i; where no row is left, it need not be called. A row whose largest logit is not
+        finite (NaN, inf, or -inf alone) gets a NonFiniteLogitsError and is not shown to the
+        sampler; -inf beside others is a mask's. Draws change no state: drawn again, the tokens
+        are the same.
         """
 
     def update(self, plan: Plan, outcomes: Sequence[Outcome]) -> list[EngineEvent]:
         """Commit and count what was computed, append the tokens, end what has ended; the events.
 
-        outcomes: one a chunk, as `draw` gives them. A chunk whose outcome is an error is neither
-        committed nor counted: its request fails (Failed). A token is for `sequence.append`, whose
-        events are passed on, behind a Prefilled before the first token of sample 0; where it
-        raises, this request fails.
+        outcomes: one a chunk, as `draw` gives them; the events come in the same order. A chunk
+        whose outcome is an error is neither committed nor counted: its request fails (Failed). A
+        token is for `sequence.append`, whose events are passed on, behind a Prefilled before the
+        first token of sample 0, and of no other sample. Where `append` raises, this request fails,
+        and the others go on; a Prefilled may stand before that Failed or not, and whether a
+        NotImplementedError goes through here, too, is left open.
         """
 
     def check(self) -> None:

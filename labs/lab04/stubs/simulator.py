@@ -69,7 +69,8 @@ def simulate(trace: Sequence[Arrival], scheduler: SchedulerInterface, cost: Step
     prompt + output - 1.
 
     Raises:
-        RuntimeError: three steps in a row had work and computed nothing.
+        RuntimeError: three steps in a row had work and computed nothing; whether the clock moves
+            for the third is left open.
     """
     clock = scheduler.clock
     assert isinstance(clock, ManualClock), "give the scheduler clock=ManualClock()"

@@ -41,12 +41,16 @@ class KVStore(Protocol):
         """Whether the request can come in now."""
 
     def admit(self, request: Request) -> int:
-        """Take the request in; how many of its first tokens are here already (slots: none)."""
+        """Take the request in; how many of its first tokens are here already (slots: none).
+
+        Never all of them: the last one is computed, to draw from. Called only where `can_admit`
+        has just said yes; so no request is admitted twice.
+        """
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
         """Make sure of room for so many tokens behind its computed ones, or change nothing.
 
-        Asking twice for the same room takes it once.
+        Asking twice for the same room takes it once. The computed ones are those committed.
         """
 
     def bind(self, plan: Plan) -> Attend:
