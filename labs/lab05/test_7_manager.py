@@ -219,42 +219,39 @@ def test_siblings():
 
 @pytest.mark.check(task=7, points=2, title="The sibling's blocks or the prefix cache's")
 def test_source():
-    prompt, seen = list(range(13)), []
-    for stored in (0, 4, 8, 13):
-        manager = BlockManager(20, 4)
-        sibling = request_of(prompt, 0, group=7)
-        sibling.num_computed_tokens = manager.admit(sibling)  # nothing is cached yet
-        whole = running(manager, request_of(prompt, 1))
-        if stored > sibling.num_computed_tokens:
-            store_tokens(manager, sibling, stored)
-        before = manager.prefix_stats.hits
-        sample = request_of(prompt, 2, [50] * 4, group=7, index=1)
-        tokens = manager.admit(sample)
-        seen.append([stored, tokens, manager.prefix_stats.hits - before])
+    prompt, answer, seen = list(range(13)), [50] * 9, []
+    for own, known in ((4, 0), (4, 4), (9, 8), (0, 4)):
+        manager = BlockManager(30, 4)
+        running(manager, request_of(prompt, 0, group=7))
+        whole = running(manager, request_of(prompt + answer[:known], 1))
+        stats = manager.prefix_stats
+        before = stats.queries, stats.hits
+        sample = request_of(prompt, 2, answer[:own], group=7, index=1)
+        can, tokens = manager.can_admit(sample), manager.admit(sample)
+        sample.num_computed_tokens = tokens
+        counted = stats.queries - before[0], stats.hits - before[1]
+        seen.append([13 + own, (13 + known) // 4 * 4, can, tokens, *counted])
+        full = tokens // 4
         expect(
-            manager.block_ids(sample)[:2],
-            whole[:2],
-            call="the first two blocks of the sample",
+            manager.block_ids(sample)[:full],
+            whole[:full],
+            call="the blocks of the sample that are full of the tokens it found",
             cause="one content, one block",
         )
+        manager.check()
     expect(
         seen,
-        [[0, 12, 12], [4, 12, 12], [8, 12, 12], [13, 13, 0]],
-        call="[prompt tokens stored by the sibling, of 13; tokens that another sample finds; of "
-        "them counted as hits], with 12 in the prefix cache",
-        cause="whichever holds more; what a sibling gives is no hit",
-    )
-    manager = BlockManager(20, 4)
-    running(manager, request_of(range(12), 0, group=3))
-    tie = request_of(range(12), 1, [60], group=3, index=1)
-    stats = manager.prefix_stats
-    before = stats.queries, stats.hits
-    expect(
-        [manager.admit(tie), stats.queries - before[0], stats.hits - before[1]],
-        [12, 0, 0],
-        call="tokens that a sample finds, and what its admission adds to queries and hits, where "
-        "sibling and prefix cache both hold its 12",
-        cause="a tie is the sibling's",
+        [
+            [17, 12, True, 13, 0, 0],
+            [17, 16, True, 16, 17, 16],
+            [22, 20, True, 20, 22, 20],
+            [13, 16, True, 12, 0, 0],
+        ],
+        call="[tokens of a sample, tokens in the prefix cache, can_admit, tokens that it finds, "
+        "what its admission adds to queries, and to hits], where its sibling has stored the "
+        "prompt of 13; blocks of 4",
+        cause="whichever gives more, and in a tie the sibling; an admission that begins with a "
+        "sibling's tokens is not counted at all",
     )
 
 
