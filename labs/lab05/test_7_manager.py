@@ -379,6 +379,7 @@ def test_suspend(rng):
         manager = BlockManager(6, 4, preemption=mode, num_host_blocks=4)
         request = request_of(range(6))
         first, second = running(manager, request)
+        request.sequence.output_token_ids.append(30)  # drawn, but not computed yet
         manager.suspend(request)
         out = [(kind, old) for kind, old, _ in moves(manager.transfers)]
         expect(
@@ -394,7 +395,8 @@ def test_suspend(rng):
             [found, manager.prefix_stats.queries - before],
             [6 if mode == "swap" else 4, 0],
             call=f'tokens found when it is admitted again ("{mode}"), and tokens asked for more',
-            cause="swapped: all; recompute: what is still cached; and it is not counted twice",
+            cause="swapped: all 6 stored ones of its 7; recompute: what is still cached; and it is "
+            "not counted twice",
         )
     manager, copied = BlockManager(6, 4, preemption="swap", num_host_blocks=2), []
     for number in range(3):
