@@ -1,5 +1,8 @@
 """Task 7: the block manager, and preemption by recompute and by swap."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -110,6 +113,19 @@ def test_life():
     manager.release(first)
     expect([manager.owners(), manager.free_tokens], [{}, 20], call="owners, free_tokens at the end")
     manager.check([])
+    manager = BlockManager(4, 4)
+    request = request_of(range(9))
+    running(manager, request)
+    manager.release(request)
+    seen = weakref.ref(request)
+    del request
+    gc.collect()
+    expect(
+        seen() is None,
+        True,
+        call="whether a request that was released can go out of memory",
+        cause="the manager keeps nothing of it but its cached blocks",
+    )
 
 
 @pytest.mark.check(task=7, points=1, title="Who holds a block keeps it")
@@ -336,6 +352,22 @@ def test_swap():
         cause="half a request is of no use, and a full host pool is no error",
     )
     table.free(pool)
+    pool, swap, story = BlockPool(12), SwapSpace(4), []
+    for name in "abc":  # 2 blocks each: room for two of them
+        some = BlockTable(4, num_tokens=8)
+        some.grow(pool, 8)
+        story.append(swap.swap_out(name, some, []))
+    story.append(swap.swap_out("d", more, []))
+    for name in "ab":
+        swap.swap_in(name, BlockTable(4), pool, [])
+    stats = swap.stats
+    expect(
+        [story, stats.blocks_out, stats.blocks_in, stats.times_full],
+        [[True, True, False, False], 4, 4, 2],
+        call="swap_out of three requests of 2 blocks into 4 host blocks, of one more, and swap_in "
+        "of the first two: done; stats.blocks_out, blocks_in, times_full",
+        cause="all are counted since the start",
+    )
     for shared, copied in ((0, 3), (4, 2), (6, 2), (8, 1), (9, 0), (12, 0)):
         swap, transfers, pool = SwapSpace(3), [], BlockPool(12)
         origin = BlockTable(4, num_tokens=9)
