@@ -173,6 +173,14 @@ def test_kept():
         given={"freed in this order": [a[2], b[0]]},
         cause="the one unused for longest goes first, and the keeper must forget it",
     )
+    shelf = Shelf()
+    pool = BlockPool(2, shelf)
+    [known] = pool.allocate(1, "a")
+    shelf.kept.add(known)
+    pool.free([known], "a")
+    pool.allocate(1, "b")
+    pool.share(known, "c")
+    expect(pool.stats.peak_used, 2, call="the peak, when a hit makes a second block held")
     pool.check()
 
 

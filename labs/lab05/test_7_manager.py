@@ -1,5 +1,8 @@
 """Task 7: the block manager, and preemption by recompute and by swap."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -110,6 +113,19 @@ def test_life():
     manager.release(first)
     expect([manager.owners(), manager.free_tokens], [{}, 20], call="owners, free_tokens at the end")
     manager.check([])
+    manager = BlockManager(4, 4)
+    request = request_of(range(9))
+    running(manager, request)
+    manager.release(request)
+    seen = weakref.ref(request)
+    del request
+    gc.collect()
+    expect(
+        seen() is None,
+        True,
+        call="whether a request that was released can go out of memory",
+        cause="the manager keeps nothing of it but its cached blocks",
+    )
 
 
 @pytest.mark.check(task=7, points=1, title="Who holds a block keeps it")
@@ -219,42 +235,39 @@ def test_siblings():
 
 @pytest.mark.check(task=7, points=2, title="The sibling's blocks or the prefix cache's")
 def test_source():
-    prompt, seen = list(range(13)), []
-    for stored in (0, 4, 8, 13):
-        manager = BlockManager(20, 4)
-        sibling = request_of(prompt, 0, group=7)
-        sibling.num_computed_tokens = manager.admit(sibling)  # nothing is cached yet
-        whole = running(manager, request_of(prompt, 1))
-        if stored > sibling.num_computed_tokens:
-            store_tokens(manager, sibling, stored)
-        before = manager.prefix_stats.hits
-        sample = request_of(prompt, 2, [50] * 4, group=7, index=1)
-        tokens = manager.admit(sample)
-        seen.append([stored, tokens, manager.prefix_stats.hits - before])
+    prompt, answer, seen = list(range(13)), [50] * 9, []
+    for own, known in ((4, 0), (4, 4), (9, 8), (0, 4)):
+        manager = BlockManager(30, 4)
+        running(manager, request_of(prompt, 0, group=7))
+        whole = running(manager, request_of(prompt + answer[:known], 1))
+        stats = manager.prefix_stats
+        before = stats.queries, stats.hits
+        sample = request_of(prompt, 2, answer[:own], group=7, index=1)
+        can, tokens = manager.can_admit(sample), manager.admit(sample)
+        sample.num_computed_tokens = tokens
+        counted = stats.queries - before[0], stats.hits - before[1]
+        seen.append([13 + own, (13 + known) // 4 * 4, can, tokens, *counted])
+        full = tokens // 4
         expect(
-            manager.block_ids(sample)[:2],
-            whole[:2],
-            call="the first two blocks of the sample",
+            manager.block_ids(sample)[:full],
+            whole[:full],
+            call="the blocks of the sample that are full of the tokens it found",
             cause="one content, one block",
         )
+        manager.check()
     expect(
         seen,
-        [[0, 12, 12], [4, 12, 12], [8, 12, 12], [13, 13, 0]],
-        call="[prompt tokens stored by the sibling, of 13; tokens that another sample finds; of "
-        "them counted as hits], with 12 in the prefix cache",
-        cause="whichever holds more; what a sibling gives is no hit",
-    )
-    manager = BlockManager(20, 4)
-    running(manager, request_of(range(12), 0, group=3))
-    tie = request_of(range(12), 1, [60], group=3, index=1)
-    stats = manager.prefix_stats
-    before = stats.queries, stats.hits
-    expect(
-        [manager.admit(tie), stats.queries - before[0], stats.hits - before[1]],
-        [12, 0, 0],
-        call="tokens that a sample finds, and what its admission adds to queries and hits, where "
-        "sibling and prefix cache both hold its 12",
-        cause="a tie is the sibling's",
+        [
+            [17, 12, True, 13, 0, 0],
+            [17, 16, True, 16, 17, 16],
+            [22, 20, True, 20, 22, 20],
+            [13, 16, True, 12, 0, 0],
+        ],
+        call="[tokens of a sample, tokens in the prefix cache, can_admit, tokens that it finds, "
+        "what its admission adds to queries, and to hits], where its sibling has stored the "
+        "prompt of 13; blocks of 4",
+        cause="whichever gives more, and in a tie the sibling; an admission that begins with a "
+        "sibling's tokens is not counted at all",
     )
 
 
@@ -339,6 +352,22 @@ def test_swap():
         cause="half a request is of no use, and a full host pool is no error",
     )
     table.free(pool)
+    pool, swap, story = BlockPool(12), SwapSpace(4), []
+    for name in "abc":  # 2 blocks each: room for two of them
+        some = BlockTable(4, num_tokens=8)
+        some.grow(pool, 8)
+        story.append(swap.swap_out(name, some, []))
+    story.append(swap.swap_out("d", more, []))
+    for name in "ab":
+        swap.swap_in(name, BlockTable(4), pool, [])
+    stats = swap.stats
+    expect(
+        [story, stats.blocks_out, stats.blocks_in, stats.times_full],
+        [[True, True, False, False], 4, 4, 2],
+        call="swap_out of three requests of 2 blocks into 4 host blocks, of one more, and swap_in "
+        "of the first two: done; stats.blocks_out, blocks_in, times_full",
+        cause="all are counted since the start",
+    )
     for shared, copied in ((0, 3), (4, 2), (6, 2), (8, 1), (9, 0), (12, 0)):
         swap, transfers, pool = SwapSpace(3), [], BlockPool(12)
         origin = BlockTable(4, num_tokens=9)
@@ -382,6 +411,7 @@ def test_suspend(rng):
         manager = BlockManager(6, 4, preemption=mode, num_host_blocks=4)
         request = request_of(range(6))
         first, second = running(manager, request)
+        request.sequence.output_token_ids.append(30)  # drawn, but not computed yet
         manager.suspend(request)
         out = [(kind, old) for kind, old, _ in moves(manager.transfers)]
         expect(
@@ -397,7 +427,8 @@ def test_suspend(rng):
             [found, manager.prefix_stats.queries - before],
             [6 if mode == "swap" else 4, 0],
             call=f'tokens found when it is admitted again ("{mode}"), and tokens asked for more',
-            cause="swapped: all; recompute: what is still cached; and it is not counted twice",
+            cause="swapped: all 6 stored ones of its 7; recompute: what is still cached; and it is "
+            "not counted twice",
         )
     manager, copied = BlockManager(6, 4, preemption="swap", num_host_blocks=2), []
     for number in range(3):

@@ -476,14 +476,6 @@ MISTAKES = [
         says="Your new sample has all of its tokens already: there is nothing to compute its next token from.",
     ),
     Mistake(
-        name="unread-prompt-shared",
-        task=7,
-        symbol="manager:BlockManager._source",
-        old="min(sibling.num_tokens, len(request.sequence.prompt_token_ids))",
-        new="len(request.sequence.prompt_token_ids)",
-        says="Your samples share prompt tokens that their sibling has not stored yet.",
-    ),
-    Mistake(
         name="partly-shared-block-is-free",
         task=7,
         symbol="manager:BlockManager.can_admit",

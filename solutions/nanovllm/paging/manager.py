@@ -66,7 +66,7 @@ class BlockManager:
         if sibling is not None:
             common = min(sibling.num_tokens, len(request.sequence.prompt_token_ids))
             shared = min(common, request.num_tokens - 1)
-            if shared and shared >= cached:
+            if shared >= cached:
                 return sibling, shared
         block_ids = [entry.block_id for entry in hits]
         return BlockTable(self.block_size, block_ids, cached, hits), cached
