@@ -637,7 +637,7 @@ async def story(engine, front, rounds):
         ("num_open, entries of streams, and whether error is None, at the end", left,
          [0, 0, not dead]),
         ("calls that ended neither with a number of steps nor with an EngineDeadError",
-         [str(a) for a in answers if type(a) is not int and not isinstance(a, EngineDeadError)], []),
+          [str(a) for a in answers if not isinstance(a, int | EngineDeadError)], []),
         ("calls that got no answer, though the engine lives",
          sum(not isinstance(a, int) for a in answers) if not dead else 0, 0),
         ("reasons of streams that were given up: the first counts",
