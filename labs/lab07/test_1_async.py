@@ -570,102 +570,153 @@ def test_stop():
     )
 
 
-async def story(engine, front, rng, acts):
-    """People come, hang up and are timed out at random, always while a step is held."""
+def history(rng, acts):
+    """What people do, as plain data: a round of acts for each step that is held."""
+    rounds = []
+    for _ in range(acts):
+        now = []
+        for _ in range(int(rng.integers(0, 3))):
+            prompts = [[int(rng.integers(1, 40))] for _ in range(int(rng.integers(1, 4)))]
+            if rng.random() < 0.2:
+                prompts.append([])
+            now.append(("come", prompts, int(rng.integers(1, 3))))
+        if rng.random() < 0.4:
+            reason = ["timeout", "disconnected", "cancelled"][int(rng.integers(3))]
+            now.append(("cancel", int(rng.integers(30)), reason))
+        if rng.random() < 0.3:
+            now.append(("call",))
+        rounds.append(now)
+    if rng.random() < 0.3:
+        rounds[-1].append(("stop",))
+    return rounds
+
+
+async def story(engine, front, rounds):
+    """Live through a history; the first fact that is wrong, as (what, found, wanted), or None."""
     front.start()
-    streams, readers, told = [], [], []
+    streams, readers, told, calls, stopping = [], [], [], [], None
 
     def come(prompts, n):
         try:
             stream = front.submit(prompts, SamplingParams(n=n), name=str(len(streams)))
         except EmptyPromptError:
-            told.append("refused")
             return
         streams.append(stream)
         readers.append(asyncio.ensure_future(listen(stream)))
 
     come([[0]], 1)  # request 0 is long: the engine is never idle meanwhile
-    for _ in range(acts):
+    for acts in rounds:
         await held(engine)
         if engine.dead:
             break
-        for _ in range(int(rng.integers(0, 3))):
-            prompts = [[int(rng.integers(1, 40))] for _ in range(int(rng.integers(1, 4)))]
-            if rng.random() < 0.2:
-                prompts.append([])
-            come(prompts, int(rng.integers(1, 3)))
-        if rng.random() < 0.4:
-            stream = streams[int(rng.integers(len(streams)))]
-            open_before = not stream.ended
-            first = stream.reason
-            reason = ["timeout", "disconnected", "cancelled"][int(rng.integers(3))]
-            front.cancel(stream, reason)
-            told.append([stream.name, first or reason, open_before])
+        for act, *how in acts:
+            if act == "come":
+                come(*how)
+            elif act == "cancel":
+                stream = streams[how[0] % len(streams)]
+                if not stream.ended:
+                    told.append([stream, stream.reason or how[1]])
+                front.cancel(stream, how[1])
+            elif act == "call":
+                calls.append(asyncio.ensure_future(front.call(lambda engine: len(engine.log))))
+            else:
+                stopping = asyncio.ensure_future(front.stop())
+        for _ in range(3):
+            await asyncio.sleep(0)
         engine.let_go()
-    if not engine.dead:
+    if not engine.dead and stopping is None:
         await held(engine)
         front.cancel(streams[0], "over")
-        engine.let_all_go()
-    return streams, await asyncio.gather(*readers), told
+    engine.let_all_go()
+    heard = await asyncio.gather(*readers)
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    left = [front.num_open, len(front.streams), front.error is None]
+    await (stopping or front.stop())
+    dead = engine.dead or stopping is not None
+    for what, found, wanted in [
+        ("num_open, entries of streams, and whether error is None, at the end", left,
+         [0, 0, not dead]),
+        ("calls that ended neither with a number of steps nor with an EngineDeadError",
+          [str(a) for a in answers if not isinstance(a, int | EngineDeadError)], []),
+        ("calls that got no answer, though the engine lives",
+         sum(not isinstance(a, int) for a in answers) if not dead else 0, 0),
+        ("reasons of streams that were given up: the first counts",
+         [stream.reason for stream, _ in told], [reason for _, reason in told]),
+    ]:  # fmt: skip
+        if found != wanted:
+            return what, found, wanted
+    return heard_wrong(engine, streams, heard)
 
 
-@pytest.mark.check(task=1, points=3, title="Random ending: people come and hang up, engines die")
-def test_story(rng):
-    for number in range(4):
-        lengths = [10**6, *(int(n) for n in rng.integers(1, 9, size=60))]
-        dies = {} if number % 2 else {int(rng.integers(3, 12)): RuntimeError("a story ends")}
-        engine = HeldEngine(
-            script=lambda prompt, index, lengths=lengths: [
-                f"{prompt[0]}.{index}.{k} " for k in range(min(lengths[prompt[0]], 40))
-            ],
-            max_num_seqs=int(rng.integers(2, 7)),
-            faults=dict(dies) or {int(rng.integers(3, 9)): int(rng.integers(1, 4))},
-        )
-        front = AsyncEngine(engine)
-
-        async def whole(engine=engine, front=front):
-            found = await story(engine, front, rng, 12)
-            left = [front.num_open, len(front.streams), front.error is None]
-            await front.stop()
-            return *found, left
-
-        *found, left = run(whole(), f"story {number} of people who come and hang up")
-        expect(
-            left,
-            [0, 0, not engine.dead],
-            call=f"story {number}: num_open, entries of streams, and whether error is None, at "
-            "the end",
-            given={"engine": "died" if engine.dead else "lives"},
-        )
-        judge(engine, *found, number)
-
-
-def judge(engine, streams, heard, told, number):
-    """Every stream against the engine's own log: the model of this story."""
+def heard_wrong(engine, streams, heard):
+    """Every stream against the engine's own log, which is the model of the story."""
     for stream, (events, end) in zip(streams, heard, strict=True):
         mine = [
             e for step in engine.log for e in step
             if getattr(e, "request_id", -1) in stream.request_ids
         ]  # fmt: skip
+        if events != mine:
+            said = [[f"{type(e).__name__} of {e.request_id}" for e in es] for es in (events, mine)]
+            return f"what the reader of stream {stream.name} got, against the log", *said
+        ends = sum(isinstance(e, Finished | Aborted | Failed) for e in mine)
+        wanted = "end" if ends == stream.n * len(stream.request_ids) else "EngineDeadError"
+        found = "end" if end == "end" else type(end).__name__
+        if found != wanted:
+            return f"how stream {stream.name} ended", found, wanted
+    return None
+
+
+def shrunk(rounds, wrong):
+    """The history without what it does not need to go wrong; every try is a new engine."""
+    found = wrong(rounds)
+    for _ in range(2):
+        for number in reversed(range(len(rounds))):
+            rest = rounds[:number] + rounds[number + 1 :]
+            if rest and (less := wrong(rest)):
+                rounds, found = rest, less
+        for number, acts in enumerate(rounds):
+            for k in reversed(range(len(acts))):
+                rest = [*rounds]
+                rest[number] = rest[number][:k] + rest[number][k + 1 :]
+                if less := wrong(rest):
+                    rounds, found = rest, less
+    return rounds, found
+
+
+@pytest.mark.check(
+    task=1, points=3, title="Random ending: people come and hang up, engines die", stress=True
+)
+def test_story(rng):
+    for number in range(4):
+        lengths = [10**6, *(int(n) for n in rng.integers(1, 9, size=60))]
+        dies = number % 2 == 0
+        step = int(rng.integers(3, 12))
+        fault = RuntimeError("a story ends") if dies else int(rng.integers(1, 4))
+        seats = int(rng.integers(2, 7))
+        rounds = history(rng, 12)
+
+        def live(rounds, number=number, lengths=lengths, seats=seats, at=step, fault=fault):
+            engine = HeldEngine(
+                script=lambda prompt, index: [
+                    f"{prompt[0]}.{index}.{k} " for k in range(min(lengths[prompt[0]], 40))
+                ],
+                max_num_seqs=seats,
+                faults={at: fault},
+            )
+            return run(
+                story(engine, AsyncEngine(engine), rounds),
+                f"story {number} of people who come and hang up",
+            )
+
+        wrong = live(rounds)
+        if wrong is None:
+            continue
+        rounds, (what, found, wanted) = shrunk(rounds, live)
+        lines = {f"while step {i} runs": acts for i, acts in enumerate(rounds, 1) if acts}
         expect(
-            [len(events), events == mine],
-            [len(mine), True],
-            call=f"story {number}: events that the reader of stream {stream.name} got; whether "
-            "they are those of the engine's log for its requests, in order",
-            given={"the log": [type(e).__name__ for e in mine][-6:]},
-        )
-        open_still = [e for e in mine if isinstance(e, Finished | Aborted | Failed)]
-        whole = len(open_still) == stream.n * len(stream.request_ids)
-        expect(
-            "end" if end == "end" else type(end).__name__,
-            "end" if whole else "EngineDeadError",
-            call=f"story {number}: how stream {stream.name} ended",
-            given={"all samples ended": whole},
-        )
-    for name, reason, was_open in [entry for entry in told if entry != "refused"]:
-        stream = streams[int(name)]
-        if was_open:
-            expect(
-                stream.reason, reason, call=f"story {number}: the reason of stream {name}",
-                cause="the first reason counts",
-            )  # fmt: skip
+            found,
+            wanted,
+            call=f"story {number}, cut to what it needs: {what}",
+            given={"seats": seats, f"in step {step}": "the engine dies" if dies
+                   else f"request {fault} fails", **lines},
+        )  # fmt: skip

@@ -87,8 +87,11 @@ def test_gauges():
 @pytest.mark.check(task=5, points=2, title="Tokens, preemptions, and why samples ended")
 def test_counters():
     metrics = Metrics("tiny")
+    strangers = [Prefilled(9, 5, 1.0), Admitted(9, 0, 1.0), token(9, 1.0), Preempted(9, 0, 2.0)]
+    metrics.observe([*strangers, finished(9, 3.0)], 0.0)  # of a sample that never came
     for events in LIFE:
         metrics.observe(events, 0.0)
+    metrics.observe([*strangers, Aborted(3, 0, (), "", 30.0)], 0.0)  # and of one that has gone
     reasons = ("stop", "length", "abort", "error")
 
     def ended():
@@ -99,7 +102,8 @@ def test_counters():
         [[value(metrics, name) for name in names], ended()],
         [[12, 4, 1], [1, 0, 0, 0]],
         call="prompt tokens, generated tokens, preemptions, and ends by stop, length, abort, "
-        "error, after a request of 12 + 4 tokens that was preempted once",
+        "error, after a request of 12 + 4 tokens that was preempted once; before and after it come "
+        "events of samples that are not remembered",
     )
     for request_id, end in enumerate(
         [finished(10, 9.0, "length"), Aborted(11, 0, (7,), "x", 9.0), Aborted(12, 0, (), "", 9.0),
@@ -191,6 +195,20 @@ def test_steps():
         "second of the last at 4); steps and tokens",
         cause="a later chunk, one after a preemption, or of another sample is no lookup of the "
         "prompt; a first chunk at 0 is one that found nothing",
+    )
+    metrics = Metrics("tiny")
+    metrics.observe([Queued(4, 0, 0.0), Queued(4, 1, 0.0), Queued(5, 0, 0.0), Queued(6, 0, 0.0)], 0)
+    metrics.observe([Aborted(4, 1, (), "", 1.0), Aborted(6, 0, (), "", 1.0)], 0)
+    ends = [token(5, 3.0), finished(5, 3.0), Failed(4, 0, ValueError(), 3.0)]
+    came = [Admitted(4, 0, 2.0), Admitted(5, 0, 2.0)]
+    metrics.observe([*came, *ends, stepped((4, 0, 8, 1), (5, 0, 32, 4))], 0)
+    metrics.observe([stepped((4, 0, 9, 1), (5, 0, 36, 1), (6, 0, 3, 1), (7, 0, 3, 1))], 0)
+    expect(
+        value(metrics, "prefix_cache_hits_total"),
+        40,
+        call="tokens found in the prefix cache by two samples that end in their first step: one "
+        "fails there, whose sample 1 was aborted before; chunks begin at 8 and 32",
+        cause="a step tells of its chunks last, after the ends of the samples in it",
     )
 
 

@@ -44,7 +44,7 @@ async def drain(
 ) -> int:
     """Wait until no stream is open, for at most so many seconds; then cancel those that are left.
 
-    `streams()` gives those that are open at the moment of the call. The wait is made of
+    `streams()` gives those that are open at the moment of the call, each once. The wait is made of
     `await sleep(...)` of at most `tick` seconds each, and of no other await: it ends within a
     tick of the moment at which the last stream ends, or within a tick after `seconds`. Those
     left get the reason "shutdown", each once; returns how many there were.

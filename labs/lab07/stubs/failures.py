@@ -33,7 +33,7 @@ def api_error(error: Exception) -> ApiError:
 
 
 def check_model(asked: str | None, served: str) -> None:
-    """Refuse a model that is not served; no name means the one that is.
+    """Refuse a model that is not served; None means the one that is, any text is a name.
 
     Raises:
         NotFoundError: another name; param is "model", and the message holds the name.

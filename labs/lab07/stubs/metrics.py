@@ -46,10 +46,12 @@ class Metrics:
     - Of a Finished only: `e2e` from Queued to it; `decode` from the first token to the last;
       `tpot`, the decode time over the tokens after the first, where there are any.
     - `ended[reason]`: the finish_reason of a Finished, "abort" of an Aborted, "error" of a Failed.
-    - `preemptions`: Preempted. `prompt_tokens` and `prefix_queries`: num_tokens of Prefilled.
+    - `preemptions`: Preempted. `prompt_tokens` and `prefix_queries`: num_tokens of Prefilled,
+      which is an event of sample 0.
     - `step_tokens`: the tokens of all chunks of a Stepped, one observation a step. `prefix_hits`:
       where the first chunk of a request's sample 0 starts; later chunks, and those after a
-      preemption, tell nothing of the prefix cache.
+      preemption, tell nothing of the prefix cache. A step's Stepped comes last: it also has the
+      chunks of samples that ended in that step, and these count.
 
     >>> from nanovllm.batching.events import Queued
     >>> metrics = Metrics("tiny")

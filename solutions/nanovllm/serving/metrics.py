@@ -46,10 +46,12 @@ class Metrics:
     - Of a Finished only: `e2e` from Queued to it; `decode` from the first token to the last;
       `tpot`, the decode time over the tokens after the first, where there are any.
     - `ended[reason]`: the finish_reason of a Finished, "abort" of an Aborted, "error" of a Failed.
-    - `preemptions`: Preempted. `prompt_tokens` and `prefix_queries`: num_tokens of Prefilled.
+    - `preemptions`: Preempted. `prompt_tokens` and `prefix_queries`: num_tokens of Prefilled,
+      which is an event of sample 0.
     - `step_tokens`: the tokens of all chunks of a Stepped, one observation a step. `prefix_hits`:
       where the first chunk of a request's sample 0 starts; later chunks, and those after a
-      preemption, tell nothing of the prefix cache.
+      preemption, tell nothing of the prefix cache. A step's Stepped comes last: it also has the
+      chunks of samples that ended in that step, and these count.
 
     >>> from nanovllm.batching.events import Queued
     >>> metrics = Metrics("tiny")
@@ -71,6 +73,8 @@ class Metrics:
     def observe(self, events: Sequence[EngineEvent], usage: float) -> None:
         for one in events:
             self._take(one)
+        # a step tells of its chunks after the ends in it
+        self._unread &= {request_id for request_id, index in self._samples if index == 0}
         running = sum(sample.in_batch for sample in self._samples.values())
         self.registry.running.set(running)
         self.registry.waiting.set(len(self._samples) - running)
@@ -80,12 +84,14 @@ class Metrics:
         match event:
             case Stepped():
                 self._step(event)
-            case Prefilled():
+            case Prefilled() if (event.request_id, 0) in self._samples:
                 self.registry.prompt_tokens.inc(event.num_tokens)
                 self.registry.prefix_queries.inc(event.num_tokens)
             case Queued():
                 self._samples[event.request_id, event.index] = Sample(event.time)
                 self._unread.add(event.request_id)
+            case Prefilled():
+                pass
             case _ if (sample := self._samples.get((event.request_id, event.index))) is not None:
                 self._of_sample(sample, event)
 
@@ -126,7 +132,6 @@ class Metrics:
     def _end(self, sample: Sample, event: Finished | Aborted | Failed) -> None:
         del self._samples[event.request_id, event.index]
         if not isinstance(event, Finished):
-            self._unread.discard(event.request_id)
             self.registry.ended["abort" if isinstance(event, Aborted) else "error"].inc()
             return
         self.registry.ended[event.completion.finish_reason].inc()
