@@ -39,7 +39,8 @@ def test_the_next_step_leads_through_the_course(tmp_path: Path) -> None:
     course.record(**ALL_PASS)
     assert "lab check 01 --mine" in next_line(course)
     course.record("mine", **ALL_PASS)
-    assert next_line(course) == "next: lab02 Adding more: lab start 02"
+    assert "lab demo 01, lab pack 01; then lab02" in next_line(course)
+    assert next_line(course).endswith("lab02 Adding more: lab start 02")
 
 
 def test_a_lab_that_is_begun_comes_before_earlier_ones_that_are_not(tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ def test_a_lab_that_is_begun_comes_before_earlier_ones_that_are_not(tmp_path: Pa
     assert "next: lab02 task 1: Triple" in next_line(course)
     course.record(key="lab02", test_triple="passed")
     # not its chain: that would stand on a lab of which there is no code of the student's own
-    assert next_line(course) == "next: lab01 Adding up: lab start 01"
+    assert next_line(course).endswith("lab01 Adding up: lab start 01")
     course.lab("start", "1")
     course.record(**ALL_PASS)
     course.record("mine", **ALL_PASS)

@@ -79,6 +79,8 @@ def test_the_notebook_goes_along(course: Course) -> None:
     notebook.parent.mkdir(parents=True)
     done = course.lab("pack", "1")
     assert "lab01.ipynb is missing; the questions in it go unanswered." in done.stderr
+    notebook.write_text('{"cells": [{"source": ["YOUR ANSWER HERE"]}]}')
+    assert "1 question waits for an answer in" in course.lab("pack", "1").stderr
     notebook.write_text("{}")
     assert course.lab("pack", "1").stderr == ""
     with zipfile.ZipFile(course.root / "lab01.zip") as archive:

@@ -22,6 +22,7 @@ from grader.student_files.state_records import LabState
 
 MANIFEST = "manifest.json"
 LARGE = 1_000_000
+NO_ANSWER = "YOUR ANSWER HERE"  # what nbgrader puts into a question's cell
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip can hold
 PACKAGES = ("nanovllm-labs", "torch", "numpy", "transformers")
 
@@ -57,6 +58,9 @@ def pack(lab: Lab, entry: LabState, output: Path | None) -> Pack:
     notebook = notebook_of(lab)
     if notebook.is_file():
         names[notebook.name] = notebook
+        if unanswered := notebook.read_text(encoding="utf-8").count(f'"{NO_ANSWER}"'):
+            cells = "question waits" if unanswered == 1 else "questions wait"
+            warnings.append(f"{unanswered} {cells} for an answer in {shown(notebook)}.")
     elif notebook.parent.is_dir():
         warnings.append(f"{shown(notebook)} is missing; the questions in it go unanswered.")
     buffer = io.BytesIO()

@@ -177,8 +177,19 @@ def next_step(all_labs: list[LabProgress], records: State) -> str:
                 )
             return f"{one.lab.key} on your own code of all labs: lab check {number} --mine"
         if not one.started:
-            return f"{one.lab.key} {one.lab.title}: lab start {number}"
-    return "all labs that have landed are done: lab demo " + f"{all_labs[-1].lab.number:02d}"
+            return f"{_ending(records.last_lab)}{one.lab.key} {one.lab.title}: lab start {number}"
+    return f"{_ending(all_labs[-1].lab.key)}that was the last lab"
+
+
+def _ending(key: str) -> str:
+    """What is left of a lab whose points are there."""
+    if not key:
+        return ""
+    number = key.removeprefix("lab")
+    return (
+        f"{key} has its points; see it at work, answer its questions, hand it in: "
+        f"lab demo {number}, lab pack {number}; then "
+    )
 
 
 def _next_in(one: LabProgress) -> str:

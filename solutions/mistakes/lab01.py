@@ -1213,7 +1213,7 @@ MISTAKES = [
         name="characters-not-bytes",
         task=6,
         symbol="tensors:vocabulary_cost",
-        old="len(text.encode()) for text",
+        old="len(well_formed(text).encode()) for text",
         new="len(text) for text",
         says="You count characters; the measure is UTF-8 bytes a token.",
     ),
