@@ -31,6 +31,7 @@ _PACKAGE_OF_LAB = {
     "lab05": "paging",
     "lab06": "kernels",
     "lab07": "serving",
+    "lab08": "speculative",
 }
 _MINE = Path(os.environ.get("NANOVLLM_MINE") or Path(__file__).parent).resolve()
 _ROOT = Path(__file__).resolve().parent.parent

@@ -3,17 +3,20 @@
 from nanovllm.generation.sequence import Sequence
 
 
-def wants_token_alone(sequence: Sequence) -> bool:
+def wants_token_alone(sequence: Sequence, position: int | None = None) -> bool:
     """Whether its next token is drawn from the raw logits, and nothing more is asked.
 
-    So the draw depends on no earlier token: it may be made before they are known.
+    So the draw depends on no earlier token: it may be made before they are known. position: where
+    that token will stand; behind the newest one if None.
     """
-    params = sequence.params
+    params, so_far = sequence.params, len(sequence.output_token_ids)
+    if position is not None:
+        so_far = position - len(sequence.prompt_token_ids)
     return (
         params.logprobs is None
         and not params.logit_bias
         and not params.has_penalties
-        and len(sequence.output_token_ids) >= params.min_tokens
+        and so_far >= params.min_tokens
     )
 
 

@@ -55,12 +55,14 @@ class Failed:
 
 @dataclass(frozen=True)
 class ChunkRun:
-    """One chunk of the plan of a step."""
+    """One chunk of the plan of a step; with lab 08, its last tokens may be guesses."""
 
     request_id: int
     index: int
     start: int
     length: int
+    drafts: int = 0  # guesses among its tokens
+    accepted: int = 0  # guesses that stand
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The options that commands share, declared once."""
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_type_hints
@@ -73,11 +74,18 @@ class BatchingOptions:
         str | None,
         _engine("static (lab 03), continuous (04) or paged (05). (default: the best that is here)"),
     ] = None
+    speculative_config: Annotated[
+        str | None,
+        _engine('Lab 08, as JSON: {"method": "ngram", "num_speculative_tokens": 4}.'),
+    ] = None
 
     def given(self) -> dict[str, Any]:
         """What was asked for, by EngineOptions' names."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+        given = {name: value for name, value in values.items() if value is not None}
+        if "speculative_config" in given:
+            given["speculative_config"] = _json(given["speculative_config"])
+        return given
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,16 @@ class SamplingOptions:
         if "logit_bias" in given:
             given["logit_bias"] = dict(map(_bias, given["logit_bias"]))
         return SamplingParams(**given)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise Refused(
+            f"--speculative-config is not JSON ({error}); "
+            'for example --speculative-config \'{"method": "ngram"}\'.'
+        ) from None
 
 
 def _bias(pair: str) -> tuple[int, float]:

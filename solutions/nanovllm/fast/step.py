@@ -23,13 +23,14 @@ class StepInput:
     """The new tokens of N sequences, and the blocks of each, as flat arrays of int32.
 
     Of sequence i, the new tokens are token_ids[query_starts[i] : query_starts[i + 1]], the last
-    of its context_lens[i] tokens; its blocks begin at blocks[block_starts[i]].
+    of its context_lens[i] tokens; its blocks begin at blocks[block_starts[i]]. Chunks of one
+    request that follow each other, all of which want logits, are one sequence.
     """
 
     token_ids: array
     query_starts: array
     context_lens: array
-    completes: array  # 1 where logits of the last token are wanted
+    completes: array  # of how many of the last tokens logits are wanted
     blocks: array
     block_starts: array
 
@@ -37,19 +38,26 @@ class StepInput:
     def of(cls, plan: Plan, block_ids: Callable[[Request], Sequence[int]]) -> StepInput:
         """What a plan says, with the blocks of its requests."""
         token_ids: list[int] = []
-        starts, ends, completes, blocks, block_starts = [0], [], [], [], []
+        starts, ends, rows, blocks, block_starts = [0], [], [], [], []
+        before = None
         for chunk in plan.chunks:
-            output = chunk.request.sequence.output_token_ids
-            if output and chunk.completes and chunk.length == 1:  # a decode
+            request, completes = chunk.request, chunk.completes
+            output = request.sequence.output_token_ids
+            if output and chunk.length == 1 and chunk.end == request.num_tokens:  # a decode
                 token_ids.append(output[-1])
             else:
-                token_ids += chunk.request.token_ids(chunk.start, chunk.end)
+                token_ids += request.token_ids(chunk.start, chunk.end)
+            if before is request and completes and chunk.length == 1 and ends[-1] == chunk.start:
+                starts[-1], ends[-1] = len(token_ids), chunk.end
+                rows[-1] += 1
+                continue
             starts.append(len(token_ids))
             ends.append(chunk.end)
-            completes.append(int(chunk.completes))
+            rows.append(int(completes))
             block_starts.append(len(blocks))
-            blocks += block_ids(chunk.request)
-        given = (token_ids, starts, ends, completes, blocks, block_starts)
+            blocks += block_ids(request)
+            before = request if completes else None
+        given = (token_ids, starts, ends, rows, blocks, block_starts)
         return cls(*(array("i", numbers) for numbers in given))
 
 
@@ -67,7 +75,7 @@ class NativeStep:
     def __call__(
         self, given: StepInput, cache: FastCache
     ) -> tuple[Float[Tensor, "N V"], Sequence[int]]:
-        """Logits (float32) of the sequences that complete, in order, and the likeliest token of
+        """Logits (float32) of the tokens that want them, in order, and the likeliest token of
         each; -1 where a logit is NaN."""
         count = sum(given.completes)
         logits = torch.empty(count, self.weights.config.vocab_size)

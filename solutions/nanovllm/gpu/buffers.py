@@ -81,8 +81,8 @@ class DecodeBuffers:
     Two, because the device may still fetch the one of the step before. Rows beyond the batch are
     padding: slot -1 (nothing is stored), context 0 (nothing is read).
 
-    sampled [2 N]: the tokens of the newest decode; from place N on, those of the newest chunks
-    that were computed otherwise. logits [N, V]: of the newest decode.
+    sampled [N + max(N, chunk_rows)]: the tokens of the newest decode; from place N on, those of the
+    newest chunks that were computed otherwise. logits [N, V]: of the newest decode.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class DecodeBuffers:
         device: torch.device | str,
         vocab_size: int,
         dtype: torch.dtype = torch.float32,
+        chunk_rows: int = 0,
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_context_len = max_blocks * block_size
@@ -108,7 +109,8 @@ class DecodeBuffers:
         self._host = [HostInputs(shapes, pinned) for _ in range(2)]
         self.on_device = {n: torch.zeros(s, dtype=t, device=device) for n, (s, t) in shapes.items()}
         self.query_start_loc = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
-        self.sampled = torch.zeros(2 * max_num_seqs, dtype=torch.int64, device=device)
+        chunks = max(max_num_seqs, chunk_rows)
+        self.sampled = torch.zeros(max_num_seqs + chunks, dtype=torch.int64, device=device)
         self.logits = torch.zeros(max_num_seqs, vocab_size, dtype=dtype, device=device)
 
     def load(self, rows: Sequence[DecodeRow], bucket: int) -> None:

@@ -1,6 +1,7 @@
 """The plain engine, its steps launched on a GPU, and the next decode before this one is read."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
@@ -64,34 +65,43 @@ class GpuEngine(Engine):
         )
         self.store: PagedStore = store
         self.runner = StepRunner(
-            model, store.cache, self.config.max_num_seqs, self.max_model_len, capture
+            model,
+            store.cache,
+            self.config.max_num_seqs,
+            self.max_model_len,
+            capture,
+            chunk_rows=self.config.max_num_batched_tokens,  # as many, where guesses are verified
         )
         self.flights = FlightCounts()
         self._flight: Flight | None = None
 
     def execute(self, plan: Plan) -> Launched:
         """Launch what no flight has computed; `draw` gets what comes of it, not logits."""
-        complete = [chunk.request for chunk in plan.chunks if chunk.completes]
-        drawn = all(wants_token_alone(request.sequence) for request in complete)
+        complete = [chunk for chunk in plan.chunks if chunk.completes]
+        drawn = all(wants_token_alone(c.request.sequence, c.end) for c in complete)
         self.store.make_copies()
         flight, self._flight = self._flight, None
-        places = flight.places(plan, self.store) if flight is not None else {}
+        found = flight.places(plan, self.store) if flight is not None else {}
+        places = {c: found[c.request] for c in plan.chunks if c.request in found}
         self.flights.rows_taken += len(places)
         launches = [flight.launch] if flight is not None and places else []
         if not launches:
-            decodes = [chunk for chunk in plan.chunks if chunk.completes and chunk.length == 1]
+            times = Counter(chunk.request for chunk in plan.chunks)  # more than once with guesses
+            decodes = [
+                c for c in plan.chunks if c.completes and c.length == 1 and times[c.request] == 1
+            ]
             if decodes:
                 rows = [self._row(chunk) for chunk in decodes]
                 launches.append(self.runner.decode(rows, _draws(decodes) if drawn else []))
-                places = {chunk.request: place for place, chunk in enumerate(decodes)}
-        others = [chunk for chunk in plan.chunks if chunk.request not in places]
+                places = {chunk: place for place, chunk in enumerate(decodes)}
+        others = [chunk for chunk in plan.chunks if chunk not in places]
         if others:
             batch = self.store.batch(Plan(tuple(others)), "cpu")
             ends = [chunk for chunk in others if chunk.completes]
             launches.append(self.runner.compute(others, batch, _draws(ends) if drawn else []))
             first = launches[-1].first
-            places.update({chunk.request: first + i for i, chunk in enumerate(ends)})
-        in_order = {request: places[request] for request in complete}
+            places.update({chunk: first + i for i, chunk in enumerate(ends)})
+        in_order = tuple(places[chunk] for chunk in complete)
         return Launched(tuple(launches), in_order, drawn)
 
     def _row(self, chunk: Chunk) -> DecodeRow:
@@ -111,28 +121,29 @@ class GpuEngine(Engine):
             return super().draw(plan, launched)
         if not launched.drawn:
             return super().draw(plan, launched.logits())
-        self._flight = self._take_off(plan, launched)
-        token_of = launched.tokens()
-        if NOT_FINITE in token_of.values():
+        if all(isinstance(chunk.request, Request) for chunk in plan.chunks):  # without guesses
+            self._flight = self._take_off(plan, launched)
+        tokens = launched.tokens()
+        if NOT_FINITE in tokens:
             return super().draw(plan, self.execute(plan).logits())
-        return [
-            Sampled(token_of[chunk.request]) if chunk.completes else None for chunk in plan.chunks
-        ]
+        drawn = iter(tokens)
+        return [Sampled(next(drawn)) if chunk.completes else None for chunk in plan.chunks]
 
     def _take_off(self, plan: Plan, launched: Launched) -> Flight | None:
         """Launch the decodes that follow if every request goes on that may; None if none may, or
         the pool has no block left for one: then somebody will have to be preempted."""
         rows: dict[Request, DecodeRow] = {}
         draws: list[Draw] = []
+        places = iter(launched.places)
         for chunk in plan.chunks:
             request, position = chunk.request, chunk.end
+            source = next(places) if chunk.completes else None
             if not chunk.completes or position >= request.limit:  # or its next token is its last
                 continue
             if not self.store.reserve(request, chunk.length + 1):
                 return None
             block_ids = self.store.block_ids(request)
             slot = slot_at(position, block_ids, self.store.block_size)
-            source = launched.places[request]
             rows[request] = DecodeRow(position, slot, block_ids, source=source)
             draws.append(_draw_at(request, position + 1))
         if not rows:

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nanovllm.batching.request import Request
 from nanovllm.gpu.runner import Launch
 
 
@@ -14,20 +13,20 @@ from nanovllm.gpu.runner import Launch
 class Launched:
     """A plan that the device is at.
 
-    places: of each request whose chunk completes, its token's place in `sampled`. drawn: the
+    places: of each chunk that completes, in order, its token's place in `sampled`. drawn: the
     tokens are what the requests want; else they have to be drawn from the logits.
     """
 
     launches: tuple[Launch, ...]
-    places: dict[Request, int]
+    places: tuple[int, ...]
     drawn: bool
 
-    def tokens(self) -> dict[Request, int]:
+    def tokens(self) -> list[int]:
         """Wait for the tokens: the only place where the host waits for the device."""
         at: dict[int, int] = {}
         for launch in self.launches:
             at.update(enumerate(launch.read(), launch.first))
-        return {request: at[place] for request, place in self.places.items()}
+        return [at[place] for place in self.places]
 
     def logits(self) -> Float[Tensor, "N V"]:
         """The logits behind the tokens, in the order of `places`."""
@@ -36,4 +35,4 @@ class Launched:
             before = len(row_at)
             row_at.update({launch.first + i: before + i for i in range(len(launch.logits))})
         rows = torch.cat([launch.logits for launch in self.launches])
-        return rows[[row_at[place] for place in self.places.values()]]
+        return rows[[row_at[place] for place in self.places]]

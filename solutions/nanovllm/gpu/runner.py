@@ -49,6 +49,7 @@ class StepRunner:
         max_model_len: int,
         capture: Capture = cuda_capture,
         largest_bucket: int = LARGEST_BUCKET,
+        chunk_rows: int = 0,
     ) -> None:
         self.decoder = FusedDecoder(model)
         self.cache = cache
@@ -60,6 +61,7 @@ class StepRunner:
             cache.device,
             model.config.vocab_size,
             cache.k.dtype,
+            chunk_rows,
         )
         self.buffers.load([], buckets[-1])  # a capture computes padding alone
         with torch.inference_mode():

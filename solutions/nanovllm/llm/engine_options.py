@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ class EngineOptions:
     enforce_eager: never the compiled step or CUDA graphs, whatever the machine;
     NANOVLLM_ENFORCE_EAGER=1 in the environment says so for all. engine: static (lab 03),
     continuous (lab 04) or paged (lab 05); by default the highest whose labs are here.
+    speculative_config: lab 08's, a dict such as {"method": "ngram"}; None for no guesses.
 
     >>> EngineOptions(max_num_seqs=0)
     Traceback (most recent call last):
@@ -47,6 +49,7 @@ class EngineOptions:
     enable_prefix_caching: bool = True
     enforce_eager: bool = field(default_factory=lambda: "NANOVLLM_ENFORCE_EAGER" in os.environ)
     engine: str | None = None
+    speculative_config: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "block_size", *_SIZES):

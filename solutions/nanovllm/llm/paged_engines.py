@@ -3,6 +3,7 @@
 from nanovllm.batching.engine import Engine
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_options import EngineOptions
+from nanovllm.llm.guessing import Guessing, NoGuesses, speculation
 from nanovllm.llm.lab_packages import is_mine, why_missing
 from nanovllm.llm.paged_store import attention_backend, paged_store
 from nanovllm.model.accounting import kv_bytes_per_token
@@ -81,29 +82,36 @@ def _why_plain(options: EngineOptions, replaced: tuple[str, ...]) -> str | None:
 
 
 def make_engine(
-    model: Transformer, tokenizer: Tokenizer | None, max_model_len: int, options: EngineOptions
+    model: Transformer,
+    tokenizer: Tokenizer | None,
+    max_model_len: int,
+    options: EngineOptions,
+    guessing: NoGuesses | Guessing | None = None,
 ) -> Engine:
-    """Return the engine that answers; without a tokenizer, in token ids alone."""
+    """Return the engine that answers; without a tokenizer, in token ids alone.
+
+    guessing: what `speculation` made of the options; if None, it is asked now.
+    """
     config = options.config(max_model_len)
     kind = step_kind(model, options)
+    guessing = guessing or speculation(model, max_model_len, options)
     if kind.startswith("compiled"):
-        from nanovllm.fast import fast_engine
+        from nanovllm.fast import FastEngine
 
-        return fast_engine(
+        return guessing.on(FastEngine)(
             model,
             config,
             tokenizer=tokenizer,
             num_blocks=_num_blocks(model, max_model_len, options),
             block_size=options.block_size,
-            dtype=weight_of(model).dtype,
             draws=not is_mine("generation"),
         )
     store = make_store(model, max_model_len, options)
     if kind == "CUDA graphs":
         from nanovllm.gpu.engine import GpuEngine
 
-        return GpuEngine(model, config, tokenizer=tokenizer, store=store)
-    return Engine(model, config, tokenizer=tokenizer, store=store)
+        return guessing.on(GpuEngine)(model, config, tokenizer=tokenizer, store=store)
+    return guessing.on(Engine)(model, config, tokenizer=tokenizer, store=store)
 
 
 def _num_blocks(model: Transformer, max_model_len: int, options: EngineOptions) -> int:

@@ -6,6 +6,7 @@ from nanovllm.batching.engine import Engine
 from nanovllm.generation.beam import BeamSearchParams, Hypothesis
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.continuous_level import ContinuousRung
+from nanovllm.llm.guessing import speculation
 from nanovllm.llm.paged_engines import make_engine, step_kind
 from nanovllm.paging.beam import paged_beam_search
 
@@ -14,15 +15,17 @@ class PagedRung(ContinuousRung):
     """Lab 04's rung on blocks; compiled, or on a GPU by CUDA graphs, where all of that is here."""
 
     def prepare(self) -> None:
-        """Also the size of the cache, and what kind of step it is. Raises OptionError."""
+        """Also the size of the cache, the kind of step, and who guesses. Raises OptionError."""
         super().prepare()
         device = weight_of(self.model).device
         self.options.num_blocks(self.max_model_len, self.kv_bytes_per_token, device)
         self.step = step_kind(self.model, self.options)
+        self.guessing = speculation(self.model, self.max_model_len, self.options)
 
     def make_engine(self) -> Engine:
         """An engine on blocks."""
-        return make_engine(self.model, self.tokenizer, self.max_model_len, self.options)
+        parts = self.model, self.tokenizer, self.max_model_len
+        return make_engine(*parts, self.options, self.guessing)
 
     def beam_search(
         self, prompt_token_ids: Sequence[int], params: BeamSearchParams

@@ -31,7 +31,7 @@ struct Step {
   const int32_t* token_ids;     // [T], the new tokens of all sequences, one after another
   const int32_t* query_starts;  // [N + 1]: where each sequence's new tokens begin
   const int32_t* context_lens;  // [N]: tokens of each sequence, the new ones included
-  const int32_t* completes;     // [N]: whether logits are wanted for its last token
+  const int32_t* completes;     // [N]: of how many of its last tokens logits are wanted
   const int32_t* blocks;        // the blocks of all sequences, one after another
   const int32_t* block_starts;  // [N]: where each sequence's blocks begin
   Stored *k, *v;                // [L, B, ...], see attention.h

@@ -54,9 +54,10 @@ struct Room {
       for (int p = start; p < end; ++p)
         tokens.push_back({p, blocks[p / size] * size + p % size, p == end - 1});
       add_tiles(tiles, groups, heads, first, first, end - start, start, blocks);
-      if (!step.completes[n]) continue;
-      add_tiles(final_tiles, groups, heads, last, int(output_rows.size()), 1, end - 1, blocks);
-      output_rows.push_back(last);
+      const int rows = step.completes[n];
+      const int row = last - rows + 1;
+      add_tiles(final_tiles, groups, heads, row, int(output_rows.size()), rows, end - rows, blocks);
+      for (int t = row; t <= last; ++t) output_rows.push_back(t);
     }
     // Long ones first, so that no thread is left with one at the end.
     auto longer = [](const Tile& one, const Tile& other) { return one.end() > other.end(); };

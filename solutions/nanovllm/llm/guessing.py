@@ -1,0 +1,153 @@
+"""Lab 08 on any engine: what `speculative_config` asks for, read and put together."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from nanovllm.batching.engine import Engine
+from nanovllm.generation.request import weight_of
+from nanovllm.llm.engine_options import EngineOptions
+from nanovllm.llm.lab_packages import why_missing
+from nanovllm.llm.read_options import OptionError
+from nanovllm.model.loader import load_model, resolve_folder
+from nanovllm.model.transformer import Transformer
+
+if TYPE_CHECKING:  # lab 08 may not be here
+    from nanovllm.speculative.config import SpeculativeConfig
+
+
+def say(message: str) -> None:
+    """Tell the user, on standard error."""
+    print(f"nanovllm: {message}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class NoGuesses:
+    """Without a speculative_config every engine is as it is."""
+
+    def on(self, engine: type[Engine]) -> Callable[..., Engine]:
+        """The class itself."""
+        return engine
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """Guesses for the requests to a model."""
+
+    config: SpeculativeConfig
+    make_draft: Callable[[], Engine] | None
+
+    def on(self, engine: type[Engine]) -> Callable[..., Engine]:
+        """What makes such an engine, with guesses."""
+        from nanovllm.speculative.draft_model import DraftModel
+        from nanovllm.speculative.lookup import PromptLookup
+        from nanovllm.speculative.policy import AdaptivePolicy, FixedPolicy
+        from nanovllm.speculative.proposer import NgramThenDraft
+        from nanovllm.speculative.rejection import judge
+        from nanovllm.speculative.verify import SpeculativeEngine
+
+        config = self.config
+        standard = config.rejection_sample_method == "standard"
+        lookup = PromptLookup(config.prompt_lookup_min, config.prompt_lookup_max)
+        proposer: Any = lookup
+        if self.make_draft is not None:
+            sampled = config.draft_sample_method == "gumbel"
+            proposer = DraftModel(self.make_draft(), sampled=sampled, with_probs=standard)
+            if config.method == "ngram_then_draft":
+                proposer = NgramThenDraft(lookup, proposer)
+        most = config.num_speculative_tokens
+        kind = type(f"Speculative{engine.__name__}", (SpeculativeEngine, engine), {})
+        parts = {
+            "proposer": proposer,
+            "guess_policy": AdaptivePolicy(most) if config.adaptive else FixedPolicy(most),
+            "judge": judge if standard else None,
+            "warn": say,
+        }
+        return lambda *args, **settings: kind(*args, **parts, **settings)
+
+
+def speculation(
+    model: Transformer, max_model_len: int, options: EngineOptions
+) -> NoGuesses | Guessing:
+    """What the options ask for. Raises OptionError, before any request is taken on."""
+    config = read_config(options)
+    if config is None:
+        return NoGuesses()
+    places, most = _places(model, max_model_len, options), config.num_speculative_tokens
+    if 1 + most > min(places, max_model_len - 1):
+        raise OptionError(
+            f"num_speculative_tokens is {most}, but a token and its guesses must fit into "
+            f"{min(places, max_model_len - 1)} places of the KV cache; use fewer."
+        )
+    if not config.drafts:
+        return Guessing(config, None)
+    draft = load_draft(config, model, max_model_len)
+    return Guessing(config, lambda: _draft_engine(draft, max_model_len, options))
+
+
+def read_config(options: EngineOptions) -> SpeculativeConfig | None:
+    """The settings, checked; None where guesses are off. Raises OptionError."""
+    if options.speculative_config is None:
+        return None
+    why = why_missing("lab08")
+    if why is not None:
+        raise OptionError(f"speculative_config needs lab08 (speculative): {why}")
+    from nanovllm.speculative.config import read_speculative_config
+    from nanovllm.speculative.errors import SpeculationError
+
+    try:
+        return read_speculative_config(options.speculative_config)
+    except SpeculationError as error:
+        raise OptionError(str(error)) from None
+
+
+def load_draft(config: SpeculativeConfig, model: Transformer, max_model_len: int) -> Transformer:
+    """The draft model, in the target's dtype and place. Raises OptionError if it cannot serve."""
+    weight = weight_of(model)
+    try:
+        draft = load_model(resolve_folder(config.model), weight.dtype, weight.device)
+    except Exception as error:
+        raise OptionError(
+            f"The draft model {config.model!r} cannot be loaded: {error} Give a folder with "
+            "config.json and weights in safetensors, or a hub name."
+        ) from error
+    if draft.config.vocab_size != model.config.vocab_size:
+        raise OptionError(
+            f"The draft model has {draft.config.vocab_size} tokens, the target "
+            f"{model.config.vocab_size}: guesses would mean something else; use a draft with the "
+            "target's tokenizer."
+        )
+    ends = set(draft.config.eos_token_ids)
+    if not ends <= set(model.config.eos_token_ids):
+        raise OptionError(
+            f"The draft model ends texts with tokens {sorted(ends)}, the target with "
+            f"{sorted(model.config.eos_token_ids)}; use a draft with the target's tokenizer."
+        )
+    if draft.config.max_position < max_model_len:
+        say(
+            f"the draft model was made for {draft.config.max_position} tokens, the target's "
+            f"context is {max_model_len}: longer texts go on without its guesses"
+        )
+    return draft
+
+
+def _places(model: Transformer, max_model_len: int, options: EngineOptions) -> int:
+    from nanovllm.model.accounting import kv_bytes_per_token
+
+    weight = weight_of(model)
+    per_token = kv_bytes_per_token(model.config, weight.element_size())
+    return options.num_blocks(max_model_len, per_token, weight.device) * options.block_size
+
+
+def _draft_engine(draft: Transformer, max_model_len: int, options: EngineOptions) -> Engine:
+    """An engine for the draft's forwards, of the same kind as the target's where that can be."""
+    from nanovllm.llm.paged_engines import make_engine
+
+    longest = min(max_model_len, draft.config.max_position)
+    alone = replace(options, speculative_config=None, num_gpu_blocks_override=None)
+    if weight_of(draft).device.type == "cuda":  # its graphs decode one token a request
+        alone = replace(alone, enforce_eager=True)
+    return make_engine(draft, None, longest, alone)

@@ -1,0 +1,158 @@
+"""A small model that guesses for the large one: K and V of its own, k forwards for all requests."""
+
+### BEGIN SOLUTION
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from nanovllm.batching.engine import Engine
+from nanovllm.batching.plan import Chunk, Plan
+from nanovllm.batching.request import Request
+from nanovllm.generation.events import Sampled
+from nanovllm.generation.keys import sample_seed
+from nanovllm.generation.params import SamplingParams
+from nanovllm.generation.rows import SamplingRow
+from nanovllm.speculative.proposer import Ask, Guesses
+from nanovllm.speculative.rejection import SALT, distribution
+
+_GREEDY = SamplingParams(temperature=0)
+
+
+class _Copy:
+    """The target's tokens as the draft has them, with the guesses behind: its own sequence."""
+
+    def __init__(self, target: Request, sampled: bool, salt: bool) -> None:
+        sequence = target.sequence
+        self.request_id, self.index = sequence.request_id, sequence.index
+        self.prompt_token_ids = sequence.prompt_token_ids
+        self.output_token_ids: list[int] = []
+        self.params = sequence.params if sampled else _GREEDY
+        self.seed = sample_seed(sequence.seed, SALT) if salt else sequence.seed
+        self.eos_token_ids = sequence.eos_token_ids
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def row(self) -> SamplingRow:
+        return SamplingRow(
+            self.params, self.prompt_token_ids, self.output_token_ids, self.seed, self.eos_token_ids
+        )
+
+
+class DraftModel:
+    """Guesses with an engine of the draft model: of it, only store, `execute` and `draw`.
+
+    sampled: guesses are drawn by the target's parameters, with the target's noise at each place
+    (so they agree with it as often as can be), or, with_probs, with noise of their own and the
+    distributions, for rejection sampling. Else each guess is the draft's likeliest token.
+    num_forwards: forwards so far.
+    """
+
+    def __init__(self, engine: Engine, *, sampled: bool = False, with_probs: bool = False) -> None:
+        self.engine, self.store = engine, engine.store
+        self.sampled, self.with_probs = sampled, sampled and with_probs
+        self.num_forwards = 0
+        self._numbers = count()
+        self._copy_of: dict[Request, Request] = {}
+        self._fed: dict[Request, int] = {}  # of its copy, tokens whose K and V are there
+
+    @torch.inference_mode()
+    def propose(self, asks: Sequence[Ask]) -> list[Guesses]:
+        """The first forward catches up with each request; then one for each further place."""
+        copies = [self._catch_up(ask) for ask in asks]
+        guessed: list[list[int]] = [[] for _ in asks]
+        probs: list[list[Tensor]] = [[] for _ in asks]
+        for depth in range(max(ask.most for ask in asks)):
+            rows = [
+                i
+                for i, copy in enumerate(copies)
+                if copy is not None and depth < asks[i].most and self._has_room(copy)
+            ]
+            if not rows:
+                break
+            chunks = [self._chunk(copies[i]) for i in rows]
+            drawn, q = self._forward(Plan(tuple(chunks)))
+            if depth == 0:  # known tokens: they are stored for good
+                self.store.commit(Plan(tuple(chunks)))
+                for chunk in chunks:
+                    chunk.request.num_computed_tokens = chunk.end
+            for place, (i, chunk) in enumerate(zip(rows, chunks, strict=True)):
+                self._fed[chunk.request] = chunk.end
+                if isinstance(drawn[place], Sampled):
+                    guessed[i].append(drawn[place].token_id)
+                    copies[i].sequence.output_token_ids.append(drawn[place].token_id)
+                    if q is not None:
+                        probs[i].append(q[place])
+                else:
+                    copies[i] = None
+        return [
+            Guesses(tuple(ids), "draft", 0, torch.stack(q) if q else None)
+            for ids, q in zip(guessed, probs, strict=True)
+        ]
+
+    def _forward(self, plan: Plan) -> tuple[list, Tensor | None]:
+        """The draws behind each chunk, and their distributions where they are wanted."""
+        self.num_forwards += 1
+        logits = self.engine.execute(plan)
+        drawn = self.engine.draw(plan, logits)
+        if not self.with_probs:
+            return drawn, None
+        return drawn, distribution(logits, [c.request.sequence.row for c in plan.chunks])
+
+    def _has_room(self, copy: Request) -> bool:
+        end = copy.num_tokens
+        if end > self.engine.max_model_len:
+            return False
+        return self.store.reserve(copy, end - copy.num_computed_tokens)
+
+    def _chunk(self, copy: Request) -> Chunk:
+        start, end = self._fed[copy], copy.num_tokens
+        return Chunk(copy, start, end - start, end)
+
+    def _catch_up(self, ask: Ask) -> Request | None:
+        """The copy with the target's tokens; K and V of guesses that came true are kept.
+
+        None where there is no room for it.
+        """
+        target = ask.request
+        copy = self._copy_of.get(target)
+        output = target.sequence.output_token_ids
+        if copy is None:
+            sequence = _Copy(target, self.sampled, self.with_probs)
+            sequence.output_token_ids += output
+            limit = self.engine.max_model_len
+            copy = Request(next(self._numbers), sequence, 0.0, limit)
+            if sequence.num_tokens > limit or not self.store.can_admit(copy):
+                return None
+            self._copy_of[target] = copy
+            copy.num_computed_tokens = self._fed[copy] = self.store.admit(copy)
+            return copy
+        known = copy.num_computed_tokens
+        shift, mine = len(target.sequence.prompt_token_ids), copy.sequence.output_token_ids
+        right = known
+        while right < min(self._fed[copy], target.num_tokens - 1) and (
+            mine[right - shift] == output[right - shift]
+        ):
+            right += 1
+        first = max(known - shift, 0)
+        mine[first:] = output[first:]
+        if right > known:
+            self.store.commit(Plan((Chunk(copy, known, right - known, right),)))
+        copy.num_computed_tokens = self._fed[copy] = right
+        return copy
+
+    def forget(self, request: Request) -> None:
+        """Give its room back."""
+        copy = self._copy_of.pop(request, None)
+        if copy is not None:
+            del self._fed[copy]
+            self.store.release(copy)
+
+
+### END SOLUTION

@@ -1,0 +1,143 @@
+"""Token trees: several continuations verified in one forward; each node sees its ancestors alone.
+
+Source: Miao et al., "SpecInfer", 2024, section 4. On the plain path, one request at a time.
+"""
+
+### BEGIN SOLUTION
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from nanovllm.model.attention import attention
+from nanovllm.model.cache import ContiguousCache
+from nanovllm.model.transformer import Transformer
+
+ROOT = -1
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """Guesses behind one known token: parents[i] < i is a node, or ROOT for the known token.
+
+    >>> tree = TokenTree((5, 6, 7), (ROOT, ROOT, 0))
+    >>> tree.depths, tree.children(ROOT)
+    ([1, 1, 2], [0, 1])
+    """
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+
+    @property
+    def depths(self) -> list[int]:
+        """How far behind the known token each node would stand: children of the root at 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return depths
+
+    def children(self, node: int) -> list[int]:
+        """The nodes that continue this one."""
+        return [i for i, parent in enumerate(self.parents) if parent == node]
+
+    def mask(self, stored: int) -> Bool[Tensor, "M+1 S"]:
+        """Who may look at whom: rows are the known token and the M nodes, columns all S places.
+
+        `stored` places come first, then the known token, then the nodes.
+
+        >>> TokenTree((5, 6), (ROOT, ROOT)).mask(1).int().tolist()
+        [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
+        """
+        count = len(self.parents) + 1
+        own = torch.zeros(count, count, dtype=torch.bool)
+        own[:, 0] = True
+        for i, parent in enumerate(self.parents, 1):
+            own[i] = own[parent + 1]
+            own[i, i] = True
+        return torch.cat((torch.ones(count, stored, dtype=torch.bool), own), dim=1)
+
+    def positions(self, stored: int) -> Int[Tensor, M + 1]:
+        """Where each would stand in the text: by depth, not by number."""
+        return torch.tensor([stored, *(stored + depth for depth in self.depths)])
+
+    def walk(self, likeliest: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The nodes that stand, and the tokens they come to: one more than nodes.
+
+        likeliest[0] is the target's token behind the known one, likeliest[i + 1] behind node i.
+
+        >>> TokenTree((5, 6, 7), (ROOT, ROOT, 1)).walk([6, 0, 7, 9])
+        ([1, 2], [6, 7, 9])
+        """
+        node, path, tokens = ROOT, [], [likeliest[0]]
+        while True:
+            child = next((i for i in self.children(node) if self.token_ids[i] == tokens[-1]), None)
+            if child is None:
+                return path, tokens
+            node = child
+            path.append(child)
+            tokens.append(likeliest[child + 1])
+
+
+def verify_tree(
+    model: Transformer, cache: ContiguousCache, known: int, tree: TokenTree
+) -> list[int]:
+    """The greedy tokens that a tree is worth; K and V of the known token and the path are stored.
+
+    cache: K and V of all tokens before the known one. One forward of 1 + M tokens.
+    """
+    stored = cache.length
+    new = torch.tensor([known, *tree.token_ids])
+    positions, mask, fresh = tree.positions(stored), tree.mask(stored), {}
+    places = torch.cat((torch.arange(stored), positions))
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        fresh[layer] = k, v
+        keys = torch.cat((cache.k[layer][:stored], k))
+        values = torch.cat((cache.v[layer][:stored], v))
+        window = cache.config.window(layer)
+        near = mask if window is None else mask & (places > positions[:, None] - window)
+        return attention(q, keys, values, mask=near)
+
+    hidden = model(new, positions, attend)
+    path, tokens = tree.walk(model.logits(hidden).argmax(dim=-1).tolist())
+    kept = [0, *(node + 1 for node in path)]
+    cache.advance(len(kept))
+    for layer, (k, v) in fresh.items():
+        cache.k[layer][stored : cache.length] = k[kept]
+        cache.v[layer][stored : cache.length] = v[kept]
+    return tokens
+
+
+def best_tree(
+    logits_behind: Callable[[tuple[int, ...]], Tensor], nodes: int, width: int = 3, depth: int = 8
+) -> TokenTree:
+    """The `nodes` likeliest guesses of a draft: a path counts by the product of its probabilities.
+
+    logits_behind(path) gives the draft's logits [V] behind the tokens of a path (empty: behind
+    the known token). Each node has its `width` likeliest continuations for candidates.
+    """
+    tree: list[tuple[int, int]] = []  # token, parent
+    open_: list[tuple[float, int, int, tuple[int, ...]]] = []
+
+    def grow(node: int, score: float, path: tuple[int, ...]) -> None:
+        if len(path) == depth:
+            return
+        logprobs: Float[Tensor, V] = logits_behind(path).log_softmax(dim=-1)
+        top = logprobs.topk(width)
+        for value, token in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+            open_.append((score + value, node, token, (*path, token)))
+
+    grow(ROOT, 0.0, ())
+    while open_ and len(tree) < nodes:
+        best = max(range(len(open_)), key=lambda i: open_[i][0])
+        score, parent, token, path = open_.pop(best)
+        tree.append((token, parent))
+        grow(len(tree) - 1, score, path)
+    return TokenTree(tuple(t for t, _ in tree), tuple(p for _, p in tree))
+
+
+### END SOLUTION

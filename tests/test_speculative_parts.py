@@ -1,0 +1,311 @@
+"""Lab 08's parts by independent oracles: enumeration, recompute, transformers, naive search."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from scipy import stats
+
+from nanovllm.batching.request import Request
+from nanovllm.batching.simulated import SimulatedSequence
+from nanovllm.generation.params import SamplingParams
+from nanovllm.generation.rows import SamplingRow
+from nanovllm.generation.sampling import sample
+from nanovllm.model.cache import ContiguousCache, forward_cached
+from nanovllm.model.config import ModelConfig
+from nanovllm.speculative.config import read_speculative_config
+from nanovllm.speculative.errors import SpeculationError
+from nanovllm.speculative.gain import best_guesses, expected_tokens, speed_up
+from nanovllm.speculative.lookup import NgramIndex, PromptLookup
+from nanovllm.speculative.policy import AdaptivePolicy, Costs
+from nanovllm.speculative.proposer import Ask, Guesses
+from nanovllm.speculative.rejection import distribution, judge, rejection_sample
+from nanovllm.speculative.tree import ROOT, TokenTree, best_tree, verify_tree
+from tests.test_speculative_engine import CONFIG, spread_out
+
+
+def naive_lookup(tokens: Sequence[int], shortest: int, longest: int, most: int) -> list[int]:
+    """By trying every place, the longest first, the earliest first."""
+    for n in range(longest, shortest - 1, -1):
+        for end in range(n, len(tokens)):
+            if tokens[end - n : end] == tokens[len(tokens) - n :]:
+                return tokens[end : end + most]
+    return []
+
+
+class Tokens(SimulatedSequence):
+    """A sequence with tokens of its own; counts those that are read."""
+
+    def __init__(self, prompt: list[int]) -> None:
+        super().__init__(0, len(prompt), 999)
+        self.prompt = prompt
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.prompt
+
+
+def test_lookup_finds_what_a_naive_search_finds() -> None:
+    rng = random.Random(1)
+    for _ in range(60):
+        shortest = rng.randint(1, 2)
+        longest, most = rng.randint(shortest, 4), rng.randint(1, 6)
+        lookup = PromptLookup(shortest, longest)
+        sequence = Tokens([rng.randrange(4) for _ in range(rng.randint(1, 12))])
+        request = Request(0, sequence, 0.0, 999)
+        for _ in range(rng.randint(1, 15)):
+            sequence.output_token_ids += [rng.randrange(4) for _ in range(rng.randint(1, 4))]
+            if rng.random() < 0.1:
+                lookup.forget(request)  # as after a preemption
+            [found] = lookup.propose([Ask(request, most)])
+            tokens = [*sequence.prompt, *sequence.output_token_ids]
+            assert list(found.token_ids) == naive_lookup(tokens, shortest, longest, most)
+
+
+def test_the_index_costs_a_token_the_same_in_any_context() -> None:
+    class Counted(dict):
+        asked = 0
+
+        def setdefault(self, key, value):
+            Counted.asked += 1
+            return super().setdefault(key, value)
+
+        def get(self, key, default=None):
+            Counted.asked += 1
+            return super().get(key, default)
+
+    costs = []
+    for length in (100, 10_000):
+        index = NgramIndex(1, 3)
+        index._end = Counted()
+        index.extend(range(length))
+        Counted.asked = 0
+        index.extend([length])
+        index.find()
+        costs.append(Counted.asked)
+    assert costs == [6, 6]
+
+
+def chi_square(counts: dict, wanted: dict, draws: int) -> float:
+    keys = [key for key, share in wanted.items() if share * draws >= 1]
+    seen = [counts.get(key, 0) for key in keys]
+    expected = [wanted[key] * draws for key in keys]
+    scale = sum(seen) / sum(expected)
+    return stats.chisquare(seen, [e * scale for e in expected]).pvalue
+
+
+@pytest.mark.parametrize("certain", [True, False])
+def test_two_tokens_are_as_if_drawn_from_the_target(certain: bool) -> None:
+    """Against enumeration; the second place depends on the first token."""
+    vocab, draws = 5, 2000
+    generator = torch.Generator().manual_seed(4)
+    shape = (vocab + 1, vocab)
+    p = torch.randn(shape, generator=generator, dtype=torch.float64).mul(1.5).softmax(dim=-1)
+    q = torch.randn(shape, generator=generator, dtype=torch.float64).mul(1.5).softmax(dim=-1)
+    counts: dict[tuple[int, int], int] = {}
+    for _ in range(draws):
+        guesses: list[int] = []
+        for _ in range(2):
+            row = q[guesses[-1] + 1 if guesses else 0]
+            one = torch.multinomial(row, 1, generator=generator) if not certain else row.argmax()
+            guesses.append(int(one))
+        at = [0, guesses[0] + 1, guesses[1] + 1]
+        uniforms = torch.rand(3, 2, generator=generator, dtype=torch.float64)
+        tokens = list(rejection_sample(p[at], None if certain else q[at[:2]], guesses, uniforms))
+        if len(tokens) == 1:  # the next step draws the second token
+            row = p[tokens[0] + 1]
+            tokens.append(int(torch.multinomial(row, 1, generator=generator)))
+        key = tokens[0], tokens[1]
+        counts[key] = counts.get(key, 0) + 1
+    wanted = {(a, b): float(p[0, a] * p[a + 1, b]) for a in range(vocab) for b in range(vocab)}
+    assert chi_square(counts, wanted, draws) > 1e-4
+
+
+def test_the_distribution_is_that_of_the_sampler() -> None:
+    """By counting lab 03's draws over many seeds, with every parameter."""
+    logits = torch.randn(1, 7, generator=torch.Generator().manual_seed(2)) * 2
+    params = SamplingParams(temperature=0.8, top_k=5, top_p=0.9, min_p=0.02, logit_bias={3: 1.0},
+                            repetition_penalty=1.3, presence_penalty=0.2)  # fmt: skip
+
+    def row(seed: int) -> SamplingRow:
+        return SamplingRow(params, [1, 2], [3, 3], seed)
+
+    shares = distribution(logits, [row(0)])[0]
+    drawn = sample(logits.expand(2000, 7), [row(seed) for seed in range(2000)])
+    counts = torch.bincount(torch.tensor([s.token_id for s in drawn]), minlength=7)
+    assert torch.equal(counts > 0, shares > 0)
+    kept = shares > 0
+    assert stats.chisquare(counts[kept].numpy(), (shares[kept] * 2000).numpy()).pvalue > 1e-4
+
+
+def test_judged_tokens_have_the_targets_distribution_and_depend_on_seed_alone() -> None:
+    logits = torch.randn(2, 6, generator=torch.Generator().manual_seed(5))
+    params, counts = SamplingParams(temperature=1.0), torch.zeros(6)
+    q = torch.full((1, 6), 1 / 6)
+    for seed in range(2000):
+        rows = [SamplingRow(params, [1], list(range(n)), seed) for n in (0, 1)]
+        guess = random.Random(seed).randrange(6)
+        drawn = judge(logits, rows, Guesses((guess,), "draft", 0, q))
+        assert drawn == judge(logits, rows, Guesses((guess,), "draft", 0, q))
+        counts[drawn[0].token_id] += 1
+    wanted = logits[0].double().softmax(dim=-1) * 2000
+    assert stats.chisquare(counts.numpy(), wanted.numpy()).pvalue > 1e-4
+
+
+def random_tree(rng: random.Random, count: int) -> TokenTree:
+    parents = tuple(rng.choice([ROOT, *range(i)]) for i in range(count))
+    return TokenTree(tuple(rng.randrange(3, CONFIG.vocab_size) for _ in range(count)), parents)
+
+
+@pytest.mark.parametrize("windows", [(None, None), (5, None)])
+def test_every_node_of_a_tree_has_the_logits_of_its_path_alone(windows) -> None:
+    config = ModelConfig("mistral", CONFIG.vocab_size, 32, 2, 4, 2, 8, 48, 160, windows=windows)
+    model, rng = spread_out(config, 1), random.Random(3)
+    prompt = [rng.randrange(3, 23) for _ in range(9)]
+    with torch.inference_mode():
+        for _ in range(6):
+            tree = random_tree(rng, 8)
+            cache = ContiguousCache(config, 60)
+            forward_cached(model, cache, torch.tensor(prompt[:-1]))
+            seen = {}
+
+            def spy(hidden, seen=seen, real=model.logits):
+                seen["logits"] = real(hidden)
+                return seen["logits"]
+
+            object.__setattr__(model, "logits", spy)
+            verify_tree(model, cache, prompt[-1], tree)
+            object.__delattr__(model, "logits")
+            for node in range(8):
+                path, at = [], node
+                while at != ROOT:
+                    path.insert(0, tree.token_ids[at])
+                    at = tree.parents[at]
+                alone = ContiguousCache(config, 60)
+                hidden = forward_cached(model, alone, torch.tensor([*prompt, *path]))
+                assert torch.allclose(
+                    seen["logits"][node + 1], model.logits(hidden[-1:])[0], atol=1e-4
+                )
+
+
+def test_a_text_by_trees_is_the_greedy_text() -> None:
+    model, draft = spread_out(CONFIG, 1), spread_out(CONFIG, 1)
+    for weight in draft.parameters():  # a draft that is often right
+        weight.data += 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    prompt = [5, 6, 7, 8]
+    with torch.inference_mode():
+        cache, wanted = ContiguousCache(CONFIG, 100), list(prompt)
+        hidden = forward_cached(model, cache, torch.tensor(prompt))
+        for _ in range(40):
+            wanted.append(int(model.logits(hidden[-1:]).argmax()))
+            hidden = forward_cached(model, cache, torch.tensor(wanted[-1:]))
+        cache, text, forwards = ContiguousCache(CONFIG, 100), list(prompt), 0
+        forward_cached(model, cache, torch.tensor(prompt[:-1]))
+        while len(text) < len(wanted):
+
+            def behind(path, text=text):
+                alone = ContiguousCache(CONFIG, 100)
+                hidden = forward_cached(draft, alone, torch.tensor([*text, *path]))
+                return draft.logits(hidden[-1:])[0]
+
+            tree = best_tree(behind, nodes=8)
+            assert len(tree.token_ids) == 8
+            text += verify_tree(model, cache, text[-1], tree)
+            forwards += 1
+            assert cache.length == len(text) - 1
+    assert text[: len(wanted)] == wanted
+    assert forwards < 30
+
+
+def test_gain_by_hand_and_by_chance() -> None:
+    rng = random.Random(0)
+    for rate, guesses in ((0.8, 4), (0.3, 2)):
+        tokens = 0
+        for _ in range(20_000):
+            tokens += 1
+            for _ in range(guesses):
+                if rng.random() >= rate:
+                    break
+                tokens += 1
+        assert tokens / 20_000 == pytest.approx(expected_tokens(rate, guesses), rel=0.02)
+    assert speed_up(0.8, 0, 1.0, 0.3) == 1.0
+    assert best_guesses(0.8, 4, [1, 2, 3, 4, 5], 0.1) == 0
+    assert best_guesses(1.0, 4, [1.0] * 5, 0.1) == 4
+
+
+def replay(policy: AdaptivePolicy, rates: list[float], costs: Costs, steps: int, requests: int):
+    """Tokens a second of a batch whose guesses stand at these rates, one after another."""
+    rng = random.Random(1)
+    batch = [Request(n, SimulatedSequence(n, 5, 9), 0.0, 99) for n in range(requests)]
+    tokens = seconds = 0.0
+    for step in range(steps):
+        rate = rates[step * len(rates) // steps]
+        counts = policy.lengths(batch, [8] * requests, requests)
+        for request, count in zip(batch, counts, strict=True):
+            stood = next((i for i in range(count) if rng.random() >= rate), count)
+            tokens += 1 + stood
+            if count:
+                policy.judged(request, Guesses((7,) * count), stood)
+        seconds += costs.base + costs.token * (requests + sum(counts)) + costs.draft * sum(counts)
+    return tokens / seconds
+
+
+@pytest.mark.parametrize(
+    ("rate", "requests", "base", "token"),
+    [(0.9, 1, 1.0, 0.02), (0.6, 8, 1.0, 0.05), (0.2, 32, 0.1, 1.0), (0.5, 4, 0.2, 0.5)],
+)
+def test_the_policy_is_near_the_best_fixed_number(rate, requests, base, token) -> None:
+    costs = Costs(base, token, 0.03)
+    policy = AdaptivePolicy(8, costs, learning=False)
+    reached = replay(policy, [rate], costs, 600, requests)
+    bound = max(
+        requests * expected_tokens(rate, k)
+        / (base + requests * ((1 + k) * token + k * costs.draft))
+        for k in range(9)
+    )  # fmt: skip
+    assert reached > 0.9 * bound
+
+
+def test_the_policy_stops_and_comes_back() -> None:
+    costs = Costs(0.3, 0.3, 0.1)
+    policy = AdaptivePolicy(6, costs, learning=False)
+    request = Request(0, SimulatedSequence(0, 5, 9), 0.0, 99)
+    counts = []
+    for step in range(900):
+        [count] = policy.lengths([request], [6], 1)
+        counts.append(count)
+        if count:
+            policy.judged(request, Guesses((7,) * count), 0 if step < 300 else count)
+    assert sum(counts[50:300]) <= 12  # trials only
+    assert sum(counts[-100:]) >= 300
+
+
+def test_costs_are_learnt_from_steps() -> None:
+    costs, rng = Costs(), random.Random(0)
+    for _ in range(300):
+        tokens = rng.randint(1, 40)
+        costs.step(tokens, 0.004 + 0.0002 * tokens)
+    assert (costs.base, costs.token) == (pytest.approx(0.004), pytest.approx(0.0002))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "needs a method: ngram, draft_model, ngram_then_draft"),
+        ({"method": "eagle"}, "'eagle' is not known; use ngram"),
+        ({"method": "ngram", "modle": "x"}, "'modle'; did you mean model"),
+        ({"method": "ngram", "model": "x"}, "has no draft model"),
+        ({"method": "draft_model"}, "needs a draft model"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "whole number"),
+        ({"method": "ngram", "prompt_lookup_min": 4}, "at most prompt_lookup_max=3"),
+        ({"method": "ngram", "rejection_sample_method": "x"}, "use match, standard"),
+        ({"method": "ngram", "adaptive": 1}, "true or false"),
+        ("ngram", "must be a dict"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_in_a_sentence(given, says) -> None:
+    with pytest.raises(SpeculationError, match=says.replace("(", r"\(")):
+        read_speculative_config(given)
