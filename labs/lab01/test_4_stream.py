@@ -122,11 +122,11 @@ def test_broken_bytes():
 @pytest.mark.check(task=4, points=2, title="The end shows what was held, and begins anew")
 def test_flush():
     stream = StreamingDetokenizer(_tokenizer())
-    seen = [*_pieces(stream, b"a\xf0\x9f"), stream.flush(), stream.flush()]
+    seen = [*_pieces(stream, b"\xffa\xf0\x9f"), stream.flush(), stream.flush()]
     expect(
         seen,
-        ["a", "", "", "\ufffd", ""],
-        call=r"push of b'a', b'\xf0', b'\x9f', then flush twice",
+        ["\ufffd", "a", "", "", "\ufffd", ""],
+        call=r"push of b'\xff', b'a', b'\xf0', b'\x9f', then flush twice",
         cause="what is held at the end is shown once, as U+FFFD.",
     )
     expect(
