@@ -27,6 +27,7 @@ from grader.release.contents import contents
 from grader.release.lab_selection import select
 from grader.release.leaks import MOST, leaks, secrets, verbatim
 from grader.release.write_release import RECORD, write_release
+from nanovllm import _PACKAGE_OF_LAB
 
 TWO_LABS_CLOSED_ONE_OPEN = ("01-03", "01,02")
 KINDS = r"(lines of )?(the|a) (solution|code|hidden scenario|model answer)"
@@ -342,6 +343,11 @@ def test_steps_in_place_of_labs_are_there_only_where_those_labs_are_closed() -> 
         files = contents(select(labs_, reference))
         for step in steps:
             assert any(name.startswith(step) for name in files) == there, (step, reference)
+
+
+def test_no_package_of_an_open_lab_is_in_it_nor_of_one_to_come(released: dict[str, bytes]) -> None:
+    for package in {*_PACKAGE_OF_LAB.values()} - {"tokenization", "model"}:
+        assert not [name for name in released if name.startswith(f"solutions/nanovllm/{package}/")]
 
 
 def test_models_card_of_it_names_no_program_that_is_not_there(released: dict[str, bytes]) -> None:

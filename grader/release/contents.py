@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grader.course.digest import IGNORED
-from grader.course.lab_toml import Lab, labs
+from grader.course.lab_toml import Lab
 from grader.course.paths import MODELS, NOTEBOOKS, REFERENCE, ROOT
 from grader.release.import_closure import needed_modules
 from grader.release.lab_selection import Selection
+from nanovllm import _PACKAGE_OF_LAB  # also of labs whose handouts are to come
 
 TEMPLATES = Path(__file__).parent / "student"
 # What the students' commands, pytest and notebooks load; the rest follows from the imports.
@@ -62,7 +63,7 @@ def _copied(selection: Selection) -> Iterator[Path]:
 
 def _engine(selection: Selection) -> Iterator[Path]:
     """The engine's front, which is given, and the reference of the closed labs."""
-    kept_back = {lab.package for lab in labs()} - {lab.package for lab in selection.closed}
+    kept_back = {*_PACKAGE_OF_LAB.values()} - {lab.package for lab in selection.closed}
     closed = {lab.key for lab in selection.closed}
     kept_back |= {name for name, those in IN_PLACE_OF_LABS.items() if not closed.issuperset(those)}
     for path in sorted(REFERENCE.iterdir()):
