@@ -21,8 +21,8 @@ class Sequence(given.Sequence):
             or full
             or len(self.output_token_ids) == self.params.max_tokens
         ):
-            self.finish_reason = "stop" if ended or self.stop_reason else "length"
+            self.finish_reason = ("length", "stop")[bool(ended or self.stop_reason)]
             text += "" if self.stop_reason else self.stops.flush() + self.detokenizer.flush()
-        self.text += text
+        self.text = f"{self.text}{text}"
         events: list[Event] = [TokenGenerated(*named, token, text, now)]
         return [*events, Finished(*named, self.completion(), now)] if self.finished else events

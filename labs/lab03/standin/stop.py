@@ -7,8 +7,8 @@ class StopStrings:
     """Holds everything back until a stop string is there."""
 
     def __init__(self, stops: Sequence[str], include_stop_str: bool = False) -> None:
-        self.stops, self.included, self.matched = stops, include_stop_str, None
-        self.held = ""
+        self.stops = tuple(stops)
+        self.matched, self.held = None, ""
 
     def push(self, piece: str, armed: bool = True) -> str:
         """Nothing, or all that stands before a stop string."""
