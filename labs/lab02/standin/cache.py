@@ -27,8 +27,8 @@ class ContiguousCache:
         empty = torch.zeros(0, config.num_kv_heads, config.head_dim, dtype=dtype, device=device)
         self.config, self.capacity, self.length, self.device = config, capacity, 0, empty.device
         self.kept = [(empty, empty)] * config.num_layers
-        self.nbytes = 2 * config.num_layers * capacity * empty[0:0].new_zeros(1).nbytes
-        self.nbytes *= config.num_kv_heads * config.head_dim
+        places = 2 * config.num_layers * capacity
+        self.nbytes = places * config.num_kv_heads * config.head_dim * dtype.itemsize
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention over what is stored and the step's own."""
