@@ -12,6 +12,7 @@ start: setup
 	$(BIN)/python -m grader.student.tour
 
 test: setup lint
+	$(BIN)/python -m tests.system_tools
 	$(BIN)/python -m pytest tests -n 2 -q --dist loadgroup --durations=25
 
 setup: $(READY)
