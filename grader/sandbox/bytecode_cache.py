@@ -30,7 +30,7 @@ def remember(lab: Lab | None) -> None:
     """Compile what checks and scenarios of a lab import; None: all of the reference."""
     shown = visible_files.course(lab) if lab else [REFERENCE, ROOT / "nanovllm" / "__init__.py"]
     loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    for path in _sources(path for path in shown if path not in (LABS, HIDDEN)):
+    for path in _sources(path for path in shown if path not in (LABS, HIDDEN, lab and lab.home)):
         if str(path) not in loaded:
             code = SourceFileLoader("", str(path)).source_to_code(path.read_bytes(), str(path))
             _modules[str(path)] = (_stamp(path), code)

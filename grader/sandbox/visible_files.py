@@ -28,7 +28,7 @@ def course(lab: Lab) -> list[Path]:
         if path.name != "__pycache__" and package_of.get(path.name, 0) < lab.number
     ]
     own = [ROOT / "grader", ROOT / "nanovllm" / "__init__.py", ROOT / "pyproject.toml"]
-    return [*own, LABS, MODELS, *reference]
+    return [*own, *dict.fromkeys((LABS, lab.home)), MODELS, *reference]
 
 
 def machine() -> list[Path]:
