@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from grader.course.release_record import RECORD, Record
+from grader.course.paths import ROOT
+from grader.course.release_record import Record
 from grader.grading import LabReport, Sandbox, grade_files, submission
 from grader.grading.batch import grade_class
 from grader.grading.class_submissions import discover
@@ -19,20 +19,25 @@ from grader.grading.grading_toml import Config
 from grader.grading.journal import Journal
 from grader.grading.kept_releases import is_unknown, made_with
 from grader.grading.report_text import lab_text
+from grader.release.keep_release import keep
 from tests.grading_corpus import FULL, LAB, LIMITS, SECRET, WHOLE, write_solved
 
 RIGHT, WRONG = "[300, 256, 90, 8, 8, 100, 8, 0]", "[300, 256, 90, 8, 8, 100, 8, 1]"
+MODELS_ARE_THERE = """
+from pathlib import Path
+assert (Path(__file__).resolve().parents[2] / "models" / "target" / "config.json").read_text()
+"""
 WORTH = 2.0  # of the check in which it stands
 
 
 @pytest.fixture
 def releases(tmp_path: Path) -> Path:
     """Release 1 has two tasks, and a check that asks for a wrong number; release 2 is today's."""
-    kept = tmp_path / "kept"
+    kept, home = tmp_path / "kept", Path("labs", WHOLE.key)
+    paths = [path for path in WHOLE.folder.rglob("*") if path.suffix in (".py", ".toml", ".json")]
+    files = {(home / path.relative_to(WHOLE.folder)).as_posix(): "" for path in paths}
     for number in (1, 2):
-        home = kept / f"abcd-{number}"
-        shutil.copytree(WHOLE.folder, home / "labs" / WHOLE.key)
-        (home / RECORD).write_text(Record(course="abcd", number=number).text)
+        keep(ROOT, Record(files, "abcd", number), kept)
     old = kept / "abcd-1" / "labs" / WHOLE.key
     text = (old / "lab.toml").read_text()
     head, *tasks = re.split(r"^(?=\[\[task\]\])", text, flags=re.MULTILINE)
@@ -40,7 +45,7 @@ def releases(tmp_path: Path) -> Path:
     (old / "lab.toml").write_text("".join([head, *chosen]))
     (check,) = old.glob("test_3_*.py")
     assert RIGHT in check.read_text()
-    check.write_text(check.read_text().replace(RIGHT, WRONG))
+    check.write_text(check.read_text().replace(RIGHT, WRONG) + MODELS_ARE_THERE)
     return kept
 
 

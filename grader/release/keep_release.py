@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
 
+from grader.course.paths import MODELS
 from grader.course.release_record import RECORD, Record, read_record
 
 
@@ -26,5 +28,7 @@ def keep(released: Path, record: Record, releases: Path) -> None:
         for name in (name for name in record.files if name.startswith("labs/")):
             (whole / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(released / name, whole / name)
+        # Checks find the models by their place beside labs/.
+        (whole / MODELS.name).symlink_to(os.path.relpath(MODELS, home.resolve()))
         (whole / RECORD).write_text(record.text, encoding="utf-8")
         whole.rename(home)
