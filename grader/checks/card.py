@@ -12,7 +12,7 @@ from typing import Any
 from grader.checks.compare import describe
 from grader.checks.expect import ExpectationFailed
 from grader.checks.known_mistakes import KnownMistake
-from grader.checks.unwritten import lacking
+from grader.checks.unwritten import is_students, lacking
 from grader.course import checks_json
 from grader.course.lab_toml import find_lab
 from grader.course.paths import LABS, ROOT
@@ -26,6 +26,10 @@ MEANT = {
 }
 WIDTH = 96
 LABEL = 9
+
+
+class DoesNotEnd(BaseException):
+    """No Exception: no `except` of the student's catches it, and hypothesis does not repeat it."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def student_place(error: BaseException) -> tuple[Path, int] | None:
     """File and line of the innermost frame that is not the course's own tooling or a library."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if "nanovllm" in path.parts and path.suffix == ".py" and "grader" not in path.parts:
+        if is_students(path):
             return path, frame.lineno or 0
     return None
 
@@ -135,12 +139,15 @@ def _exception_rows(error: BaseException) -> Iterable[tuple[str, str]]:
         if error.text:
             yield "line", error.text.strip()
         return
-    yield "raised", f"{type(error).__name__}: {error}"
+    if isinstance(error, DoesNotEnd):
+        yield "stopped", str(error)
+    else:
+        yield "raised", f"{type(error).__name__}: {error}"
     if any("triton" in Path(f.filename).parts for f in traceback.extract_tb(error.__traceback__)):
         yield from (("meaning", text) for part, text in MEANT.items() if part in str(error))
     for frame in traceback.extract_tb(error.__traceback__):
         path = Path(frame.filename)
-        ours = "nanovllm" in path.parts or path.is_relative_to(LABS)
+        ours = is_students(path) or path.is_relative_to(LABS)
         if ours and path.is_file():
             yield "at", f"{shown_path(path)}:{frame.lineno} in {frame.name}: {frame.line}"
     if lacking(error):
