@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grader.checks.compare import describe
+from grader.checks.compare import SHOWN, describe
 from grader.checks.expect import ExpectationFailed
 from grader.checks.known_mistakes import KnownMistake
 from grader.checks.unwritten import is_students, lacking
@@ -24,6 +25,10 @@ MEANT = {
     "'int' object is not iterable": "a tensor is a pointer in a kernel, without x[...]: "
     "use tl.load(x + places)",
 }
+# Of a short text the whole, not from which letter on it differs; nor a length that is right.
+WORD = re.compile(r"^(at \S+: )?from position (?:\d|1[0-2]): (got '.{0,24}', expected '.{0,24}')$")
+SAME_LENGTH = re.compile(r"length: got (\d+), expected \1")
+INSIDE = re.compile(r"at (\[[^]]*\]|\.\w+)[.\[]")
 WIDTH = 96
 LABEL = 9
 
@@ -125,9 +130,13 @@ def _expectation_rows(error: ExpectationFailed) -> Iterable[tuple[str, str]]:
             yield "drawn", value
         else:
             yield "given", f"{name}: {describe(value)}"
-    for line in error.found.lines:
-        yield "differs", line
-    if error.found.total > 1:
+    lines = [WORD.sub(r"\1\2", line) for line in error.found.lines]
+    whole = lines != [*error.found.lines]
+    for line in lines:
+        if not (whole and line.startswith("length: ")) and not SAME_LENGTH.fullmatch(line):
+            yield "differs", line
+    # Where all that differs is shown, or the items are lists themselves, a share says nothing.
+    if error.found.total > SHOWN and not any(map(INSIDE.match, lines)):
         share = 100 * error.found.wrong / error.found.total
         yield "wrong", f"{error.found.wrong} of {error.found.total} ({share:.0f} %)"
 

@@ -35,13 +35,19 @@ def grade(
     out: Annotated[Path | None, typer.Option(help="Results; .grading/labNN if not given.")] = None,
     config: Annotated[Path | None, typer.Option(help="grading.toml: limits, late policy.")] = None,
     roster: Annotated[Path | None, typer.Option(help="CSV: file, student, name, id, ...")] = None,
-    secret: Annotated[Path, typer.Option(help="The course's secret; made if missing.")] = SECRET,
+    secret: Annotated[
+        Path,
+        typer.Option(help="The course's secret; made if missing.", show_default=".grading/secret"),
+    ] = SECRET,
     assignment: Annotated[str, typer.Option(help="Its name in Canvas and Moodle.")] = "",
     sandbox: Annotated[str, typer.Option(help="bubblewrap, landlock or limits; else tried.")] = "",
     checks: Annotated[
         str, typer.Option(help="own: of the release a pack was made with; new: today's for all.")
     ] = "",
-    releases: Annotated[Path, typer.Option(help="Where `release` keeps their checks.")] = RELEASES,
+    releases: Annotated[
+        Path,
+        typer.Option(help="Where `release` keeps their checks.", show_default=".grading/releases"),
+    ] = RELEASES,
     dask: Annotated[str, typer.Option(help="Address of a Dask scheduler to share out to.")] = "",
 ) -> None:
     """Grade a folder of submissions of one lab, each in a sandbox; go on where it stopped."""

@@ -31,7 +31,12 @@ def release(
         bool, typer.Option("--overwrite", help="Replace files that were edited since, unasked.")
     ] = False,
     releases: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where each release's checks are kept for grading.")
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="Where each release's checks are kept for grading.",
+            show_default=".grading/releases",
+        ),
     ] = RELEASES,
 ) -> None:
     """Build the students' repository: no solution of an open lab, no hidden scenario."""
