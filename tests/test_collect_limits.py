@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 
 from grader.checks.plugin_collect import RUNAWAY_SECONDS, runaway_seconds
+from tests.lab_course import Course, make_course
 
 
 @pytest.mark.parametrize(("load", "times"), [(0.1, 1), (1.0, 1), (4.0, 4)])
@@ -23,3 +26,70 @@ def test_where_nothing_says_how_busy_it_is(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(os, "getloadavg", hidden)
     assert runaway_seconds() == RUNAWAY_SECONDS
+
+
+LOOPS = '''
+def add(a: int, b: int) -> int:
+    """The sum."""
+    while True:
+        try:
+            a += 1
+        except Exception:
+            pass
+'''
+WAITS = """
+import threading
+
+
+class Counter:
+    def push(self, n: int) -> int:
+        threading.Event().wait()
+"""
+QUICK = {"LOOP_SECONDS = 20.0": "LOOP_SECONDS = 1.0", "WAIT_SECONDS = 30.0": "WAIT_SECONDS = 4.0"}
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Course:
+    """A course whose checks are stopped soon."""
+    course = make_course(tmp_path, started="1")
+    path = course.root / "grader" / "checks" / "runaway.py"
+    text = path.read_text()
+    for long, short in QUICK.items():
+        assert long in text
+        text = text.replace(long, short)
+    path.write_text(text)
+    return course
+
+
+def test_a_loop_is_told_with_its_place_and_the_next_check_waits_less(quick: Course) -> None:
+    (quick.mine / "sums.py").write_text(LOOPS + WAITS)
+    done = quick.lab("check", "1", "--task", "1")
+    assert "stopped   did not end in 1 s of processor time; add (nanovllm/tokenization/sums" in (
+        done.stdout
+    )
+    assert "Timeout" not in done.stdout
+    first, second = re.findall(r"did not end in (\d+) s", done.stdout)
+    assert (first, second) == ("1", "0")
+    assert "0/10" in done.stdout
+
+
+def test_a_wait_is_stopped_too_and_says_where(quick: Course) -> None:
+    quick.solve("scale.py")
+    (quick.mine / "sums.py").write_text(WAITS)
+    done = quick.lab("check", "1", "--task", "2")
+    assert "waits: nothing has happened for 4 s" in done.stdout
+    assert "Counter.push (nanovllm/tokenization/sums.py:7)" in done.stdout
+    assert " 8/20" in done.stdout  # the other check of the task runs and earns
+
+
+def test_hypothesis_does_not_run_it_again(quick: Course) -> None:
+    (quick.mine / "sums.py").write_text(LOOPS + WAITS)
+    (quick.root / "labs" / "lab01" / "test_1_add.py").write_text(
+        "import pytest\nfrom hypothesis import given, strategies as st\n"
+        "from nanovllm.tokenization.sums import add\n"
+        '@pytest.mark.check(task=1, points=10, title="Any")\n'
+        "def test_any():\n    given(st.integers())(lambda n: add(n, n))()\n"
+    )
+    done = quick.lab("check", "1", "--task", "1")
+    assert done.stdout.count("did not end in 1 s of processor time") == 1
+    assert "Flaky" not in done.stdout and "Falsifying" not in done.stdout

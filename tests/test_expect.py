@@ -90,6 +90,32 @@ def test_card_shows_three_positions_never_the_whole() -> None:
     assert len(card) < 1500
 
 
+@pytest.mark.parametrize(
+    ("have", "want", "shown", "hidden"),
+    [
+        ("torch.float16", "torch.float32", "got 'torch.float16', expected 'torch.float32'", "from"),
+        ("abcdefgh", "abcdeXgh", "differs   got 'abcdefgh', expected 'abcdeXgh'", "length"),
+        (["float16"], ["float32"], "at [0]: got 'float16', expected 'float32'", "from"),
+        ("a" * 40, "a" * 38 + "bb", "from position 38:", "length: got 40"),
+        ("abc", "abcd", "got 'abc', expected 'abcd'", "length"),
+        ("a" * 40, "a" * 41, "length: got 40, expected 41", "likely"),
+        ([np.zeros(4), np.zeros(4)], [np.zeros(4), np.ones(4)], "at [1][0]: got 0", "wrong"),
+        ([np.zeros(2)] * 9, [np.zeros(2)] * 8 + [np.ones(2)], "at [8][0]: got 0", "wrong"),
+        ([1, 2], [1, 3], "at [1]: got 2, expected 3", "wrong"),
+        (list(range(9)), [*range(8), 9], "wrong     1 of 9 (11 %)", "likely"),
+    ],
+)
+def test_a_card_says_what_differs_and_no_more(
+    have: object, want: object, shown: str, hidden: str
+) -> None:
+    with pytest.raises(ExpectationFailed) as caught:
+        expect(have, want)
+    info = CheckInfo("labs/lab01/test_1_x.py::test_y", "lab01", 1, "Title", 5, 0)
+    card = failure_card(info, caught.value, [])
+    assert shown in card
+    assert hidden not in card
+
+
 def test_named_mistake_replaces_the_general_cause() -> None:
     with pytest.raises(ExpectationFailed) as caught:
         expect(1, 2, cause="general")

@@ -315,3 +315,39 @@ def test_a_read_only_course_is_told_and_left_as_it_is(course: Course) -> None:
         for folder in (course.root, course.mine, course.state_file.parent):
             folder.chmod(0o755)
     assert {path: path.read_bytes() for path in course.mine.glob("*.py")} == before
+
+
+# notebooks --------------------------------------------------------------------------------------
+
+CELL = "from grader.student.notebook import check_task\nprint('value', check_task('1', {task}))"
+
+
+def test_a_notebooks_check_is_on_the_record_and_tells_the_points_first(course: Course) -> None:
+    course.solve("scale.py")
+    text = (course.mine / "sums.py").read_text()
+    (course.mine / "sums.py").write_text(text.replace("raise NotImplementedError", "return 7 #"))
+    shown = course.python(CELL.format(task=2))
+    assert shown.index("task 2  Counter") < shown.index("╭─ lab01 task 2 · Counts · 12 points")
+    assert " 8/20" in shown
+    assert "value None" in shown and "20.0" not in shown and "8.0" not in shown
+    results = course.records["labs"]["lab01"]["results"]["isolated"]
+    assert {name.rpartition("::")[2]: one["status"] for name, one in results.items()} == {
+        "test_push": "failed",
+        "test_double": "passed",
+    }
+    board = course.lab().stdout
+    assert "8/20" in board and "~8/20" not in board
+
+
+def test_a_notebooks_check_in_nbgrader_gives_points_and_records_nothing(course: Course) -> None:
+    course.solve("sums.py", "scale.py")
+    shown = course.python(CELL.format(task=2), NBGRADER_EXECUTION="validate")
+    assert "value 20.0" in shown
+    assert not course.records["labs"]["lab01"]["results"]["isolated"]
+    assert "value 0.0" in course.python(CELL.format(task=2), NBGRADER_EXECUTION="autograde")
+
+
+def test_a_notebooks_check_of_no_task_is_one_sentence(course: Course) -> None:
+    assert course.python(CELL.format(task=9)) == (
+        "lab01 has no task 9; its tasks are 1, 2.\nvalue None\n"
+    )

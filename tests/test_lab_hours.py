@@ -62,7 +62,37 @@ def test_time_goes_to_the_task_that_was_worked_on(
     lab = find_lab(2)
     records = State(last_at=0.0, last_lab="lab02" if last else "", last_task=last)
     events = [work_time.Event(10.0 + i, *event) for i, event in enumerate(reversed(saves))]
-    assert lab_state._worked_on(records, lab, ran, events) == wanted
+    assert lab_state._worked_on(records, lab, ran, events) == [wanted]
+
+
+def test_what_is_saved_at_once_shares_the_time() -> None:
+    """A whole lab written before its first save is no work on task 1 alone."""
+    saves = [work_time.Event(600.0 + task / 10, "lab02", task) for task in (1, 2, 3)]
+    later = work_time.Event(700.0, "lab02", 3)
+    spent = work_time.active_seconds(0.0, [*saves, later])
+    expected = {("lab02", 1): 200.1, ("lab02", 2): 200.1, ("lab02", 3): 299.8}
+    assert spent == pytest.approx(expected)
+
+
+def test_files_with_old_times_count_for_what_they_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANOVLLM_STATE", str(tmp_path))
+
+    def run(**statuses: Status) -> dict[int, float]:
+        outcomes = [Outcome(c, "lab02", int(c[1]), "t", 1, one) for c, one in statuses.items()]
+        lab_state.record_run("lab02", "isolated", outcomes, "d")
+        return lab_state.load().labs["lab02"].seconds
+
+    with lab_state.editing() as state:
+        state.last_at = time.time() - 600
+    first = run(t1=Status.TODO, t2=Status.TODO, t3=Status.BLOCKED)
+    assert list(first) == [1]  # nothing is written yet: the first task is being read
+    with lab_state.editing() as state:
+        state.last_at = time.time() - 600
+    second = run(t1=Status.TODO, t2=Status.PASSED, t3=Status.FAILED)
+    assert second[1] == first[1]
+    assert second[2] == second[3] == pytest.approx(300, abs=5)
 
 
 def test_the_last_task_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

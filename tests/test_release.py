@@ -22,11 +22,12 @@ from grader.authoring.mistakes import bank
 from grader.course.errors import LabError
 from grader.course.lab_toml import Lab, find_lab, labs
 from grader.course.paths import HIDDEN, NOTEBOOK_SOURCES, ROOT
+from grader.course.release_record import RECORD
 from grader.course.stubs import has_empty_file, solutions, write_stubs
 from grader.release.contents import contents
 from grader.release.lab_selection import select
 from grader.release.leaks import MOST, leaks, secrets, verbatim
-from grader.release.write_release import RECORD, write_release
+from grader.release.write_release import write_release
 from nanovllm import _PACKAGE_OF_LAB
 
 TWO_LABS_CLOSED_ONE_OPEN = ("01-03", "01,02")
@@ -403,7 +404,7 @@ def test_a_folder_that_was_there_before_is_asked_about(tmp_path: Path) -> None:
     write_release({}, tmp_path, lambda name: False)
     assert (tmp_path / "README.md").read_text() == "their own"
     assert (tmp_path / "theirs.py").read_text() == "x = 1"
-    assert json.loads((tmp_path / RECORD).read_text()) == {}
+    assert json.loads((tmp_path / RECORD).read_text())["files"] == {}
 
 
 def test_the_course_itself_is_no_target(tmp_path: Path) -> None:
@@ -417,10 +418,10 @@ def test_the_course_itself_is_no_target(tmp_path: Path) -> None:
 
 def test_the_command_builds_it_and_asks_nobody_without_a_terminal(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "grader", "release", "--to", str(tmp_path / "out")]
-    words += ["--labs", "01"]
+    words += ["--labs", "01", "--releases", str(tmp_path / "kept")]
     first = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert first.returncode == 0, first.stdout + first.stderr
-    assert "lab01; reference of no lab." in first.stdout
+    assert re.search(r"out, release 1 of course \w+: lab01; reference of no lab.", first.stdout)
     readme = tmp_path / "out" / "README.md"
     readme.write_text("edited")
     again = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -9,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grader.checks.compare import describe
+from grader.checks.compare import SHOWN, describe
 from grader.checks.expect import ExpectationFailed
 from grader.checks.known_mistakes import KnownMistake
-from grader.checks.unwritten import lacking
+from grader.checks.unwritten import is_students, lacking
 from grader.course import checks_json
 from grader.course.lab_toml import find_lab
 from grader.course.paths import LABS, ROOT
@@ -24,8 +25,16 @@ MEANT = {
     "'int' object is not iterable": "a tensor is a pointer in a kernel, without x[...]: "
     "use tl.load(x + places)",
 }
+# Of a short text the whole, not from which letter on it differs; nor a length that is right.
+WORD = re.compile(r"^(at \S+: )?from position (?:\d|1[0-2]): (got '.{0,24}', expected '.{0,24}')$")
+SAME_LENGTH = re.compile(r"length: got (\d+), expected \1")
+INSIDE = re.compile(r"at (\[[^]]*\]|\.\w+)[.\[]")
 WIDTH = 96
 LABEL = 9
+
+
+class DoesNotEnd(BaseException):
+    """No Exception: no `except` of the student's catches it, and hypothesis does not repeat it."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,7 @@ def student_place(error: BaseException) -> tuple[Path, int] | None:
     """File and line of the innermost frame that is not the course's own tooling or a library."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if "nanovllm" in path.parts and path.suffix == ".py" and "grader" not in path.parts:
+        if is_students(path):
             return path, frame.lineno or 0
     return None
 
@@ -121,9 +130,13 @@ def _expectation_rows(error: ExpectationFailed) -> Iterable[tuple[str, str]]:
             yield "drawn", value
         else:
             yield "given", f"{name}: {describe(value)}"
-    for line in error.found.lines:
-        yield "differs", line
-    if error.found.total > 1:
+    lines = [WORD.sub(r"\1\2", line) for line in error.found.lines]
+    whole = lines != [*error.found.lines]
+    for line in lines:
+        if not (whole and line.startswith("length: ")) and not SAME_LENGTH.fullmatch(line):
+            yield "differs", line
+    # Where all that differs is shown, or the items are lists themselves, a share says nothing.
+    if error.found.total > SHOWN and not any(map(INSIDE.match, lines)):
         share = 100 * error.found.wrong / error.found.total
         yield "wrong", f"{error.found.wrong} of {error.found.total} ({share:.0f} %)"
 
@@ -135,12 +148,15 @@ def _exception_rows(error: BaseException) -> Iterable[tuple[str, str]]:
         if error.text:
             yield "line", error.text.strip()
         return
-    yield "raised", f"{type(error).__name__}: {error}"
+    if isinstance(error, DoesNotEnd):
+        yield "stopped", str(error)
+    else:
+        yield "raised", f"{type(error).__name__}: {error}"
     if any("triton" in Path(f.filename).parts for f in traceback.extract_tb(error.__traceback__)):
         yield from (("meaning", text) for part, text in MEANT.items() if part in str(error))
     for frame in traceback.extract_tb(error.__traceback__):
         path = Path(frame.filename)
-        ours = "nanovllm" in path.parts or path.is_relative_to(LABS)
+        ours = is_students(path) or path.is_relative_to(LABS)
         if ours and path.is_file():
             yield "at", f"{shown_path(path)}:{frame.lineno} in {frame.name}: {frame.line}"
     if lacking(error):

@@ -13,6 +13,7 @@ from grader.checks.plugin_collect import Gathering, lab_of
 from grader.checks.plugin_run import Running
 from grader.checks.plugin_session import LabSession
 from grader.checks.plugin_summary import Closing
+from grader.checks.runaway import Stopping
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("mine") and config.getoption("reference"):
         raise pytest.UsageError("--mine and --reference exclude each other; give one of them.")
     session = LabSession(config)
-    for half in (Gathering, Running, Closing):
+    for half in (Gathering, Running, Stopping, Closing):
         config.pluginmanager.register(half(session), f"labs-{half.__name__.lower()}")
     if config.args and all(lab_of(Path(arg.partition("::")[0]).resolve()) for arg in config.args):
         config.option.reportchars = "N"  # the cards and the summary by task say it already

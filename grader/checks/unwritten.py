@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from grader.course.lab_toml import Lab, find_lab, labs
-from grader.course.paths import LABS, student_package
+from grader.course.paths import LABS, REFERENCE, student_package
 from grader.course.stubs import definitions, public_names
 
 TODO = re.compile(r"(lab\d\d) task (\d+): (.+)")
@@ -125,7 +125,7 @@ def absent_symbols(lab: Lab) -> list[Unwritten]:
 def lacking(error: BaseException) -> str:
     """What the checks ask of the student's class or module in vain, in one sentence, else ''."""
     frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    ours = [path for path in frames if path.is_relative_to(LABS) or _is_students(path)]
+    ours = [path for path in frames if path.is_relative_to(LABS) or is_students(path)]
     if not ours or not ours[-1].is_relative_to(LABS):
         return ""  # a slip inside the student's own code
     if isinstance(error, TypeError) and CALL.search(str(error)):
@@ -142,5 +142,6 @@ def lacking(error: BaseException) -> str:
     return f"{file}: {who} has no `{error.name}`, which the interface in the handout has"
 
 
-def _is_students(path: Path) -> bool:
-    return path.is_relative_to(student_package()) or "nanovllm" in path.parts
+def is_students(path: Path) -> bool:
+    """Whether a file is of the package that is checked, the student's or the reference."""
+    return any(path.is_relative_to(home) for home in (student_package(), REFERENCE))

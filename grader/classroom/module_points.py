@@ -41,19 +41,21 @@ class ModuleGrades(NbGraderPreprocessor):
         cells = {int(task): cell for cell in nb.cells for task in _task_of(cell, assignment)}
         if cells:
             settings = Path(self.settings_file)
+            config = Config.load(settings if settings.is_file() else None)
             submission = submission_of(course_directory(self), student, assignment)
             report = grade_submission(
                 submission,
                 [assignment],
                 student=student,
                 secret=course_secret(Path(self.secret_file)),
-                limits=Config.load(settings if settings.is_file() else None).limits,
+                limits=config.limits,
+                releases=config.releases(),
                 cache=Path(self.results_file),
             )
             if report.lost:  # no zero for what is the grader's trouble
                 raise RuntimeError(report.warnings[-1])
-            for task, cell in cells.items():
-                _fill(cell, report, report.tasks[task])
+            for task in cells.keys() & report.tasks.keys():  # a release may lack a task
+                _fill(cells[task], report, report.tasks[task])
             add_overview(nb, report)
         return nb, resources
 

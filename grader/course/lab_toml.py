@@ -40,6 +40,7 @@ class Lab:
     tasks: tuple[Task, ...]
     demo: tuple[int, ...] = ()  # the tasks that its demo needs
     machine: str = ""  # "triton": written in Triton, so meant for a GPU
+    home: Path = LABS  # the folder of its folder: that of a kept release while it grades packs
 
     @property
     def key(self) -> str:
@@ -47,7 +48,7 @@ class Lab:
 
     @property
     def folder(self) -> Path:
-        return LABS / self.key
+        return self.home / self.key
 
     @property
     def stubs(self) -> Path:
@@ -131,6 +132,7 @@ def _parsed(path: Path, modified: int, size: int, built: int) -> Lab:
             tasks,
             tuple(data.get("demo", ())),
             data.get("machine", ""),
+            path.parent.parent,
         )
     except (tomllib.TOMLDecodeError, KeyError) as error:
         raise CatalogError(f"{path} cannot be used: {error!r}.") from None

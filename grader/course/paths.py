@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LABS = ROOT / "labs"
+# Those of an earlier release, where its checks are graded with.
+LABS = Path(os.environ.get("NANOVLLM_LABS") or ROOT / "labs")
 SOLUTIONS = ROOT / "solutions"
 REFERENCE = SOLUTIONS / "nanovllm"
 HIDDEN = SOLUTIONS / "hidden"
@@ -19,6 +20,7 @@ HINTS = SOLUTIONS / "hints"
 NOTEBOOK_SOURCES = SOLUTIONS / "notebooks"
 NOTEBOOKS = ROOT / "notebooks"
 MODELS = ROOT / "models"
+RELEASES = ROOT / ".grading" / "releases"  # what grading needs of each release
 
 
 def student_package() -> Path:

@@ -1,22 +1,26 @@
 """A class larger than one machine: the same work, handed to a Dask cluster.
 
 Needs `pip install distributed` here and on the workers, and a copy of the course at the same
-version on each of them. Every worker has sandboxes of its own; only plain data travels back.
+version and path on each of them, with the releases that are kept. Every worker has sandboxes of
+its own; only plain data travels back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from grader.course.errors import LabError
 from grader.course.lab_toml import Lab
+from grader.course.paths import RELEASES
 from grader.grading import student_seeds, submission
 from grader.grading.batch import Graded
 from grader.grading.class_submissions import HandedIn
 from grader.grading.grade import grade_read
 from grader.grading.grading_toml import Config
 from grader.grading.journal import Journal
+from grader.grading.kept_releases import made_with
 from grader.grading.report import LabReport
 from grader.grading.submission import Submission
 from grader.sandbox.levels import LEVELS
@@ -26,7 +30,7 @@ from grader.sandbox.sandbox import shared
 
 def grade_on_dask(
     address: str, class_: Sequence[HandedIn], lab: Lab, secret: bytes, config: Config,
-    journal: Journal,
+    journal: Journal, releases: Path | None = RELEASES,
 ) -> Iterator[Graded]:  # fmt: skip
     """Grade on the workers of the scheduler at `address`; each result is journalled here."""
     try:
@@ -38,11 +42,12 @@ def grade_on_dask(
         whose = {}
         for handed_in in class_:
             found = submission.read(handed_in.path, lab, config.limits)
-            known = _known(found, lab, handed_in.student, secret, config.limits, journal)
+            own = made_with(lab, found.release, releases)
+            known = _known(found, own, handed_in.student, secret, config.limits, journal)
             if known is not None:
                 yield Graded(handed_in, known, True)
                 continue
-            work = (found, lab, handed_in.student, secret, config.limits)
+            work = (found, own, handed_in.student, secret, config.limits)
             future = client.submit(_grade, *work, pure=False, retries=1)
             whose[future.key] = handed_in
             waiting.add(future)

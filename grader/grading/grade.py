@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from grader.course.lab_toml import Lab, find_lab
+from grader.course.paths import RELEASES
 from grader.grading import student_seeds
 from grader.grading.grade_one import Marking
 from grader.grading.journal import Journal
+from grader.grading.kept_releases import made_with
 from grader.grading.report import LabReport, TaskReport
 from grader.grading.submission import Submission, read
 from grader.sandbox.limits import Limits
@@ -30,6 +32,7 @@ def grade_submission(
     limits: Limits | None = None,
     sandbox: Sandbox | None = None,
     cache: Path | None = None,
+    releases: Path | None = RELEASES,
 ) -> LabReport:
     """Grade one lab (`labs` names exactly one) of a folder or zip; the same again from the cache.
 
@@ -39,7 +42,8 @@ def grade_submission(
     """
     (name,) = labs
     lab, limits, box = find_lab(name), limits or Limits(), sandbox or shared()
-    work = (read(submission, lab, limits), lab, student, secret, limits)
+    found = read(submission, lab, limits)
+    work = (found, made_with(lab, found.release, releases), student, secret, limits)
     if cache is None:
         return grade_read(*work, box)
     key = student_seeds.result_key(*work, box.probe(lab))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +16,7 @@ from rich.table import Table
 
 from grader.course.errors import LabError
 from grader.course.lab_toml import Lab, find_lab
-from grader.course.paths import ROOT
+from grader.course.paths import RELEASES, ROOT
 from grader.grading import grade_files
 from grader.grading.class_submissions import HandedIn, discover, left_out, unknown_times
 from grader.grading.grade_files import Row
@@ -33,9 +35,19 @@ def grade(
     out: Annotated[Path | None, typer.Option(help="Results; .grading/labNN if not given.")] = None,
     config: Annotated[Path | None, typer.Option(help="grading.toml: limits, late policy.")] = None,
     roster: Annotated[Path | None, typer.Option(help="CSV: file, student, name, id, ...")] = None,
-    secret: Annotated[Path, typer.Option(help="The course's secret; made if missing.")] = SECRET,
+    secret: Annotated[
+        Path,
+        typer.Option(help="The course's secret; made if missing.", show_default=".grading/secret"),
+    ] = SECRET,
     assignment: Annotated[str, typer.Option(help="Its name in Canvas and Moodle.")] = "",
     sandbox: Annotated[str, typer.Option(help="bubblewrap, landlock or limits; else tried.")] = "",
+    checks: Annotated[
+        str, typer.Option(help="own: of the release a pack was made with; new: today's for all.")
+    ] = "",
+    releases: Annotated[
+        Path,
+        typer.Option(help="Where `release` keeps their checks.", show_default=".grading/releases"),
+    ] = RELEASES,
     dask: Annotated[str, typer.Option(help="Address of a Dask scheduler to share out to.")] = "",
 ) -> None:
     """Grade a folder of submissions of one lab, each in a sandbox; go on where it stopped."""
@@ -47,6 +59,7 @@ def grade(
     chosen, settings = find_lab(lab), Config.load(config)
     if sandbox and sandbox not in LEVELS:
         raise LabError(f"there is no sandbox {sandbox!r}; there are {', '.join(LEVELS)}.")
+    kept = replace(settings, checks=checks or settings.checks).releases(releases)
     class_ = discover(folder, roster)
     for name in left_out(folder):
         console.print(f"[yellow]{_plain(name)} is neither a zip nor a folder; left out[/]")
@@ -55,23 +68,24 @@ def grade(
     secret.parent.mkdir(parents=True, exist_ok=True)
     key, journal = course_secret(secret), Journal.at(target / "journal.jsonl")
     rows: list[Row] = []
-    lost, known, start = [], 0, time.monotonic()
+    lost, known, unkept, start = [], 0, 0, time.monotonic()
     with Sandbox.open(sandbox) as box, _progress() as bar:
         shown = bar.add_task(chosen.key, total=len(class_))
         if dask:
             from grader.grading.dask_cluster import grade_on_dask
 
-            graded = grade_on_dask(dask, class_, chosen, key, settings, journal)
+            graded = grade_on_dask(dask, class_, chosen, key, settings, journal, kept)
         else:
             box.start()
-            graded = grade_class(class_, chosen, key, settings, box, journal, jobs)
+            graded = grade_class(class_, chosen, key, settings, box, journal, jobs, kept)
         for one in graded:
             if one.report.lost:
                 lost.append(one)
             grade_files.reports(target / "reports", one.report)
             penalty = settings.late.penalty(chosen.key, one.handed_in.submitted)
-            rows.append(grade_files.row(one.handed_in, one.report, penalty))
+            rows.append(grade_files.row(one.handed_in, one.report, penalty, one.today))
             known += one.known
+            unkept += one.unkept
             bar.update(shown, advance=1)
         level, tried = box.level, box.tried
     rows.sort(key=lambda row: row.handed_in.student)
@@ -85,12 +99,40 @@ def grade(
         f"{len(rows)} submissions in {seconds:.0f} s, {known} of them known already; "
         f"sandbox: {level or 'on the workers'}; results in {target}"
     )
+    for text in by_release(rows):
+        console.print(text, soft_wrap=True)
+    if unkept:
+        console.print(
+            f"[yellow]{unkept} name a release that is not kept in {releases}; today's checks "
+            "graded them[/]", soft_wrap=True
+        )  # fmt: skip
     for why in tried:
         console.print(f"[yellow]{why}[/]")
     if lost:
         names = ", ".join(_plain(one.handed_in.student) for one in lost[:5])
         console.print(f"[red]{len(lost)} could not be graded ({names}); run the command again.[/]")
         raise typer.Exit(1)
+
+
+def by_release(rows: list[Row]) -> Iterator[str]:
+    """Who was graded by the checks of an earlier release, and what today's would change."""
+    earlier = [row for row in rows if row.release]
+    if not earlier:
+        return
+    names = ", ".join(sorted({row.release for row in earlier}))
+    yield (
+        f"{len(earlier)} of {len(rows)} were graded by the checks that they were made with "
+        f"(release {names}); --checks new takes today's for everybody"
+    )
+    compared = [row for row in earlier if row.today is not None]
+    changed = [row for row in compared if row.today != row.points]
+    for row in changed:
+        yield (
+            f"  {_plain(row.handed_in.student)}: {row.points:g}, today's checks would give "
+            f"{row.today:g}: {_plain(row.mended)}"
+        )
+    if compared:
+        yield f"  today's checks would give the other {len(compared) - len(changed)} the same"
 
 
 def items(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grader.grading.class_submissions import HandedIn
+from grader.grading.kept_releases import mended
 from grader.grading.report import LabReport
 from grader.grading.report_text import clean, lab_html, lab_text
 
@@ -32,17 +33,25 @@ class Row:
     penalty: float  # share lost by handing in late
     tasks: tuple[float, ...]
     note: str
+    release: str = ""  # whose checks these are; "": today's
+    today: float | None = None  # what today's checks would give, where these are not today's
+    mended: str = ""  # the checks that make the difference
 
     @property
     def final(self) -> float:
         return round(self.points * (1 - self.penalty), 2)
 
 
-def row(handed_in: HandedIn, report: LabReport, penalty: float) -> Row:
+def row(
+    handed_in: HandedIn, report: LabReport, penalty: float, today: LabReport | None = None
+) -> Row:
     """The line of a report."""
     tasks = tuple(task.points for task in report.tasks.values())
     note = "; ".join(report.warnings)[:300]
-    return Row(handed_in, report.key, report.points, report.max_points, penalty, tasks, note)
+    line = (handed_in, report.key, report.points, report.max_points, penalty, tasks, note)
+    if today is None:
+        return Row(*line, report.release)
+    return Row(*line, report.release, today.points, mended(report, today))
 
 
 def canvas(path: Path, rows: Sequence[Row], assignment: str) -> None:
@@ -87,6 +96,9 @@ def summary(path: Path, rows: Iterable[Row]) -> None:
             "tasks": list(row.tasks),
             "note": row.note,
             "key": row.key,
+            "release": row.release,
+            "points_by_todays_checks": row.points if row.today is None else row.today,
+            "mended": row.mended,
         }
         for row in rows
     ]

@@ -10,6 +10,7 @@ from grader.checks.markers import collect_checks
 from grader.course.lab_toml import Lab
 from grader.course.outcome import Status
 from grader.grading.judge_scenarios import Scenarios
+from grader.grading.kept_releases import released
 from grader.grading.report import AGREES, DIFFERS, RAISED, LabReport, TaskReport
 from grader.grading.run_items import Result, Rounds
 from grader.grading.submission import Submission
@@ -61,6 +62,7 @@ class Marking:
             seconds=round(self.limits.seconds - self.left, 2),
             key=key,
             lost=lost,
+            release=released(self.lab),
         )
 
     def _mark(self) -> None:

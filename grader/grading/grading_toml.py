@@ -12,6 +12,7 @@ from typing import Any
 
 from grader.course.errors import LabError
 from grader.course.lab_toml import find_lab
+from grader.course.paths import RELEASES
 from grader.sandbox.limits import Limits
 
 DAY = timedelta(days=1)
@@ -42,6 +43,16 @@ class Config:
 
     limits: Limits = field(default_factory=Limits)
     late: LatePolicy = field(default_factory=LatePolicy)
+    checks: str = "own"  # of the release that a pack was made with; "new": today's for everybody
+
+    def releases(self, kept: Path = RELEASES) -> Path | None:
+        """Where to look for a pack's own checks; None: nowhere."""
+        if self.checks not in ("own", "new"):
+            raise LabError(
+                f'checks must be "own" (of the release a pack was made with) or "new" (today\'s), '
+                f"not {self.checks!r}."
+            )
+        return kept if self.checks == "own" else None
 
     @classmethod
     def load(cls, path: Path | None) -> Config:
@@ -60,7 +71,10 @@ class Config:
                 find_lab(name).key: _time(at) for name, at in late.pop("deadlines", {}).items()
             }
             _numbers(late)
-            return cls(Limits.from_dict(data.get("limits", {})), LatePolicy(times, **late))
+            limits = Limits.from_dict(data.get("limits", {}))
+            found = cls(limits, LatePolicy(times, **late), data.get("checks", "own"))
+            found.releases()
+            return found
         except LabError as error:
             raise LabError(f"{path}: {error}") from None
 

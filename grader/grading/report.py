@@ -117,6 +117,7 @@ class LabReport:
     seconds: float = 0.0
     key: str = ""  # what the result was measured on
     lost: bool = False  # the grader's own trouble: not kept, grade again
+    release: str = ""  # whose checks these were, where they are not today's
 
     @property
     def points(self) -> float:

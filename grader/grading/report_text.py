@@ -76,7 +76,14 @@ def lab_text(report: LabReport) -> str:
     )
     notes = [f"! {line(warning)}" for warning in report.warnings]
     tasks = [task_text(task) for task in report.tasks.values()]
-    return "\n\n".join([head, *notes, *tasks, f"graded in: {report.sandbox}"]) + "\n"
+    return (
+        "\n\n".join([head, *notes, *tasks, f"graded in: {report.sandbox}{by_release(report)}"])
+        + "\n"
+    )
+
+
+def by_release(report: LabReport) -> str:
+    return f", by the checks of release {report.release}" if report.release else ""
 
 
 def task_html(task: TaskReport) -> str:
@@ -95,6 +102,12 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("grader.grading"), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    found.filters |= {"number": number, "clean": clean, "verdict": verdict, "task_html": task_html}
+    found.filters |= {
+        "number": number,
+        "clean": clean,
+        "verdict": verdict,
+        "task_html": task_html,
+        "by_release": by_release,
+    }
     found.globals |= {"MARKS": MARKS, "AGREES": AGREES}
     return found

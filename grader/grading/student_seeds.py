@@ -17,7 +17,7 @@ from pathlib import Path
 
 from grader.course.errors import LabError
 from grader.course.lab_toml import Lab
-from grader.course.paths import HIDDEN, LABS, REFERENCE, ROOT
+from grader.course.paths import HIDDEN, REFERENCE, ROOT
 from grader.grading.submission import Submission
 from grader.sandbox.limits import Limits
 
@@ -80,7 +80,7 @@ def result_key(
 def course_digest(lab: Lab) -> str:
     """The lab's checks, its hidden scenarios, the reference and the grader."""
     folders = [HIDDEN / lab.key, ROOT / "grader", REFERENCE, lab.stubs]
-    files = [str(path) for path in (LABS / lab.key).glob("*.*") if path.suffix in OWN]
+    files = [str(path) for path in lab.folder.glob("*.*") if path.suffix in OWN]
     files += [name for folder in folders for name in _python_below(folder)]
     total = hashlib.sha256()
     for name in sorted({*files, str(ROOT / "nanovllm" / "__init__.py")}):

@@ -6,6 +6,7 @@ limits. Nothing is unpacked on this machine, no link is followed.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -15,6 +16,7 @@ from grader.sandbox.limits import Limits
 
 LEFT_OUT = {"conftest.py", "sitecustomize.py", "usercustomize.py", "__main__.py"}
 NOTES = 10
+MANIFEST, MANIFEST_BYTES = "manifest.json", 1 << 20
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Submission:
     files: dict[str, bytes]
     notes: tuple[str, ...] = ()
     problem: str = ""  # why there is nothing to grade
+    release: str = ""  # what it says that it was made with: the name of a kept release
 
 
 def read(path: Path, lab: Lab, limits: Limits) -> Submission:
@@ -33,11 +36,23 @@ def read(path: Path, lab: Lab, limits: Limits) -> Submission:
         entries = entries_of(path, limits, notes)
         chosen = _of_lab(list(entries), lab)
         files = _take(chosen, entries, limits, notes)
+        release = _release(entries)
     except Unreadable as error:
         return Submission({}, _few(notes), str(error))
     except Exception as error:  # damaged data can fail anywhere: LZMAError, IndexError, MemoryError
         return Submission({}, _few(notes), shown(f"it cannot be read: {error}", 300))
-    return Submission(files, _few(notes))
+    return Submission(files, _few(notes), release=release)
+
+
+def _release(entries: dict[str, Opener]) -> str:
+    """By the manifest of its pack; "" where there is none, or none that can be read."""
+    found = [name for name in entries if PurePosixPath(name).name == MANIFEST]
+    try:
+        name = min(found, key=lambda name: (name.count("/"), name))
+        said = json.loads(entries[name](MANIFEST_BYTES))["release"]
+        return f"{said['course']}-{said['number']}" if said["course"] else ""
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
 
 
 def _few(notes: list[str]) -> tuple[str, ...]:

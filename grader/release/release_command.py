@@ -10,8 +10,10 @@ import typer
 from rich.console import Console
 
 from grader.course.errors import LabError
+from grader.course.paths import RELEASES
 from grader.course.terminal import ask
 from grader.release.contents import contents
+from grader.release.keep_release import keep, kept_records
 from grader.release.lab_selection import select
 from grader.release.leaks import leaks
 from grader.release.write_release import Written, write_release
@@ -28,6 +30,14 @@ def release(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace files that were edited since, unasked.")
     ] = False,
+    releases: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="Where each release's checks are kept for grading.",
+            show_default=".grading/releases",
+        ),
+    ] = RELEASES,
 ) -> None:
     """Build the students' repository: no solution of an open lab, no hidden scenario."""
     from grader.authoring.build import stale as what_is_stale  # it needs nbgrader, slow to import
@@ -40,11 +50,14 @@ def release(
     found = leaks(files, selection)
     if found:
         raise LabError("nothing was written, because " + "; ".join(found) + ".")
-    done = write_release(files, to, lambda name: overwrite or _ask(name))
+    known = kept_records(releases)
+    done = write_release(files, to, lambda name: overwrite or _ask(name), known)
+    keep(to, done.record, releases)
     _report(done, to)
     names = ", ".join(lab.key for lab in selection.labs)
     closed = ", ".join(lab.key for lab in selection.closed) or "no lab"
-    console.print(f"{to}: {names}; reference of {closed}.", highlight=False, soft_wrap=True)
+    said = f"{to}, {done.record}: {names}; reference of {closed}."
+    console.print(said, highlight=False, soft_wrap=True)
 
 
 def _ask(name: str) -> bool:

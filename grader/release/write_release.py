@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from grader.course.errors import LabError
 from grader.course.paths import ROOT
-
-RECORD = ".release.json"
+from grader.course.release_record import RECORD, Record, read_record, sha256
 
 
 @dataclass
@@ -22,15 +20,22 @@ class Written:
     updated: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)  # edited since, and not to be overwritten
+    record: Record = field(default_factory=Record)
 
 
 def write_release(
-    files: dict[str, bytes], folder: Path, may_overwrite: Callable[[str], bool]
+    files: dict[str, bytes],
+    folder: Path,
+    may_overwrite: Callable[[str], bool],
+    others: Sequence[Record] = (),
 ) -> Written:
     """Write the files; `may_overwrite` is asked for each that was edited since the last release.
 
     A file that an earlier release wrote, and this one does not hold, is removed unless edited.
-    Raises LabError where the folder is part of the course itself, or is a file.
+    others: the releases of the course that are known from elsewhere; a release that differs from
+    all of them gets the next number.
+    Raises LabError where the folder is part of the course itself, is a file, or holds the release
+    of another course.
     """
     folder = folder.resolve()
     if folder == ROOT or folder.is_relative_to(ROOT) or ROOT.is_relative_to(folder):
@@ -40,15 +45,27 @@ def write_release(
         )
     if folder.exists() and not folder.is_dir():
         raise LabError(f"{folder} is a file; name a folder, which need not exist.")
-    before = _read_record(folder)
-    done = Written()
+    before = read_record(folder) or Record()
+    known = [one for one in (before, *others) if one.course]
+    courses = {one.course: one for one in known}
+    if len(courses) > 1:
+        raise LabError(
+            f"{folder} and the releases that are kept here are of several courses "
+            f"({', '.join(map(str, courses.values()))}); name another folder, or with --releases "
+            "another place to keep them."
+        )
+    done, was = Written(), {**before.files, **before.made}
     for name, data in files.items():
-        _write(folder / name, name, data, before, done, may_overwrite)
-    for name in sorted(set(before) - set(files)):
-        _remove(folder / name, name, before[name], done)
-    record = {name: _digest(data) for name, data in files.items()}
-    text = json.dumps(record, indent=1, sort_keys=True) + "\n"
-    (folder / RECORD).write_text(text, encoding="utf-8")
+        _write(folder / name, name, data, was, done, may_overwrite)
+    for name in sorted(set(was) - set(files)):
+        _remove(folder / name, name, was[name], done)
+    there = {name: sha256((folder / name).read_bytes()) for name in files}
+    made = {name: sha256(files[name]) for name in done.kept if name in files}
+    latest = max(known, key=lambda one: one.number, default=before)
+    same = next((one.number for one in (before, latest) if one.course and one.files == there), 0)
+    course = latest.course or secrets.token_hex(4)
+    done.record = Record(there, course, same or latest.number + 1, made)
+    (folder / RECORD).write_text(done.record.text, encoding="utf-8")
     return done
 
 
@@ -67,7 +84,7 @@ def _write(
         there = path.read_bytes()
         if there == data:
             return
-        if before.get(name) != _digest(there) and not may_overwrite(name):
+        if before.get(name) != sha256(there) and not may_overwrite(name):
             done.kept.append(name)
             return
         done.updated.append(name)
@@ -77,28 +94,10 @@ def _write(
 def _remove(path: Path, name: str, was: str, done: Written) -> None:
     if not path.is_file():
         return
-    if _digest(path.read_bytes()) != was:
+    if sha256(path.read_bytes()) != was:
         done.kept.append(name)
         return
     path.unlink()
     done.removed.append(name)
     if not any(path.parent.iterdir()):
         path.parent.rmdir()
-
-
-def _read_record(folder: Path) -> dict[str, str]:
-    """Path -> sha256 of what the last release wrote; empty where there was none."""
-    path = folder / RECORD
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise LabError(
-            f"{path} cannot be read, so edits cannot be told from old files; delete it, and every "
-            "file that differs will be asked for."
-        ) from None
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

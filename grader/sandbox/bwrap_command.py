@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grader.course.lab_toml import Lab
-from grader.course.paths import ROOT
+from grader.course.paths import LABS, ROOT
 from grader.sandbox import visible_files
 from grader.sandbox.namespaces import BOX
 
@@ -21,10 +21,15 @@ ENVIRONMENT = {
 }
 
 
+def environment(lab: Lab | None) -> dict[str, str]:
+    """Of the worker of a lab, whose checks may be those of an earlier release."""
+    return {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "NANOVLLM_LABS": str(lab.home if lab else LABS)}
+
+
 def bubblewrap(lab: Lab) -> list[str]:
     """The command in front of the worker of a lab."""
     command = ["bwrap", "--unshare-all", "--new-session", "--clearenv"]
-    for name, value in {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}.items():
+    for name, value in environment(lab).items():
         command += ["--setenv", name, value]
     command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", BOX]
     shown = [*visible_files.machine(), *visible_files.course(lab)]

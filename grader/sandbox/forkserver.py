@@ -13,7 +13,7 @@ import threading
 
 from grader.course.lab_toml import Lab
 from grader.course.paths import ROOT
-from grader.sandbox.bwrap_command import ENVIRONMENT, bubblewrap
+from grader.sandbox.bwrap_command import bubblewrap, environment
 from grader.sandbox.job import BoxError
 from grader.sandbox.worker import Worker
 
@@ -46,13 +46,13 @@ class ForkServer:
         if level == "bubblewrap":
             assert lab is not None
             command = [*bubblewrap(lab), *command]
-        environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+        variables = environment(lab)
         if level != "bubblewrap":
-            environment |= {"HOME": tempfile.gettempdir(), "TMPDIR": tempfile.gettempdir()}
+            variables |= {"HOME": tempfile.gettempdir(), "TMPDIR": tempfile.gettempdir()}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         with there:
             self._process = subprocess.Popen(
-                command, pass_fds=[there.fileno()], env=environment, cwd=ROOT,
+                command, pass_fds=[there.fileno()], env=variables, cwd=ROOT,
                 stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors,
             )  # fmt: skip
         self._link = here

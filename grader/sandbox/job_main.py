@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grader.course.paths import ROOT
+from grader.course.paths import LABS, ROOT
 from grader.sandbox import landlock, namespaces, process_rights
 
 MINE = "mine"
@@ -37,7 +37,7 @@ def run(link: int, level: str, job: dict[str, Any]) -> None:
         null_device = Path(os.devnull)
         # Python and pytest list the course's folders; the names in them are no secret.
         landlock.restrict(
-            [*map(Path, job["readable"]), null_device], [scratch, null_device], [ROOT]
+            [*map(Path, job["readable"]), null_device], [scratch, null_device], [ROOT, LABS.parent]
         )
     if level != "trusted":
         process_rights.limit(job["seconds"], job["memory_mb"], job["disk_mb"])

@@ -95,7 +95,7 @@ class Sandbox:
 
     def _server(self, level: str, lab: Lab | None) -> ForkServer:
         """The fork server of a lab, started now if there is none."""
-        key = f"{level} {lab.key}" if lab else TRUSTED
+        key = f"{level} {lab.folder}" if lab else TRUSTED
         with self._lock:
             found = self._servers.pop(key, None) or ForkServer(level, lab)
             self._servers[key] = found  # the one that was used last comes last

@@ -28,7 +28,8 @@ def course(lab: Lab) -> list[Path]:
         if path.name != "__pycache__" and package_of.get(path.name, 0) < lab.number
     ]
     own = [ROOT / "grader", ROOT / "nanovllm" / "__init__.py", ROOT / "pyproject.toml"]
-    return [*own, LABS, MODELS, *reference]
+    seen = dict.fromkeys((LABS, lab.home, MODELS, lab.home.parent / MODELS.name))
+    return [*own, *(path for path in seen if path.exists()), *reference]
 
 
 def machine() -> list[Path]:

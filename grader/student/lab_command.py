@@ -313,6 +313,39 @@ def submit(
     _say()(f"{found.key} is handed in: {', '.join(made.names)}.")
 
 
+@app.command()
+def update(
+    release: Annotated[
+        Path | None, typer.Argument(metavar="[RELEASE]", help="the newer release: folder or zip")
+    ] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="go back to the release before")] = False,
+) -> None:
+    """Bring a newer release of the course; your own files stay as they are."""
+    from grader.student import update as updates
+    from grader.student_files import lab_folder, state_file
+
+    if (release is None) is not undo:
+        raise LabError("give the folder or zip of a newer release, or --undo, and not both.")
+    with state_file.locked():
+        source = updates.before_last() if undo else updates.opened(release)
+        found = updates.planned(source, back=undo)
+        if not found.changes:
+            raise LabError(f"this copy is {found.here} already, with all of its files.")
+        told, warned = [*updates.news(found)], [*updates.warnings(found)]
+        found.carry_out()
+    say = _say()
+    changed = [name for name in found.changes if not name.startswith(updates.BESIDE)]
+    say(f"This copy is {found.to} now; {len(changed)} files have changed.")
+    for text in told:
+        say(text)
+    for text in warned:
+        terminal.warn(text)
+    if {"requirements.txt", "pyproject.toml"} & found.changes.keys():
+        say("Packages have changed: `make setup` installs them.")
+    if not undo:
+        say(f"`lab update --undo` goes back; a backup is in {lab_folder.shown(found.backup)}.")
+
+
 def _lab(name: str | None) -> Lab:
     """The lab named, else the one the student is at."""
     if name is not None:

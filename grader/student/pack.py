@@ -16,6 +16,7 @@ from grader.course.digest import digest, same, student_files
 from grader.course.errors import LabError
 from grader.course.lab_toml import Lab
 from grader.course.paths import NOTEBOOKS
+from grader.course.release_record import Record, read_record
 from grader.student_files import state_file
 from grader.student_files.lab_folder import require_started, shown
 from grader.student_files.state_records import LabState
@@ -125,6 +126,7 @@ def _manifest(lab: Lab, entry: LabState, names: dict[str, Path]) -> dict[str, ob
     return {
         "format": 1,
         "lab": lab.key,
+        "release": (read_record() or Record()).version,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "packages": {name: _version(name) for name in PACKAGES},

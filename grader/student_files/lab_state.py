@@ -6,7 +6,7 @@ All of it stands in `.lab/state.json`, for one person and no grade: grading runs
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
@@ -149,9 +149,10 @@ def _saves(state: State) -> list[work_time.Event]:
 def _record(state: State, lab: Lab, mode: str, outcomes: list[Outcome], measured_on: str) -> None:
     saves = _saves(state)
     state.spend(saves)
-    task = _worked_on(state, lab, {item.task for item in outcomes}, saves)
-    state.spend([work_time.Event(time.time(), lab.key, task)])
-    entry = state.lab(lab.key)
+    entry, now = state.lab(lab.key), time.time()
+    tasks = _worked_on(state, lab, {item.task for item in outcomes}, saves,
+                       _changed(entry.results[mode], outcomes))  # fmt: skip
+    state.spend([work_time.Event(now, lab.key, task) for task in tasks])
     entry.started = entry.started or _now_text()
     for item in outcomes:
         entry.results[mode][item.check] = Result(
@@ -168,19 +169,35 @@ def _record(state: State, lab: Lab, mode: str, outcomes: list[Outcome], measured
         entry.unlocked = sorted({*entry.unlocked, *_passed(lab, entry, measured_on)})
 
 
-def _worked_on(state: State, lab: Lab, ran: set[int], saves: list[work_time.Event]) -> int:
-    """The task that a run of checks ends work on: the one that ran, else that of the last save.
+def _changed(before: dict[str, Result], outcomes: list[Outcome]) -> set[int]:
+    """The tasks that stand otherwise than before, or that run code for the first time."""
+    unwritten = (Status.TODO, Status.BLOCKED)
+    return {
+        item.task
+        for item in outcomes
+        if (item.status is not before[item.check].status if item.check in before
+            else item.status not in unwritten)
+    }  # fmt: skip
 
-    Where nothing was saved since the last event, it is the task of that one.
+
+def _worked_on(
+    state: State, lab: Lab, ran: set[int], saves: list[work_time.Event], changed: Iterable[int] = ()
+) -> list[int]:
+    """The tasks that a run of checks ends work on: the one that ran, else that of the last save.
+
+    Where nothing was saved since the last event (or the files came with old times), they are those
+    that the run found changed, else the task of that event.
     """
     if len(ran) == 1:
-        return next(iter(ran))
+        return [*ran]
     latest = max((save for save in saves if save.lab == lab.key), default=None)
     if latest is not None:
-        return latest.task
+        return [latest.task]
+    if changed:
+        return sorted(changed)
     passed = state.lab(lab.key).unlocked
     still = state.last_lab == lab.key and state.last_task and state.last_task not in passed
-    return state.last_task if still else current_task(state, lab)
+    return [state.last_task if still else current_task(state, lab)]
 
 
 def _passed(lab: Lab, entry: LabState, measured_on: str) -> set[int]:

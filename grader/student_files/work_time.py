@@ -1,18 +1,19 @@
 """The student's own working time: the gaps between saves and checks that are short enough.
 
 A gap of 15 minutes or more is a break. Each gap belongs to the task of the event that ends it:
-what was done before a save is work on the file saved.
+what was done before a save is work on the file saved. What is saved at one time shares the gap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from grader.course.digest import student_files
 from grader.course.lab_toml import Lab
 
 BREAK_SECONDS = 15 * 60
+AT_ONCE_SECONDS = 5  # an editor that saves all its files, a copy, a formatter
 
 
 @dataclass(frozen=True, order=True)
@@ -31,13 +32,25 @@ def active_seconds(last: float | None, events: Iterable[Event]) -> dict[tuple[st
     {('lab01', 1): 60.0}
     """
     spent: dict[tuple[str, int], float] = {}
-    for event in sorted(events):
-        gap = event.at - last if last is not None else BREAK_SECONDS
-        if 0 < gap < BREAK_SECONDS:
-            key = (event.lab, event.task)
-            spent[key] = spent.get(key, 0.0) + float(gap)
-        last = event.at if last is None else max(last, event.at)
+    for group in _at_once(sorted(events)):
+        gap = group[-1].at - last if last is not None else BREAK_SECONDS
+        keys = {(event.lab, event.task) for event in group}
+        for key in keys if 0 < gap < BREAK_SECONDS else ():
+            spent[key] = spent.get(key, 0.0) + gap / len(keys)
+        last = max(group[-1].at, group[-1].at if last is None else last)
     return spent
+
+
+def _at_once(events: list[Event]) -> Iterator[list[Event]]:
+    """The events in groups, each of which begins and ends within a few seconds."""
+    group: list[Event] = []
+    for event in events:
+        if group and event.at - group[0].at > AT_ONCE_SECONDS:
+            yield group
+            group = []
+        group.append(event)
+    if group:
+        yield group
 
 
 def saves(lab: Lab, since: float, now: float, task_of_module: dict[str, int]) -> list[Event]:

@@ -14,6 +14,7 @@ from nanovllm.cli.chat import chat
 from nanovllm.cli.describe import describe
 from nanovllm.cli.errors import fail
 from nanovllm.cli.generate import generate
+from nanovllm.cli.options import HELP
 from nanovllm.cli.serve import serve
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["--help", "-h"]},
+    rich_markup_mode=HELP,
 )
 app.command()(generate)
 app.command()(chat)

@@ -7,12 +7,14 @@ import typer
 
 from nanovllm.cli.engine import select_code
 from nanovllm.cli.errors import Refused
-from nanovllm.cli.options import Code
+from nanovllm.cli.options import HELP, Code
 
 if TYPE_CHECKING:
     from nanovllm.bench.runs import Outcome
 
-bench = typer.Typer(no_args_is_help=True, help=__doc__.partition(": ")[2].capitalize())
+bench = typer.Typer(
+    rich_markup_mode=HELP, no_args_is_help=True, help=__doc__.partition(": ")[2].capitalize()
+)
 
 Model = Annotated[
     str,

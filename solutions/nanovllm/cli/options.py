@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, get_type_hints
@@ -11,6 +12,8 @@ import typer
 from nanovllm.cli.errors import Refused
 
 SAMPLING, ENGINE = "Sampling", "Engine"
+# Panels cut the names of options where there is little room; plain lists do not.
+HELP = "rich" if shutil.get_terminal_size().columns >= 120 else None
 Model = Annotated[
     str | None,
     typer.Option("--model", "-m", help="Folder or hub name. (default: the bundled model)"),
