@@ -16,13 +16,15 @@ from nanovllm.generation.rows import SamplingRow
 from nanovllm.generation.sampling import sample
 from nanovllm.model.cache import ContiguousCache, forward_cached
 from nanovllm.model.config import ModelConfig
+from nanovllm.speculative.adaptive import AdaptivePolicy
 from nanovllm.speculative.config import read_speculative_config
+from nanovllm.speculative.costs import Costs
 from nanovllm.speculative.errors import SpeculationError
 from nanovllm.speculative.gain import best_guesses, expected_tokens, speed_up
+from nanovllm.speculative.judge import judge
 from nanovllm.speculative.lookup import NgramIndex, PromptLookup
-from nanovllm.speculative.policy import AdaptivePolicy, Costs
 from nanovllm.speculative.proposer import Ask, Guesses
-from nanovllm.speculative.rejection import distribution, judge, rejection_sample
+from nanovllm.speculative.rejection import distribution, rejection_sample
 from nanovllm.speculative.tree import ROOT, TokenTree, best_tree, verify_tree
 from tests.test_speculative_engine import CONFIG, spread_out
 
@@ -259,7 +261,7 @@ def replay(policy: AdaptivePolicy, rates: list[float], costs: Costs, steps: int,
 )
 def test_the_policy_is_near_the_best_fixed_number(rate, requests, base, token) -> None:
     costs = Costs(base, token, 0.03)
-    policy = AdaptivePolicy(8, costs, learning=False)
+    policy = AdaptivePolicy(8, costs)
     reached = replay(policy, [rate], costs, 600, requests)
     bound = max(
         requests * expected_tokens(rate, k)
@@ -271,7 +273,7 @@ def test_the_policy_is_near_the_best_fixed_number(rate, requests, base, token) -
 
 def test_the_policy_stops_and_comes_back() -> None:
     costs = Costs(0.3, 0.3, 0.1)
-    policy = AdaptivePolicy(6, costs, learning=False)
+    policy = AdaptivePolicy(6, costs)
     request = Request(0, SimulatedSequence(0, 5, 9), 0.0, 99)
     counts = []
     for step in range(900):

@@ -13,36 +13,9 @@ from nanovllm.batching.engine import Engine
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request
 from nanovllm.generation.events import Sampled
-from nanovllm.generation.keys import sample_seed
-from nanovllm.generation.params import SamplingParams
-from nanovllm.generation.rows import SamplingRow
+from nanovllm.speculative.draft_sequence import DraftSequence
 from nanovllm.speculative.proposer import Ask, Guesses
-from nanovllm.speculative.rejection import SALT, distribution
-
-_GREEDY = SamplingParams(temperature=0)
-
-
-class _Copy:
-    """The target's tokens as the draft has them, with the guesses behind: its own sequence."""
-
-    def __init__(self, target: Request, sampled: bool, salt: bool) -> None:
-        sequence = target.sequence
-        self.request_id, self.index = sequence.request_id, sequence.index
-        self.prompt_token_ids = sequence.prompt_token_ids
-        self.output_token_ids: list[int] = []
-        self.params = sequence.params if sampled else _GREEDY
-        self.seed = sample_seed(sequence.seed, SALT) if salt else sequence.seed
-        self.eos_token_ids = sequence.eos_token_ids
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
-
-    @property
-    def row(self) -> SamplingRow:
-        return SamplingRow(
-            self.params, self.prompt_token_ids, self.output_token_ids, self.seed, self.eos_token_ids
-        )
+from nanovllm.speculative.rejection import distribution
 
 
 class DraftModel:
@@ -124,7 +97,7 @@ class DraftModel:
         copy = self._copy_of.get(target)
         output = target.sequence.output_token_ids
         if copy is None:
-            sequence = _Copy(target, self.sampled, self.with_probs)
+            sequence = DraftSequence(target, self.sampled, self.with_probs)
             sequence.output_token_ids += output
             limit = self.engine.max_model_len
             copy = Request(next(self._numbers), sequence, 0.0, limit)
