@@ -44,15 +44,27 @@ class SpeculativeScheduler:
         return getattr(self.inner, name)
 
     def schedule(self) -> Plan:
-        """The plan of the scheduler, its completing chunks with guesses behind (GuessedChunk).
+        """The plan of the scheduler, lengthened by guesses (given)."""
+        plan = self.lengthen(self.inner.schedule())
+        self._tokens = plan.num_tokens
+        return plan
 
-        Who was preempted is forgotten by the proposer. The policy says how many guesses each
-        chunk that completes is to have; `ask` gets them, all of the step in one call, and only
-        where more than none are wanted. No chunk gets more guesses than the policy wants, than
-        `max_chunk` leaves beside its own tokens, or than its request's `limit` leaves room for;
-        all together no more than `budget_left`: where that is too little, the first chunks of the
-        plan have their guesses first. Room for guesses comes from `room`. Everything else of the
-        plan stays as it is.
+    def lengthen(self, plan: Plan) -> Plan:
+        """The plan, with guesses behind its chunks that complete (GuessedChunk); all else stays.
+
+        First the proposer forgets every request that the plan has preempted. Then the policy,
+        `guessing`, says how many guesses each chunk that completes is to have. It is told the
+        requests of these chunks, in the plan's order; the most that each can have, looked at
+        alone; and the tokens of the plan. The most is what three limits leave: the plan's
+        `budget_left`; `limit` of the request, which no computed token may pass; and `max_chunk`,
+        where there is one, for the chunk's own tokens and its guesses together. What the policy
+        wants beyond it is not asked for. `ask` is given all that is wanted in this step, in one
+        call and in the plan's order; nobody is asked for 0 guesses or fewer, and `ask` is not
+        called where nobody is.
+
+        All guesses of the step together are no more than `budget_left`: the first chunks of the
+        plan have theirs first, and what one of them does not use is there for the next. Of its
+        guesses a chunk has the first ones, as many as `room` says; without any it stays a Chunk.
 
         >>> from nanovllm.batching.scheduler import Scheduler
         >>> from nanovllm.batching.simulated import CountingStore, SimulatedSequence
@@ -70,7 +82,6 @@ class SpeculativeScheduler:
         (8, (7, 7, 7))
         """
         ### BEGIN SOLUTION
-        plan = self.inner.schedule()
         for request in plan.preempted:
             self.proposer.forget(request)
         complete = [chunk for chunk in plan.chunks if chunk.completes]
@@ -96,9 +107,7 @@ class SpeculativeScheduler:
             guesses = guesses.first(self.room(chunk, len(guesses.token_ids)))
             left -= len(guesses.token_ids)
             chunks.append(GuessedChunk.of(chunk, guesses) if guesses.token_ids else chunk)
-        lengthened = replace(plan, chunks=tuple(chunks))
-        self._tokens = lengthened.num_tokens
-        return lengthened
+        return replace(plan, chunks=tuple(chunks))
         ### END SOLUTION
 
     def ask(self, asks: Sequence[Ask]) -> dict[Request, Guesses]:
@@ -117,7 +126,7 @@ class SpeculativeScheduler:
         guessed = {ask.request: self._usable(guesses.first(ask.most)) for ask, guesses in pairs}
         self._drafting = self.inner.clock() - started
         self.costs.guessing(
-            sum(len(g.token_ids) for g in guessed.values() if g.source == "draft"), self._drafting
+            [len(g.token_ids) for g in guessed.values() if g.source == "draft"], self._drafting
         )
         return guessed
 
@@ -139,9 +148,9 @@ class SpeculativeScheduler:
             self.notify(message)
 
     def room(self, chunk: Chunk, guesses: int) -> int:
-        """Of so many guesses those that the store has room for; it is reserved then.
+        """How many of so many guesses behind a chunk the store has room for; that is reserved then.
 
-        Not for those that would take a block which neighbours may need for their next token.
+        None that would take a block which neighbours may need for their next token.
         """
         store, request = self.inner.store, chunk.request
         places = len(store.block_ids(request)) * store.block_size - chunk.start

@@ -160,14 +160,14 @@ class SpeculativeEngine(EngineBase):
     def update(self, plan: Plan, outcomes: Sequence[Any]) -> list[EngineEvent]:
         """Commit, count and append what stands, and report it: an event for each token.
 
-        outcomes: one a chunk. That of a GuessedChunk is a Verified, or an error. Its places
-        (`chunk.places`: the known tokens, then one chunk for each guess) come to the tokens of
-        `Verified.drawn`, one after another; places behind them have not been computed, as far as
-        anybody can see. The engine's own `update` does all of it for plain chunks with plain
-        outcomes, and may be called several times. Whoever ends in the middle of its guesses gets
-        no further token: a request that has ended is in no later call. `note` is told of every
-        guessed chunk before it is updated. The tokens of one request come in order; requests may
-        come in any.
+        outcomes: one a chunk. That of a GuessedChunk is a Verified, or an error, which stands for a
+        Verified of this error alone. Its places (`chunk.places`: the known tokens, then one chunk
+        for each guess) come to the outcomes in `Verified.drawn`, one after another; places behind
+        these were not computed, as far as anybody can see. The engine's own `update` does all of
+        it for plain chunks with plain outcomes, and may be called several times. Whoever ends in
+        the middle of its guesses gets no further token: a request that has ended is in no later
+        call. `note` is told once of every guessed chunk and its Verified, before the chunk is
+        updated. The tokens of one request come in order; requests may come in any.
         """
         ### BEGIN SOLUTION
         rounds: list[list[tuple[Chunk, Outcome]]] = [[]]
