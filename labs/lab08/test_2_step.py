@@ -58,7 +58,7 @@ class Wants:
 
     def lengths(self, requests, most, tokens):
         self.notes.append([[r.number for r in requests], list(most), tokens])
-        return list(self.wanted[: len(requests)])
+        return [*self.wanted, *[0] * len(requests)][: len(requests)]
 
     def judged(self, request, guesses, accepted):
         self.notes.append([request.number, list(guesses.token_ids), accepted])
