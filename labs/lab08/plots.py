@@ -200,7 +200,7 @@ def acceptance(
     _, axes = plt.subplots(1, len(runs), figsize=(12, 2.9), sharey=True, layout="constrained")
     places = range(1, GUESSES + 1)
     for axis, (kind, ways) in zip(axes, runs.items(), strict=True):
-        for color, (name, turns) in zip(("C0", "C1"), ways.items(), strict=True):
+        for color, (name, turns) in zip(("C1", "C0"), ways.items(), strict=True):
             found = [100 * share(turns, place) for place in places]
             axis.plot(places, found, "o-", color=color, label=name)
             powers = [100 * (found[0] / 100) ** place for place in places]
@@ -435,7 +435,14 @@ def recorded() -> list[RecordedText]:
     return read_texts(RECORD, "draft")
 
 
-def policies(gains: Mapping[str, Mapping[str, float]], guess: float | None = None) -> None:
+def turning() -> RecordedText:
+    """A text whose guesses are all wrong for forty tokens, and then all right."""
+    from nanovllm.speculative.replay import RecordedText
+
+    return RecordedText.of([False] * 40 + [True] * 60, "wrong, then right")
+
+
+def policies(gains: Mapping[str, Mapping[str, float]]) -> None:
     """How many times as fast each policy is, for each kind of costs."""
     _, axes = plt.subplots(1, len(gains), figsize=(12, 2.7), sharey=True, layout="constrained")
     for axis, (kind, found) in zip(axes, gains.items(), strict=True):

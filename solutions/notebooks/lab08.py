@@ -34,24 +34,28 @@ models = plots.load()
 # the guesses that fell. **Predict**: which of the two needs fewer steps? Where does each of them guess
 # wrong?
 
+
 # %%
-with needs("08", 1, 2, 3):
+def both_ways(prompts):
+    """For each proposer and each prompt, what the steps of your engine did."""
     from nanovllm.speculative.lookup import PromptLookup
 
-    prompts = plots.KINDS["recall"][:1]
-    [looked_up] = plots.serve(models, prompts, PromptLookup())
-    [drafted] = plots.serve(models, prompts, plots.drafter(models))
-    plots.coloured(models, {"prompt lookup": looked_up, "draft model": drafted})
+    ways = {"prompt lookup": PromptLookup(), "draft model": plots.drafter(models)}
+    return {name: plots.serve(models, prompts, way) for name, way in ways.items()}
+
+
+# %%
+with needs("08", 1, 2, 3):
+    runs = both_ways(plots.KINDS["recall"][:1])
+    plots.coloured(models, {name: turns for name, [turns] in runs.items()})
 
 # %% [markdown]
 # The same for a story. **Predict** first what changes.
 
 # %%
 with needs("08", 1, 2, 3):
-    prompts = plots.KINDS["stories"][:1]
-    [looked_up] = plots.serve(models, prompts, PromptLookup())
-    [drafted] = plots.serve(models, prompts, plots.drafter(models))
-    plots.coloured(models, {"prompt lookup": looked_up, "draft model": drafted})
+    runs = both_ways(plots.KINDS["stories"][:1])
+    plots.coloured(models, {name: turns for name, [turns] in runs.items()})
 
 # %% nbgrader={"grade": true, "grade_id": "lab08-task-1", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="08" nanovllm_task=1
 from grader.student.notebook import check_task
@@ -93,18 +97,11 @@ def share(turns, place: int) -> float:
 
 
 # %%
-def both_ways(prompts):
-    """All steps of these prompts, with each proposer."""
-    from nanovllm.speculative.lookup import PromptLookup
-
-    ways = {"draft model": plots.drafter(models), "prompt lookup": PromptLookup()}
-    runs = {name: plots.serve(models, prompts, way) for name, way in ways.items()}
-    return {name: [turn for one in turns for turn in one] for name, turns in runs.items()}
-
-
-# %%
 with needs("08", 1, 2, 3):
-    found = {kind: both_ways(prompts) for kind, prompts in plots.KINDS.items()}
+    found = {}
+    for kind, prompts in plots.KINDS.items():
+        runs = both_ways(prompts)
+        found[kind] = {name: [turn for one in run for turn in one] for name, run in runs.items()}
     plots.acceptance(share, found, None if guess is ... else guess)
 
 # %% [markdown]
@@ -289,15 +286,16 @@ with needs("08", 7):
     answer("08", "g")
 
 # %% [markdown]
-# Now look inside. One text of each kind, all at once, on a step that waits for memory. **Predict**: whose
-# row becomes white first, and whose guesses does your policy give up? Does it come back?
+# Now look inside. One text of each kind, all at once, and one that was made up: its first forty guesses
+# are wrong, all others right. **Predict**: whose row ends first? After how many steps does your policy
+# give the last text up, and when does it come back?
 
 # %%
 with needs("08", 7):
     from nanovllm.speculative.adaptive import AdaptivePolicy
     from nanovllm.speculative.replay import replay
 
-    costs, few = plots.COSTS["waits for memory"], plots.recorded()[:5]
+    costs, few = plots.COSTS["in between"], [*plots.recorded()[:5], plots.turning()]
     story = replay(few, AdaptivePolicy(8, costs), costs, batch=len(few))
     plots.wanted(story, [text.kind for text in few])
 
