@@ -2,19 +2,42 @@
 
 ### BEGIN SOLUTION
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from nanovllm.batching.request import Request
 from nanovllm.speculative.costs import Costs
 from nanovllm.speculative.proposer import Guesses
 
 
-class AdaptivePolicy:
-    """Takes the guesses that bring more tokens a second than the step does without them.
+@dataclass
+class Places:
+    """Of the places that were reached, those that stood; the older ones weigh less."""
 
-    The rate at which a request's guesses stand is a moving average over the places that were
-    reached, and begins as that of all requests. Place j of a request stands with rate^j; places
-    are taken by that, the likeliest first, while they pay. Who guesses nothing tries again after
-    `pause` steps, then twice as many, up to `longest_pause`.
+    stood: float
+    reached: float
+    memory: float
+
+    def add(self, stood: bool) -> None:
+        """One more place was reached."""
+        self.stood = self.memory * self.stood + stood
+        self.reached = self.memory * self.reached + 1.0
+
+
+@dataclass
+class History:
+    """What is known of one request: its places, and how long it has yet to wait for a trial."""
+
+    places: Places
+    wait: int
+    pause: int
+
+
+class AdaptivePolicy:
+    """The guesses that bring the most tokens a second, if place j of a request stands with rate^j.
+
+    The rate of a request is that of its own places, with those of all requests counting as `weight`
+    more of them. Who guesses nothing tries one guess after `pause` steps, then after twice as many,
+    up to `longest_pause`: unless it would not pay if all guesses were right.
     """
 
     def __init__(
@@ -22,60 +45,96 @@ class AdaptivePolicy:
         most: int,
         costs: Costs | None = None,
         *,
-        pause: int = 16,
-        longest_pause: int = 256,
+        weight: float = 3.0,
+        pause: int = 32,
+        longest_pause: int = 64,
     ) -> None:
         self.most, self.costs = most, costs or Costs()
-        self.pause, self.longest_pause = pause, longest_pause
-        self.rate = 0.6  # of all requests
-        self._rate: dict[Request, float] = {}
-        self._waits: dict[Request, tuple[int, int]] = {}  # steps to go, and how long it was
+        self.weight, self.pause, self.longest_pause = weight, pause, longest_pause
+        self._all = Places(stood=6.0, reached=10.0, memory=0.98)
+        self._of: dict[Request, History] = {}
 
     def lengths(self, requests: Sequence[Request], most: Sequence[int], tokens: int) -> list[int]:
         """As GuessPolicy."""
-        wanted = [0] * len(requests)
-        places = sorted(
-            (-(self._rate.get(request, self.rate) ** j), i, j)
-            for i, request in enumerate(requests)
-            for j in range(1, min(self.most, most[i]) + 1)
-        )
-        yield_, cost = float(len(requests)), self.costs.base + self.costs.token * tokens
-        more = self.costs.token + self.costs.draft
-        for gain, i, j in places:
-            if -gain * cost <= yield_ * more:
-                break
-            yield_, cost, wanted[i] = yield_ - gain, cost + more, j
+        limits = [max(min(limit, self.most), 0) for limit in most]
+        wanted = self._best([self._rate(request) for request in requests], limits)
+        due = []
         for i, request in enumerate(requests):
+            history = self._history(request)
             if wanted[i]:
-                self._waits.pop(request, None)
-            elif most[i]:
-                wanted[i] = min(self._trial(request), most[i], self.most)
+                history.wait = history.pause = self.pause
+            else:
+                history.wait -= 1
+                if history.wait <= 0:
+                    due.append(i)
+        could = self._best([1.0] * len(requests), limits) if due else []
+        for i in due:
+            if could[i]:
+                history = self._history(requests[i])
+                history.wait = history.pause = min(2 * history.pause, self.longest_pause)
+                wanted[i] = 1
         return wanted
 
-    def _trial(self, request: Request) -> int:
-        """Guesses of one that does without: a few when its pause is over."""
-        left, pause = self._waits.get(request, (self.pause, self.pause))
-        if left > 1:
-            self._waits[request] = left - 1, pause
-            return 0
-        longer = min(2 * pause, self.longest_pause)
-        self._waits[request] = longer, longer
-        return 2
+    def _best(self, rates: Sequence[float], limits: Sequence[int]) -> list[int]:
+        """Guesses of each request with the most tokens a second.
+
+        Tokens of prompts in the same step are left out: they cost the same in any case.
+        """
+        costs, count = self.costs, len(rates)
+        alone = costs.base + costs.token * count
+        wanted, speed = [0] * count, count / max(alone, 1e-12)
+        while True:  # with a higher speed fewer guesses pay, and those bring a higher speed
+            better, tokens = self._worth(rates, limits, speed)
+            seconds = alone + costs.token * sum(better) + costs.drafting(better)
+            if tokens <= speed * seconds * (1.0 + 1e-9):
+                return wanted
+            wanted, speed = better, tokens / max(seconds, 1e-12)
+
+    def _worth(
+        self, rates: Sequence[float], limits: Sequence[int], speed: float
+    ) -> tuple[list[int], float]:
+        """The guesses that bring more tokens than their time is worth, and the step's tokens."""
+        price = speed * (self.costs.token + self.costs.draft)
+        wanted, tokens, chances = [0] * len(rates), float(len(rates)), list(rates)
+        for depth in range(1, max(limits, default=0) + 1):
+            good = [
+                i
+                for i, (chance, limit) in enumerate(zip(chances, limits, strict=True))
+                if depth <= limit and chance > price
+            ]
+            gain = sum(chances[i] for i in good)
+            if gain - price * len(good) <= speed * self.costs.forward:  # one forward for them all
+                break
+            for i in good:
+                wanted[i] = depth
+            tokens += gain
+            chances = [chance * rate for chance, rate in zip(chances, rates, strict=True)]
+        return wanted, tokens
+
+    def _rate(self, request: Request) -> float:
+        places = self._history(request).places
+        rate = self._all.stood / self._all.reached
+        return (places.stood + self.weight * rate) / (places.reached + self.weight)
+
+    def _history(self, request: Request) -> History:
+        history = self._of.get(request)
+        if history is None:
+            history = History(Places(0.0, 0.0, memory=0.9), self.pause, self.pause)
+            self._of[request] = history
+        return history
 
     def judged(self, request: Request, guesses: Guesses, accepted: int) -> None:
         """As GuessPolicy."""
-        count = len(guesses.token_ids)
-        rate = self._rate.get(request, self.rate)
-        for place in range(min(accepted + 1, count)):
-            stood = float(place < accepted)
-            rate += 0.2 * (stood - rate)
-            self.rate += 0.02 * (stood - self.rate)
-        self._rate[request] = rate
+        history = self._history(request)
+        for place in range(min(accepted + 1, len(guesses.token_ids))):
+            history.places.add(place < accepted)
+            self._all.add(place < accepted)
+        if accepted:  # after a trial that stood, the next one comes soon
+            history.wait, history.pause = min(history.wait, 3), self.pause
 
     def forget(self, request: Request) -> None:
         """As GuessPolicy."""
-        self._rate.pop(request, None)
-        self._waits.pop(request, None)
+        self._of.pop(request, None)
 
 
 ### END SOLUTION
