@@ -100,10 +100,10 @@ def verify_tree(
 ) -> list[int]:
     """The greedy tokens that a tree is worth; one forward of 1 + M tokens.
 
-    cache: K and V of all tokens before the known one. Afterwards it has those of the known token
-    and of the nodes that stand, in the order of the text, and nothing else; so the last of the
-    tokens is the next call's known one. Layers with a window (`cache.config.window(layer)`) see by
-    positions, as in lab 02. The tree may be empty.
+    cache: K and V of all tokens before the known one, and room for 1 + M more. Afterwards it has
+    those of the known token and of the nodes that stand, in the order of the text, and nothing
+    else; so the last of the tokens is the next call's known one. Layers with a window
+    (`cache.config.window(layer)`) see by positions, as in lab 02. The tree may be empty.
     """
     ### BEGIN SOLUTION
     stored = cache.length
@@ -150,7 +150,7 @@ def best_tree(
         if len(path) == depth:
             return
         logprobs: Float[Tensor, V] = logits_behind(path).log_softmax(dim=-1)
-        top = logprobs.topk(width)
+        top = logprobs.topk(min(width, len(logprobs)))
         for value, token in zip(top.values.tolist(), top.indices.tolist(), strict=True):
             open_.append((score + value, node, token, (*path, token)))
 
