@@ -860,7 +860,7 @@ class History:
         )
 
     def fails(self, model):
-        """What differs from the engine without guesses, "" if nothing does."""
+        """What differs from the engine without guesses, found and expected; None if nothing."""
         config = EngineConfig(
             max_num_seqs=self.seats, max_num_batched_tokens=self.budget, max_chunk=self.max_chunk
         )
@@ -868,24 +868,25 @@ class History:
         alone = run(engine_of(model, config, **room), self.jobs)
         try:
             guesses = self.guesses, rule_of(self.rule, alone.tokens)
-            engine = engine_of(model, config, guesses, **room)
-            found = run(engine, self.jobs, self.aborts)
+            found = run(engine_of(model, config, guesses, **room), self.jobs, self.aborts)
         except NotImplementedError:
             raise
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
+            return "what a step raises", f"{type(error).__name__}: {error}", "nothing"
         if found.wrong:
-            return found.wrong
+            return "what must never be", found.wrong, "nothing"
         gone = {number for number, _ in self.aborts}
         for key, text in sorted(alone.tokens.items()):
             mine = found.tokens.get(key, ())
             if mine != (text[: len(mine)] if key[0] in gone else text):
-                return f"the text of request {key[0]} is {list(mine)}, expected {list(text)}"
-            if key[0] not in gone and key in alone.completions:
-                one, other = found.completions[key], alone.completions[key]
-                if (one.finish_reason, one.stop_reason) != (other.finish_reason, other.stop_reason):
-                    return f"request {key[0]} ends by {one.finish_reason}"
-        return ""
+                return f"the tokens of request {key[0]}", list(mine), list(text)
+            one, other = found.completions.get(key), alone.completions[key]
+            if one and (one.finish_reason, one.stop_reason) != (
+                other.finish_reason,
+                other.stop_reason,
+            ):
+                return f"the end of request {key[0]}", one.finish_reason, other.finish_reason
+        return None
 
     def smaller(self):
         """Histories with one thing less."""
@@ -895,6 +896,10 @@ class History:
             yield replace(self, jobs=jobs, aborts=aborts)
         for number in range(len(self.aborts)):
             yield replace(self, aborts=self.aborts[:number] + self.aborts[number + 1 :])
+        yield replace(self, blocks=60)
+        yield replace(self, max_chunk=None)
+        yield replace(self, caching=False)
+        yield replace(self, guesses=max(self.guesses // 2, 1))
         for number, (arrival, prompt, params) in enumerate(self.jobs):
             fewer = replace(params, max_tokens=max(params.max_tokens // 2, params.min_tokens, 1))
             plain = greedy(params.max_tokens, ignore_eos=True)
@@ -902,14 +907,11 @@ class History:
                 (0, prompt, params),
                 (arrival, prompt[: len(prompt) // 2] or prompt, params),
                 (arrival, prompt, fewer),
+                (arrival, prompt, replace(params, n=1)),
                 (arrival, prompt, plain),
             ):
                 jobs = *self.jobs[:number], one, *self.jobs[number + 1 :]
                 yield replace(self, jobs=jobs)
-        yield replace(self, blocks=60)
-        yield replace(self, max_chunk=None)
-        yield replace(self, caching=False)
-        yield replace(self, guesses=max(self.guesses // 2, 1))
 
 
 def random_history(rng):
@@ -960,15 +962,16 @@ def test_random(rng):
     model = spread_out(CONFIG)
     for _ in range(6):
         history = random_history(rng)
-        found = history.fails(model)
-        if found:
+        differs = history.fails(model)
+        if differs:
             history = shrunk(history, model)
-            found = history.fails(model)
+            differs = history.fails(model)
+        what, found, expected = differs or ("what differs", "nothing", "nothing")
         expect(
             found,
-            "",
-            call="what differs from the engine without guesses in this history, the smallest "
-            "found that fails",
+            expected,
+            call=f"{what}, beside the engine without guesses, in the smallest history found that "
+            "fails",
             given={"history": "\n" + "\n".join(str(history).split("; "))},
             cause="an event a token, and no trace of the guesses that fell",
         )
