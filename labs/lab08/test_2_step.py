@@ -327,6 +327,16 @@ def test_the_rest():
         return [7] * min(most, 2)
 
     store = CountingStore(500)
+    chunks = chunks_of(store, *((6 + i, 1, 7 + i, 40) for i in range(4)))
+    scheduler, _ = scheduler_of(store, chunks, FixedPolicy(6))
+    found = scheduler.lengthen(Plan(chunks, budget=12)).chunks
+    expect(
+        [len(shape(chunk)[3] or ()) for chunk in found],
+        [6, 2, 0, 0],
+        call="how many guesses four decodes have that want 6 each, with a budget of 12",
+        cause="the plan has spent 4 of the budget; what is left is for all of them together",
+    )
+    store = CountingStore(500)
     chunks = chunks_of(store, (6, 1, 7, 20), (3, 1, 4, 20), (0, 5, 30, 40), (2, 3, 5, 20))
     gone = [Request(number, SimulatedSequence(number, 3, 9), 0.0, 12) for number in (8, 9)]
     plan = Plan(chunks, (chunks[3].request,), tuple(gone), 15)
