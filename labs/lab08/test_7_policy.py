@@ -82,9 +82,14 @@ def test_limits():
         "never seen, and fewer guesses than were wanted",
     )
     expect(
-        [len(AdaptivePolicy(4).lengths(batch, (4,) * 4, 4)), AdaptivePolicy(4).lengths([], (), 0)],
-        [4, []],
-        call="AdaptivePolicy(4) without costs: numbers for four requests, and for none",
+        [
+            len(AdaptivePolicy(4).lengths(batch, (4,) * 4, 4)),
+            list(AdaptivePolicy(4).lengths([], (), 0)),
+            list(AdaptivePolicy(4, Costs(0.0, 1.0)).lengths([], (), 0)),
+        ],
+        [4, [], []],
+        call="AdaptivePolicy(4) without costs: numbers for four requests, and for none; and for "
+        "none where base is 0",
     )
 
 

@@ -56,6 +56,8 @@ class AdaptivePolicy:
 
     def lengths(self, requests: Sequence[Request], most: Sequence[int], tokens: int) -> list[int]:
         """As GuessPolicy."""
+        if not requests:
+            return []
         limits = [max(min(limit, self.most), 0) for limit in most]
         wanted = self._best([self._rate(request) for request in requests], limits)
         due = []
@@ -82,13 +84,13 @@ class AdaptivePolicy:
         """
         costs, count = self.costs, len(rates)
         alone = costs.base + costs.token * count
-        wanted, speed = [0] * count, count / max(alone, 1e-12)
+        wanted, speed = [0] * count, count / alone
         while True:  # with a higher speed fewer guesses pay, and those bring a higher speed
             better, tokens = self._worth(rates, limits, speed)
             seconds = alone + costs.token * sum(better) + costs.drafting(better)
             if tokens <= speed * seconds * (1.0 + 1e-9):
                 return wanted
-            wanted, speed = better, tokens / max(seconds, 1e-12)
+            wanted, speed = better, tokens / seconds
 
     def _worth(
         self, rates: Sequence[float], limits: Sequence[int], speed: float
@@ -96,7 +98,7 @@ class AdaptivePolicy:
         """The guesses that bring more tokens than their time is worth, and the step's tokens."""
         price = speed * (self.costs.token + self.costs.draft)
         wanted, tokens, chances = [0] * len(rates), float(len(rates)), list(rates)
-        for depth in range(1, max(limits, default=0) + 1):
+        for depth in range(1, max(limits) + 1):
             good = [
                 i
                 for i, (chance, limit) in enumerate(zip(chances, limits, strict=True))
