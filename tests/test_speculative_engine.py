@@ -24,9 +24,10 @@ from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model
 from nanovllm.paging.manager import BlockManager
 from nanovllm.paging.store import PagedStore
+from nanovllm.speculative.adaptive import AdaptivePolicy
 from nanovllm.speculative.draft_model import DraftModel
+from nanovllm.speculative.guess_policy import FixedPolicy
 from nanovllm.speculative.lookup import PromptLookup
-from nanovllm.speculative.policy import AdaptivePolicy, FixedPolicy
 from nanovllm.speculative.proposer import Ask, Guesses, NgramThenDraft, Proposer
 from nanovllm.speculative.verify import SpeculativeEngine
 from tests.test_gpu_engine import in_torch, uncaptured

@@ -16,13 +16,15 @@ from nanovllm.generation.rows import SamplingRow
 from nanovllm.generation.sampling import sample
 from nanovllm.model.cache import ContiguousCache, forward_cached
 from nanovllm.model.config import ModelConfig
+from nanovllm.speculative.adaptive import AdaptivePolicy
 from nanovllm.speculative.config import read_speculative_config
+from nanovllm.speculative.costs import Costs
 from nanovllm.speculative.errors import SpeculationError
 from nanovllm.speculative.gain import best_guesses, expected_tokens, speed_up
+from nanovllm.speculative.judge import judge
 from nanovllm.speculative.lookup import NgramIndex, PromptLookup
-from nanovllm.speculative.policy import AdaptivePolicy, Costs
 from nanovllm.speculative.proposer import Ask, Guesses
-from nanovllm.speculative.rejection import distribution, judge, rejection_sample
+from nanovllm.speculative.rejection import distribution, rejection_sample
 from nanovllm.speculative.tree import ROOT, TokenTree, best_tree, verify_tree
 from tests.test_speculative_engine import CONFIG, spread_out
 
@@ -259,7 +261,7 @@ def replay(policy: AdaptivePolicy, rates: list[float], costs: Costs, steps: int,
 )
 def test_the_policy_is_near_the_best_fixed_number(rate, requests, base, token) -> None:
     costs = Costs(base, token, 0.03)
-    policy = AdaptivePolicy(8, costs, learning=False)
+    policy = AdaptivePolicy(8, costs)
     reached = replay(policy, [rate], costs, 600, requests)
     bound = max(
         requests * expected_tokens(rate, k)
@@ -271,7 +273,7 @@ def test_the_policy_is_near_the_best_fixed_number(rate, requests, base, token) -
 
 def test_the_policy_stops_and_comes_back() -> None:
     costs = Costs(0.3, 0.3, 0.1)
-    policy = AdaptivePolicy(6, costs, learning=False)
+    policy = AdaptivePolicy(6, costs)
     request = Request(0, SimulatedSequence(0, 5, 9), 0.0, 99)
     counts = []
     for step in range(900):
@@ -289,6 +291,36 @@ def test_costs_are_learnt_from_steps() -> None:
         tokens = rng.randint(1, 40)
         costs.step(tokens, 0.004 + 0.0002 * tokens)
     assert (costs.base, costs.token) == (pytest.approx(0.004), pytest.approx(0.0002))
+
+
+def test_costs_of_guesses_are_learnt_by_forward_and_by_guess() -> None:
+    costs, rng = Costs(), random.Random(0)
+    for _ in range(200):
+        counts = [rng.randint(0, 4) for _ in range(rng.randint(1, 8))]
+        costs.guessing(counts, 0.07 * max(counts) + 0.01 * sum(counts))
+    assert (costs.forward, costs.draft) == (pytest.approx(0.07), pytest.approx(0.01))
+    assert costs.drafting([3, 0, 1]) == pytest.approx(3 * 0.07 + 4 * 0.01)
+    assert costs.drafting([]) == 0.0
+    alone = Costs()
+    for _ in range(50):
+        alone.guessing([4], 0.3)
+    assert (alone.forward, alone.draft) == (pytest.approx(0.075), pytest.approx(0.0))
+
+
+def test_costs_of_small_steps_are_not_those_of_long_prompts() -> None:
+    """A prompt's token is cheaper than a decode's; a clock that stands still teaches nothing."""
+    costs, rng = Costs(), random.Random(0)
+    for step in range(400):
+        tokens = 300 if step % 40 == 0 else rng.choice([1, 3, 5])
+        costs.step(tokens, 0.5 + 0.02 * tokens if tokens == 300 else 0.24 + 0.048 * tokens)
+    assert [costs.base + n * costs.token for n in (1, 5)] == pytest.approx([0.288, 0.48], rel=0.25)
+    before = costs.base, costs.token
+    costs.step(3, 0.0)
+    costs.guessing([2], 0.0)
+    assert (costs.base, costs.token) == before
+    for _ in range(300):  # steps of one size: only the scale is known
+        costs.step(1, 0.576)
+    assert costs.base + costs.token == pytest.approx(0.576, rel=0.02)
 
 
 @pytest.mark.parametrize(

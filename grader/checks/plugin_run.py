@@ -11,7 +11,7 @@ from grader.checks.expect import observed
 from grader.checks.known_mistakes import KnownMistake, borne_out, recognise
 from grader.checks.plugin_session import LabSession
 from grader.checks.unwritten import lacking, unwritten
-from grader.course.lab_toml import find_lab
+from grader.course.lab_toml import CatalogError, find_lab
 from grader.course.outcome import Outcome, Status
 
 
@@ -29,6 +29,17 @@ def not_written(error: BaseException, lab: str, task: int) -> tuple[Status, str]
     return Status.TODO, f"{absent} is not written yet{where}"
 
 
+def _has_reference(lab: str) -> bool:
+    try:
+        return find_lab(lab).reference.is_dir()
+    except CatalogError:  # the lab itself is not part of this copy
+        return False
+
+
+class NeedsLabError(Exception):
+    """The check runs on the code of a lower lab, and this copy has no reference of it."""
+
+
 class Running:
     """Puts each check in its lab's world, judges how it ended, and writes its card."""
 
@@ -40,7 +51,16 @@ class Running:
         info = self.session.info(item)
         if info is None:
             return
-        self.session.world(find_lab(info.lab)).enter()
+        lab = find_lab(info.lab)
+        self.session.world(lab).enter()
+        if self.session.chain:
+            return
+        for lower in lab.task(info.task).runs_on:
+            if not _has_reference(lower):
+                raise NeedsLabError(
+                    f"needs {lower}, of which this copy of the course has no reference; "
+                    f"on your own labs: pytest labs/{lab.key} --mine"
+                )
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -70,6 +90,8 @@ class Running:
 
         if error is None:
             return outcome(Status.PASSED), ""
+        if isinstance(error, NeedsLabError):
+            return outcome(Status.BLOCKED, str(error)), str(error)
         standing = not_written(error, info.lab, info.task)
         if standing:
             return outcome(*standing), str(unwritten(error))

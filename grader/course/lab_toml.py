@@ -27,6 +27,7 @@ class Task:
     symbols: tuple[str, ...]
     needs: tuple[int, ...] = ()
     difficulty: int = 0  # 1 a plain transcription, 2 needs thought, 3 a design of one's own
+    runs_on: tuple[str, ...] = ()  # lower labs for which no stand-in will do
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ def _parsed(path: Path, modified: int, size: int, built: int) -> Lab:
                 symbols=tuple(entry["symbols"]),
                 needs=tuple(entry.get("needs", ())),
                 difficulty=0 if "minutes" in entry else entry["difficulty"],
+                runs_on=tuple(entry.get("runs_on", ())),
             )
             for entry in data["task"]
         )

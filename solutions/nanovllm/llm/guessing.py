@@ -42,11 +42,13 @@ class Guessing:
 
     def on(self, engine: type[Engine]) -> Callable[..., Engine]:
         """What makes such an engine, with guesses."""
+        from nanovllm.speculative.adaptive import AdaptivePolicy
+        from nanovllm.speculative.costs import Costs
         from nanovllm.speculative.draft_model import DraftModel
+        from nanovllm.speculative.guess_policy import FixedPolicy
+        from nanovllm.speculative.judge import judge
         from nanovllm.speculative.lookup import PromptLookup
-        from nanovllm.speculative.policy import AdaptivePolicy, FixedPolicy
         from nanovllm.speculative.proposer import NgramThenDraft
-        from nanovllm.speculative.rejection import judge
         from nanovllm.speculative.verify import SpeculativeEngine
 
         config = self.config
@@ -60,9 +62,12 @@ class Guessing:
                 proposer = NgramThenDraft(lookup, proposer)
         most = config.num_speculative_tokens
         kind = type(f"Speculative{engine.__name__}", (SpeculativeEngine, engine), {})
+        costs = Costs()
+        policy = AdaptivePolicy(most, costs) if config.adaptive else FixedPolicy(most)
         parts = {
             "proposer": proposer,
-            "guess_policy": AdaptivePolicy(most) if config.adaptive else FixedPolicy(most),
+            "guess_policy": policy,
+            "costs": costs,
             "judge": judge if standard else None,
             "warn": say,
         }

@@ -13,36 +13,9 @@ from nanovllm.batching.engine import Engine
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request
 from nanovllm.generation.events import Sampled
-from nanovllm.generation.keys import sample_seed
-from nanovllm.generation.params import SamplingParams
-from nanovllm.generation.rows import SamplingRow
+from nanovllm.speculative.draft_sequence import DraftSequence
 from nanovllm.speculative.proposer import Ask, Guesses
-from nanovllm.speculative.rejection import SALT, distribution
-
-_GREEDY = SamplingParams(temperature=0)
-
-
-class _Copy:
-    """The target's tokens as the draft has them, with the guesses behind: its own sequence."""
-
-    def __init__(self, target: Request, sampled: bool, salt: bool) -> None:
-        sequence = target.sequence
-        self.request_id, self.index = sequence.request_id, sequence.index
-        self.prompt_token_ids = sequence.prompt_token_ids
-        self.output_token_ids: list[int] = []
-        self.params = sequence.params if sampled else _GREEDY
-        self.seed = sample_seed(sequence.seed, SALT) if salt else sequence.seed
-        self.eos_token_ids = sequence.eos_token_ids
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
-
-    @property
-    def row(self) -> SamplingRow:
-        return SamplingRow(
-            self.params, self.prompt_token_ids, self.output_token_ids, self.seed, self.eos_token_ids
-        )
+from nanovllm.speculative.rejection import distribution
 
 
 class DraftModel:
@@ -55,7 +28,7 @@ class DraftModel:
     """
 
     def __init__(self, engine: Engine, *, sampled: bool = False, with_probs: bool = False) -> None:
-        self.engine, self.store = engine, engine.store
+        self.engine, self.store, self.limit = engine, engine.store, engine.max_model_len
         self.sampled, self.with_probs = sampled, sampled and with_probs
         self.num_forwards = 0
         self._numbers = count()
@@ -68,7 +41,7 @@ class DraftModel:
         copies = [self._catch_up(ask) for ask in asks]
         guessed: list[list[int]] = [[] for _ in asks]
         probs: list[list[Tensor]] = [[] for _ in asks]
-        for depth in range(max(ask.most for ask in asks)):
+        for depth in range(max((ask.most for ask in asks), default=0)):
             rows = [
                 i
                 for i, copy in enumerate(copies)
@@ -78,10 +51,9 @@ class DraftModel:
                 break
             chunks = [self._chunk(copies[i]) for i in rows]
             drawn, q = self._forward(Plan(tuple(chunks)))
-            if depth == 0:  # known tokens: they are stored for good
-                self.store.commit(Plan(tuple(chunks)))
+            if depth == 0:
                 for chunk in chunks:
-                    chunk.request.num_computed_tokens = chunk.end
+                    self._keep(chunk.request, chunk.end - 1)
             for place, (i, chunk) in enumerate(zip(rows, chunks, strict=True)):
                 self._fed[chunk.request] = chunk.end
                 if isinstance(drawn[place], Sampled):
@@ -107,7 +79,7 @@ class DraftModel:
 
     def _has_room(self, copy: Request) -> bool:
         end = copy.num_tokens
-        if end > self.engine.max_model_len:
+        if end > self.limit:
             return False
         return self.store.reserve(copy, end - copy.num_computed_tokens)
 
@@ -121,31 +93,40 @@ class DraftModel:
         None where there is no room for it.
         """
         target = ask.request
-        copy = self._copy_of.get(target)
-        output = target.sequence.output_token_ids
+        copy = self._copy_of.get(target) or self._admitted(target)
         if copy is None:
-            sequence = _Copy(target, self.sampled, self.with_probs)
-            sequence.output_token_ids += output
-            limit = self.engine.max_model_len
-            copy = Request(next(self._numbers), sequence, 0.0, limit)
-            if sequence.num_tokens > limit or not self.store.can_admit(copy):
-                return None
-            self._copy_of[target] = copy
-            copy.num_computed_tokens = self._fed[copy] = self.store.admit(copy)
-            return copy
-        known = copy.num_computed_tokens
-        shift, mine = len(target.sequence.prompt_token_ids), copy.sequence.output_token_ids
-        right = known
-        while right < min(self._fed[copy], target.num_tokens - 1) and (
-            mine[right - shift] == output[right - shift]
-        ):
+            return None
+        right = copy.num_computed_tokens
+        there = copy.token_ids(right, self._fed[copy])
+        wanted = target.token_ids(right, target.num_tokens - 1)  # the newest gives the logits
+        for mine, theirs in zip(there, wanted, strict=False):
+            if mine != theirs:
+                break
             right += 1
-        first = max(known - shift, 0)
-        mine[first:] = output[first:]
-        if right > known:
-            self.store.commit(Plan((Chunk(copy, known, right - known, right),)))
-        copy.num_computed_tokens = self._fed[copy] = right
+        copy.sequence.output_token_ids[:] = target.sequence.output_token_ids
+        self._keep(copy, right)
+        self._fed[copy] = right
         return copy
+
+    def _admitted(self, target: Request) -> Request | None:
+        sequence, limit = DraftSequence(target, self.sampled, self.with_probs), self.limit
+        sequence.output_token_ids += target.sequence.output_token_ids
+        copy = Request(next(self._numbers), sequence, 0.0, limit)
+        if copy.num_tokens > limit or not self.store.can_admit(copy):
+            return None
+        self._copy_of[target] = copy
+        copy.num_computed_tokens = self._fed[copy] = self.store.admit(copy)
+        return copy
+
+    def _keep(self, copy: Request, end: int) -> None:
+        """K and V of tokens that are the target's for good: they count as stored.
+
+        Not those of the newest, which is computed again if it is asked for once more.
+        """
+        start = copy.num_computed_tokens
+        if end > start:
+            self.store.commit(Plan((Chunk(copy, start, end - start, end),)))
+            copy.num_computed_tokens = end
 
     def forget(self, request: Request) -> None:
         """Give its room back."""

@@ -1,5 +1,9 @@
 """When it pays: tokens that a step yields, over what it costs."""
 
+from collections.abc import Sequence
+
+from nanovllm.batching.simulator import StepCost
+
 
 def expected_tokens(rate: float, guesses: int) -> float:
     """Tokens that a step yields on average, if each guess stands with this rate: 1 + a + .. + a^k.
@@ -28,7 +32,7 @@ def speed_up(rate: float, guesses: int, verify: float, draft: float) -> float:
     ### END SOLUTION
 
 
-def best_guesses(rate: float, most: int, verify: list[float], draft: float) -> int:
+def best_guesses(rate: float, most: int, verify: Sequence[float], draft: float) -> int:
     """The number of guesses, 0 to `most`, with the largest speed-up; of equals the smallest.
 
     verify[k]: as in `speed_up`; verify[0] is 1.
@@ -38,4 +42,25 @@ def best_guesses(rate: float, most: int, verify: list[float], draft: float) -> i
     """
     ### BEGIN SOLUTION
     return max(range(most + 1), key=lambda k: (speed_up(rate, k, verify[k], draft), -k))
+    ### END SOLUTION
+
+
+def speed_up_in_batch(
+    rate: float, guesses: int, batch: int, target: StepCost, draft: StepCost | None = None
+) -> float:
+    """`speed_up` of a step in which `batch` requests decode, each with so many guesses.
+
+    target: what a step of the target costs for all tokens that it computes; draft: what one
+    forward of the draft model costs for its tokens, one a request and place; None: guesses cost
+    nothing. Places read are left out.
+
+    >>> round(speed_up_in_batch(0.8, 4, 1, StepCost(0.004, 0.0002), StepCost(0.0004, 0.0)), 2)
+    2.14
+    >>> round(speed_up_in_batch(0.8, 4, 32, StepCost(0.004, 0.0002), StepCost(0.0004, 0.0)), 2)
+    0.93
+    """
+    ### BEGIN SOLUTION
+    alone = target.seconds(batch, 0)
+    verify = target.seconds(batch * (guesses + 1), 0) / alone
+    return speed_up(rate, guesses, verify, draft.seconds(batch, 0) / alone if draft else 0.0)
     ### END SOLUTION

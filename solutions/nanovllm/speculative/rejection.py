@@ -4,7 +4,6 @@ Source: Leviathan, Kalman and Matias, "Fast Inference from Transformers via Spec
 2023, algorithm 1; Chen et al., "Accelerating LLM Decoding with Speculative Sampling", 2023.
 """
 
-### BEGIN SOLUTION
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,16 +12,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nanovllm.generation import chain, keys
-from nanovllm.generation.events import Sampled
+from nanovllm.generation import chain
 from nanovllm.generation.rows import Logits, SamplingRow
-from nanovllm.speculative.proposer import Guesses
-
-SALT = 1 << 32  # of the noise of judging and drafting: no sample of a request has this index
 
 
 def distribution(logits: Logits, rows: Sequence[SamplingRow]) -> Float[Tensor, "N V"]:
-    """What lab 03's sampler draws from, row by row; a greedy row has all on its likeliest token."""
+    """The probabilities from which lab 03's `sample` draws, one row for each row of logits.
+
+    float64, each row adds up to 1. Row i is that of `rows[i]`: its parameters, prompt and output
+    tokens, in the order of the sampler's chain. A greedy row has probability 1 on its likeliest
+    token (the first of equals) and 0 elsewhere. The logits given are not changed.
+
+    >>> from nanovllm.generation.params import SamplingParams
+    >>> row = SamplingRow(SamplingParams(temperature=0.5), [5], [], seed=0)
+    >>> distribution(torch.tensor([[0.0, 1.0]]), [row]).round(decimals=3).tolist()
+    [[0.119, 0.881]]
+    """
+    ### BEGIN SOLUTION
     shaped = chain.apply_min_tokens(logits.float(), rows)
     shaped = chain.apply_penalties(chain.apply_logit_bias(shaped, rows), rows)
     best = torch.nn.functional.one_hot(shaped.argmax(dim=-1), shaped.shape[-1]).double()
@@ -37,37 +43,53 @@ def distribution(logits: Logits, rows: Sequence[SamplingRow]) -> Float[Tensor, "
     shaped = chain.apply_top_p(shaped, column([p.top_p for p in params]))
     greedy = column([p.greedy for p in params])[:, None]
     return torch.where(greedy, best, shaped.double().softmax(dim=-1))
+    ### END SOLUTION
 
 
 def accepts(p: float, q: float, u: float) -> bool:
-    """Whether a guess stands, which the target gives p and the draft gave q: in p / q of cases.
+    """Whether a guess stands that the target gives probability p, and the draft gave q.
+
+    u is uniform in [0, 1); over many u a guess stands with probability min(1, p / q). p = 0 never
+    stands.
 
     >>> accepts(0.3, 0.6, u=0.49), accepts(0.3, 0.6, u=0.51), accepts(0.6, 0.3, u=0.99)
     (True, False, True)
     """
+    ### BEGIN SOLUTION
     return u * q < p
+    ### END SOLUTION
 
 
 def residual(p: Float[Tensor, V], q: Float[Tensor, V]) -> Float[Tensor, V]:
-    """What is drawn from in place of a rejected guess: max(p - q, 0), made to add up to 1.
+    """The distribution of the token that takes a rejected guess's place.
+
+    Where p is nowhere larger than q (they are equal, but for rounding), it is p. Neither argument
+    is changed.
 
     >>> residual(torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.6, 0.2])).tolist()
     [1.0, 0.0, 0.0]
     """
+    ### BEGIN SOLUTION
     left = (p - q).clamp(min=0)
     total = left.sum()
     return left / total if total > 0 else p
+    ### END SOLUTION
 
 
 def pick(probs: Float[Tensor, V], u: float) -> int:
-    """The token on whose stretch of [0, 1) u lies; never one of probability 0.
+    """The token on whose stretch of [0, 1) u lies, token 0 first; never one of probability 0.
+
+    The stretch of a token is as long as its probability. probs may add up to a little less or
+    more than 1: stretches are parts of their sum.
 
     >>> [pick(torch.tensor([0.25, 0.0, 0.75]), u) for u in (0.2, 0.3, 0.99)]
     [0, 2, 2]
     """
+    ### BEGIN SOLUTION
     ends = probs.double().cumsum(dim=0)
     token = int(torch.searchsorted(ends, u * ends[-1], right=True))
     return min(token, int(probs.nonzero().max()))
+    ### END SOLUTION
 
 
 def rejection_sample(
@@ -76,9 +98,12 @@ def rejection_sample(
     guesses: Sequence[int],
     uniforms: Float[Tensor, "k+1 2"],
 ) -> tuple[int, ...]:
-    """The guesses that stand, and one token more: from the residual, or behind all of them from p.
+    """The guesses that stand, and one token more.
 
-    q None: every guess was certain. uniforms[i]: the first decides on guess i, the second draws.
+    p[i]: the target's distribution behind the first i guesses; q[i]: the one that guess i was
+    drawn from; q None: every guess was certain (its q is 1 on the guess, 0 elsewhere).
+    uniforms[i]: the first decides on guess i, the second draws the token that takes its place, or,
+    in the last row, the token behind all guesses, if all stand. Each is used once at most.
 
     >>> p = torch.tensor([[0.5, 0.5], [1.0, 0.0]])
     >>> rejection_sample(p, None, [1], torch.tensor([[0.4, 0.0], [0.0, 0.7]]))
@@ -86,31 +111,13 @@ def rejection_sample(
     >>> rejection_sample(p, None, [1], torch.tensor([[0.6, 0.0], [0.0, 0.7]]))
     (0,)
     """
+    ### BEGIN SOLUTION
     for i, guess in enumerate(guesses):
-        drawn_from = _one_hot(guess, p[i]) if q is None else q[i].to(p)
+        drawn_from = torch.zeros_like(p[i]) if q is None else q[i].to(p)
+        if q is None:
+            drawn_from[guess] = 1.0
         u, noise = uniforms[i].tolist()
         if not accepts(float(p[i, guess]), float(drawn_from[guess]), u):
             return (*guesses[:i], pick(residual(p[i], drawn_from), noise))
     return (*guesses, pick(p[len(guesses)], float(uniforms[len(guesses), 1])))
-
-
-def _one_hot(token_id: int, like: Float[Tensor, V]) -> Float[Tensor, V]:
-    return torch.zeros_like(like).index_fill_(0, torch.tensor([token_id], device=like.device), 1.0)
-
-
-def judge(
-    logits: Float[Tensor, "k+1 V"], rows: Sequence[SamplingRow], guesses: Guesses
-) -> tuple[Sampled, ...]:
-    """Rejection sampling of one request's guesses, with noise from (seed, position) of each row."""
-    seeds = [keys.sample_seed(row.seed, SALT + 1) for row in rows]
-    key = keys.key_tensors(seeds, [row.position for row in rows], logits.device)
-    p = distribution(logits, rows)
-    tokens = rejection_sample(p, guesses.probs, guesses.token_ids, keys.uniform(*key, 2))
-    count = rows[0].params.logprobs
-    return tuple(
-        Sampled(token, None if count is None else chain.gather_logprobs(raw, token, count))
-        for token, raw in zip(tokens, logits, strict=False)
-    )
-
-
-### END SOLUTION
+    ### END SOLUTION

@@ -3,7 +3,6 @@
 Source: Miao et al., "SpecInfer", 2024, section 4. On the plain path, one request at a time.
 """
 
-### BEGIN SOLUTION
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -41,7 +40,7 @@ class TokenTree:
         return depths
 
     def children(self, node: int) -> list[int]:
-        """The nodes that continue this one."""
+        """The nodes behind this one, in their order; those of ROOT follow the known token."""
         return [i for i, parent in enumerate(self.parents) if parent == node]
 
     def mask(self, stored: int) -> Bool[Tensor, "M+1 S"]:
@@ -52,6 +51,7 @@ class TokenTree:
         >>> TokenTree((5, 6), (ROOT, ROOT)).mask(1).int().tolist()
         [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
         """
+        ### BEGIN SOLUTION
         count = len(self.parents) + 1
         own = torch.zeros(count, count, dtype=torch.bool)
         own[:, 0] = True
@@ -59,19 +59,31 @@ class TokenTree:
             own[i] = own[parent + 1]
             own[i, i] = True
         return torch.cat((torch.ones(count, stored, dtype=torch.bool), own), dim=1)
+        ### END SOLUTION
 
     def positions(self, stored: int) -> Int[Tensor, M + 1]:
-        """Where each would stand in the text: by depth, not by number."""
+        """Where each would stand in the text: the known token, then the nodes, by depth.
+
+        `stored` tokens stand before the known one.
+
+        >>> TokenTree((5, 6, 7), (ROOT, ROOT, 0)).positions(9).tolist()
+        [9, 10, 10, 11]
+        """
+        ### BEGIN SOLUTION
         return torch.tensor([stored, *(stored + depth for depth in self.depths)])
+        ### END SOLUTION
 
     def walk(self, likeliest: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The nodes that stand, and the tokens they come to: one more than nodes.
+        """The nodes that stand, from the root on, and the tokens they come to: one more than nodes.
 
-        likeliest[0] is the target's token behind the known one, likeliest[i + 1] behind node i.
+        likeliest[0] is the target's token behind the known one, likeliest[i + 1] behind node i. A
+        node stands if its token is the target's behind its parent, and its parent stands; of two
+        such siblings the first stands. The last token is the target's behind the last node.
 
         >>> TokenTree((5, 6, 7), (ROOT, ROOT, 1)).walk([6, 0, 7, 9])
         ([1, 2], [6, 7, 9])
         """
+        ### BEGIN SOLUTION
         node, path, tokens = ROOT, [], [likeliest[0]]
         while True:
             child = next((i for i in self.children(node) if self.token_ids[i] == tokens[-1]), None)
@@ -80,15 +92,20 @@ class TokenTree:
             node = child
             path.append(child)
             tokens.append(likeliest[child + 1])
+        ### END SOLUTION
 
 
 def verify_tree(
     model: Transformer, cache: ContiguousCache, known: int, tree: TokenTree
 ) -> list[int]:
-    """The greedy tokens that a tree is worth; K and V of the known token and the path are stored.
+    """The greedy tokens that a tree is worth; one forward of 1 + M tokens.
 
-    cache: K and V of all tokens before the known one. One forward of 1 + M tokens.
+    cache: K and V of all tokens before the known one, and room for 1 + M more. Afterwards it has
+    those of the known token and of the nodes that stand, in the order of the text, and nothing
+    else; so the last of the tokens is the next call's known one. Layers with a window
+    (`cache.config.window(layer)`) see by positions, as in lab 02. The tree may be empty.
     """
+    ### BEGIN SOLUTION
     stored = cache.length
     new = torch.tensor([known, *tree.token_ids])
     positions, mask, fresh = tree.positions(stored), tree.mask(stored), {}
@@ -110,16 +127,22 @@ def verify_tree(
         cache.k[layer][stored : cache.length] = k[kept]
         cache.v[layer][stored : cache.length] = v[kept]
     return tokens
+    ### END SOLUTION
 
 
 def best_tree(
     logits_behind: Callable[[tuple[int, ...]], Tensor], nodes: int, width: int = 3, depth: int = 8
 ) -> TokenTree:
-    """The `nodes` likeliest guesses of a draft: a path counts by the product of its probabilities.
+    """The `nodes` likeliest guesses of a draft, likeliest first, as a tree.
 
-    logits_behind(path) gives the draft's logits [V] behind the tokens of a path (empty: behind
-    the known token). Each node has its `width` likeliest continuations for candidates.
+    A guess counts by the product of the probabilities along its path: of all the paths whose
+    every token is among the `width` likeliest at its place, with at most `depth` tokens, those
+    with the largest products. logits_behind(path) gives the draft's logits [V] behind the tokens
+    of a path (empty: behind the known token); it is asked at most once for each path that can be
+    continued, and only for the empty path and those in the tree. Fewer than `nodes` where no more
+    are to be had.
     """
+    ### BEGIN SOLUTION
     tree: list[tuple[int, int]] = []  # token, parent
     open_: list[tuple[float, int, int, tuple[int, ...]]] = []
 
@@ -127,7 +150,7 @@ def best_tree(
         if len(path) == depth:
             return
         logprobs: Float[Tensor, V] = logits_behind(path).log_softmax(dim=-1)
-        top = logprobs.topk(width)
+        top = logprobs.topk(min(width, len(logprobs)))
         for value, token in zip(top.values.tolist(), top.indices.tolist(), strict=True):
             open_.append((score + value, node, token, (*path, token)))
 
@@ -138,6 +161,4 @@ def best_tree(
         tree.append((token, parent))
         grow(len(tree) - 1, score, path)
     return TokenTree(tuple(t for t, _ in tree), tuple(p for _, p in tree))
-
-
-### END SOLUTION
+    ### END SOLUTION
