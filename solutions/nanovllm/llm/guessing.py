@@ -61,7 +61,8 @@ class Guessing:
             if config.method == "ngram_then_draft":
                 proposer = NgramThenDraft(lookup, proposer)
         most = config.num_speculative_tokens
-        kind = type(f"Speculative{engine.__name__}", (SpeculativeEngine, engine), {})
+        facts = {"num_speculative_tokens": most}  # a server asks
+        kind = type(f"Speculative{engine.__name__}", (SpeculativeEngine, engine), facts)
         costs = Costs()
         policy = AdaptivePolicy(most, costs) if config.adaptive else FixedPolicy(most)
         parts = {
