@@ -225,6 +225,20 @@ class TestCommands:
         assert record["engines"]["nanovllm"]["peak_bytes"] > 1e8
         assert size_of(tmp_path / "l.png")[0] > 500
 
+    def test_latency_with_guesses_tells_their_acceptance_length(self, tmp_path):
+        guesses = json.dumps({"method": "draft_model", "model": str(TARGET.parent / "draft")})
+        done = run("bench", "latency", "-m", "bundled", "--rounds", 1, "--prompt-tokens", 20,
+                   "--output-tokens", 24, "--threads", 1, "--dtype", "float32",
+                   "--speculative-config", guesses, "--peer", "nanovllm-plain",
+                   "--peer", "transformers-assisted", "--out", tmp_path / "l.json")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found = json.loads((tmp_path / "l.json").read_text())["results"]["engines"]
+        assert 1 < found["nanovllm"]["mean_acceptance_length"] <= 5
+        assert "mean_acceptance_length" not in found["nanovllm-plain"]
+        length = f"{found['nanovllm']['mean_acceptance_length']:.2f}"
+        assert f"acceptance length {length}" in done.stdout
+        assert "transformers-assisted" in done.stdout
+
     def test_memory(self, tmp_path):
         done = run("bench", "memory", "--requests", 40, "--kv-tokens", 8192, "--out",
                    tmp_path / "m.json", "--plot", tmp_path / "m.png")  # fmt: skip
@@ -245,6 +259,7 @@ class TestCommands:
         ]  # fmt: skip
         assert all(stage["same_answers"] and not stage["mine"] for stage in found[:5])
         assert "not here" in found[5]["why_not"]
+        assert found[-1]["name"] == "speculative" and found[-1]["same_answers"]
 
     def test_progression_marks_the_students_labs(self, model, tmp_path):
         for package in ("generation", "batching"):
@@ -273,6 +288,8 @@ class TestCommands:
             (["throughput", "--peer", "vllm"], "--vllm-python"),
             (["throughput", "--model", "/no/folder"], "/no/folder"),
             (["latency", "--dtype", "int3"], "int3"),
+            (["latency", "--speculative-config", "ngram"], "--speculative-config is not JSON"),
+            (["latency", "--speculative-config", '{"method": "eagle"}'], "'eagle' is not known"),
             (["progression", "--rounds", "0"], "rounds"),
             (["speed"], "speed"),
         ],
