@@ -102,7 +102,8 @@ def _arguments(options: dict[str, Any]) -> list[str]:
         if isinstance(value, bool):
             found.append(f"--{flag}" if value else f"--no-{flag}")
         elif value is not None:
-            found += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
+            plain = isinstance(value, str | int | float)
+            found += [f"--{flag}", str(value) if plain else json.dumps(value)]
     return found
 
 

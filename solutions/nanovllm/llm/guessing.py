@@ -12,8 +12,11 @@ from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_options import EngineOptions
 from nanovllm.llm.lab_packages import why_missing
 from nanovllm.llm.read_options import OptionError
+from nanovllm.model.errors import ModelFolderError
 from nanovllm.model.loader import load_model, resolve_folder
 from nanovllm.model.transformer import Transformer
+from nanovllm.tokenization.errors import TokenizerError
+from nanovllm.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # lab 08 may not be here
     from nanovllm.speculative.config import SpeculativeConfig
@@ -99,7 +102,10 @@ class Guessing:
 
 
 def speculation(
-    model: Transformer, max_model_len: int, options: EngineOptions
+    model: Transformer,
+    max_model_len: int,
+    options: EngineOptions,
+    tokenizer: Tokenizer | None = None,
 ) -> NoGuesses | Guessing:
     """What the options ask for. Raises OptionError, before any request is taken on."""
     config = read_config(options)
@@ -113,7 +119,7 @@ def speculation(
         )
     if not config.drafts:
         return Guessing(config, None)
-    draft = load_draft(config, model, max_model_len)
+    draft = load_draft(config, model, max_model_len, tokenizer)
     return Guessing(config, lambda: _draft_engine(draft, max_model_len, options))
 
 
@@ -133,21 +139,28 @@ def read_config(options: EngineOptions) -> SpeculativeConfig | None:
         raise OptionError(str(error)) from None
 
 
-def load_draft(config: SpeculativeConfig, model: Transformer, max_model_len: int) -> Transformer:
+def load_draft(
+    config: SpeculativeConfig, model: Transformer, max_model_len: int, tokenizer: Tokenizer | None
+) -> Transformer:
     """The draft model, in the target's dtype and place. Raises OptionError if it cannot serve."""
     weight = weight_of(model)
     try:
-        draft = load_model(resolve_folder(config.model), weight.dtype, weight.device)
-    except Exception as error:
-        raise OptionError(
-            f"The draft model {config.model!r} cannot be loaded: {error} Give a folder with "
-            "config.json and weights in safetensors, or a hub name."
-        ) from error
+        folder = resolve_folder(config.model)
+        draft = load_model(folder, weight.dtype, weight.device)
+        file = folder / "tokenizer.json"
+        theirs = Tokenizer.from_file(file) if file.is_file() else None
+    except (ModelFolderError, TokenizerError) as error:
+        raise OptionError(f"The draft model {config.model!r} cannot be loaded: {error}") from error
     if draft.config.vocab_size != model.config.vocab_size:
         raise OptionError(
             f"The draft model has {draft.config.vocab_size} tokens, the target "
             f"{model.config.vocab_size}: guesses would mean something else; use a draft with the "
             "target's tokenizer."
+        )
+    if tokenizer and theirs and _tokens(theirs) != _tokens(tokenizer):
+        raise OptionError(
+            f"The draft model {config.model!r} has another tokenizer than the target: guesses "
+            "would mean something else; use a draft with the target's tokenizer."
         )
     ends = set(draft.config.eos_token_ids)
     if not ends <= set(model.config.eos_token_ids):
@@ -161,6 +174,10 @@ def load_draft(config: SpeculativeConfig, model: Transformer, max_model_len: int
             f"context is {max_model_len}: longer texts go on without its guesses"
         )
     return draft
+
+
+def _tokens(tokenizer: Tokenizer) -> tuple[object, ...]:
+    return tokenizer.model.vocab, tokenizer.special_ids
 
 
 def _places(model: Transformer, max_model_len: int, options: EngineOptions) -> int:
