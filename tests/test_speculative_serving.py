@@ -102,6 +102,35 @@ def test_samples_and_their_logprobs_token_by_token(client) -> None:
         assert heard == pytest.approx(ours, abs=1e-3)
 
 
+def test_a_chat_streams_its_tokens_one_by_one(client) -> None:
+    asked = [{"role": "user", "content": "Tell me a story about a cat."}]
+    params = SamplingParams(temperature=0, max_tokens=LENGTH)
+    [wanted] = plain().chat(asked, params, use_tqdm=False)
+    chunks = client.chat.completions.create(
+        model="target", messages=asked, max_tokens=LENGTH, temperature=0, stream=True,
+        logprobs=True, top_logprobs=1,
+    )  # fmt: skip
+    first, *rest = [chunk.choices[0] for chunk in chunks]
+    assert first.delta.role == "assistant"
+    assert [len(choice.logprobs.content) for choice in rest] == [1] * len(rest)
+    assert len(rest) == len(wanted.outputs[0].token_ids)
+    assert "".join(choice.delta.content or "" for choice in rest) == wanted.outputs[0].text
+
+
+def test_who_is_cancelled_gets_what_there_is(client, url: str) -> None:
+    whole = "".join(pieces(temperature=0))
+    for after in (1, 4, 9):
+        text, reason = "", None
+        with streamed(client, temperature=0) as stream:
+            for number, chunk in enumerate(stream, 1):
+                if number == after:
+                    httpx.post(url + "/dashboard/cancel", json={"id": chunk.id}, timeout=60)
+                text += chunk.choices[0].text
+                reason = chunk.choices[0].finish_reason
+        assert whole.startswith(text) and reason in ("abort", "length")
+    wait_until(lambda: idle(url))
+
+
 def test_clients_leave_at_any_moment(client, url: str) -> None:
     rng = random.Random(5)
     for leave_after in range(1, 16):
