@@ -18,6 +18,7 @@ from nanovllm.bench.loop import peak_bytes
 from nanovllm.bench.machine import describe
 from nanovllm.bench.models import SIZES, model_folder
 from nanovllm.bench.process import ContestantError, Process
+from nanovllm.bench.progression import yours
 from nanovllm.bench.rounds import Rounds, agreement
 from nanovllm.bench.stats import median_ratio
 from nanovllm.bench.workload import random_workload
@@ -280,6 +281,12 @@ class TestCommands:
         ]  # fmt: skip
         assert "lab04 task 4: Scheduler._admit" in found["continuous"]["why_not"]
         assert found["static batches"]["rates"] and "yours" in done.stdout
+
+    def test_a_stage_names_the_packages_that_it_runs(self, monkeypatch):
+        monkeypatch.setattr("nanovllm.bench.progression.is_mine", lambda package: True)
+        assert yours("compiled") == yours("paged") == ["model", "generation", "batching", "paging"]
+        assert yours("kernels") == [*yours("paged"), "kernels"]
+        assert yours("speculative") == [*yours("paged"), "speculative"]
 
     @pytest.mark.parametrize(
         ("args", "says"),

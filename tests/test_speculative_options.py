@@ -24,7 +24,7 @@ from nanovllm.llm.guessing import Guessing
 from nanovllm.paging.store import PagedStore
 from nanovllm.speculative.config import SpeculativeConfig
 from nanovllm.speculative.errors import SpeculationError
-from tests.processes import ROOT, run
+from tests.processes import ROOT, run, run_apart
 from tests.serving_tools import CONFIG, MODEL
 from tests.tiny_checkpoint import TARGET
 
@@ -270,6 +270,19 @@ def test_a_proposer_that_fails_costs_its_guesses_alone(capsys, monkeypatch) -> N
         assert answers(with_guesses({"method": "ngram"}), SAMPLED) == wanted
         err = capsys.readouterr().err
         assert err.count("nanovllm: ") == 1 and says in err, err
+
+
+def test_prompt_lookup_runs_before_the_rest_of_lab_08_is_written(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "solutions" / "nanovllm" / "speculative", tmp_path / "speculative")
+    for file in ("adaptive.py", "draft_model.py"):  # they start empty
+        (tmp_path / "speculative" / file).write_text("")
+    ask = ["generate", PROMPTS[1], "--max-tokens", 12, "--speculative-config"]
+    env = {"NANOVLLM_MINE": str(tmp_path), "NANOVLLM_CODE": ""}
+    done = run_apart(*ask, '{"method": "ngram"}', env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == run_apart(*ask[:-1]).stdout
+    unwritten = run_apart(*ask, '{"method": "ngram", "adaptive": true}', env=env)
+    assert unwritten.returncode != 0 and "AdaptivePolicy" in unwritten.stderr
 
 
 def outside(self: object, asks: list) -> list:
