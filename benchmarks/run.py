@@ -19,6 +19,7 @@ from nanovllm.bench.process import ContestantError
 from nanovllm.bench.record import save
 
 TRANSFORMERS = ["transformers", "transformers-static", "transformers-continuous"]
+ASSISTED = "transformers-assisted"
 Part = Callable[[], runs.Outcome]
 
 
@@ -38,7 +39,7 @@ def parts(quick: bool, threads: int, vllm_python: str | None) -> dict[str, Part]
 
     return {
         "progression": lambda: runs.run_progression(
-            "bundled", rounds, 24, 4, "float32", threads, report, TRANSFORMERS
+            "bundled", rounds, 24, 4, "float32", threads, report, [*TRANSFORMERS, ASSISTED]
         ),
         "memory": lambda: runs.run_memory(32768, 2048, 16, 250, report),
         "policies": lambda: runs.run_policies(200, 20.0, 0),

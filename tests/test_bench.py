@@ -18,6 +18,7 @@ from nanovllm.bench.loop import peak_bytes
 from nanovllm.bench.machine import describe
 from nanovllm.bench.models import SIZES, model_folder
 from nanovllm.bench.process import ContestantError, Process
+from nanovllm.bench.progression import yours
 from nanovllm.bench.rounds import Rounds, agreement
 from nanovllm.bench.stats import median_ratio
 from nanovllm.bench.workload import random_workload
@@ -225,6 +226,20 @@ class TestCommands:
         assert record["engines"]["nanovllm"]["peak_bytes"] > 1e8
         assert size_of(tmp_path / "l.png")[0] > 500
 
+    def test_latency_with_guesses_tells_their_acceptance_length(self, tmp_path):
+        guesses = json.dumps({"method": "draft_model", "model": str(TARGET.parent / "draft")})
+        done = run("bench", "latency", "-m", "bundled", "--rounds", 1, "--prompt-tokens", 20,
+                   "--output-tokens", 24, "--threads", 1, "--dtype", "float32",
+                   "--speculative-config", guesses, "--peer", "nanovllm-plain",
+                   "--peer", "transformers-assisted", "--out", tmp_path / "l.json")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found = json.loads((tmp_path / "l.json").read_text())["results"]["engines"]
+        assert 1 < found["nanovllm"]["mean_acceptance_length"] <= 5
+        assert "mean_acceptance_length" not in found["nanovllm-plain"]
+        length = f"{found['nanovllm']['mean_acceptance_length']:.2f}"
+        assert f"acceptance length {length}" in done.stdout
+        assert "transformers-assisted" in done.stdout
+
     def test_memory(self, tmp_path):
         done = run("bench", "memory", "--requests", 40, "--kv-tokens", 8192, "--out",
                    tmp_path / "m.json", "--plot", tmp_path / "m.png")  # fmt: skip
@@ -245,6 +260,7 @@ class TestCommands:
         ]  # fmt: skip
         assert all(stage["same_answers"] and not stage["mine"] for stage in found[:5])
         assert "not here" in found[5]["why_not"]
+        assert found[-1]["name"] == "speculative" and found[-1]["same_answers"]
 
     def test_progression_marks_the_students_labs(self, model, tmp_path):
         for package in ("generation", "batching"):
@@ -266,6 +282,12 @@ class TestCommands:
         assert "lab04 task 4: Scheduler._admit" in found["continuous"]["why_not"]
         assert found["static batches"]["rates"] and "yours" in done.stdout
 
+    def test_a_stage_names_the_packages_that_it_runs(self, monkeypatch):
+        monkeypatch.setattr("nanovllm.bench.progression.is_mine", lambda package: True)
+        assert yours("compiled") == yours("paged") == ["model", "generation", "batching", "paging"]
+        assert yours("kernels") == [*yours("paged"), "kernels"]
+        assert yours("speculative") == [*yours("paged"), "speculative"]
+
     @pytest.mark.parametrize(
         ("args", "says"),
         [
@@ -273,6 +295,8 @@ class TestCommands:
             (["throughput", "--peer", "vllm"], "--vllm-python"),
             (["throughput", "--model", "/no/folder"], "/no/folder"),
             (["latency", "--dtype", "int3"], "int3"),
+            (["latency", "--speculative-config", "ngram"], "--speculative-config is not JSON"),
+            (["latency", "--speculative-config", '{"method": "eagle"}'], "'eagle' is not known"),
             (["progression", "--rounds", "0"], "rounds"),
             (["speed"], "speed"),
         ],

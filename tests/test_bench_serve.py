@@ -14,15 +14,19 @@ import httpx
 import pytest
 from PIL import Image
 
+from nanovllm.batching.engine import Engine
 from nanovllm.bench.exchange import Connections
 from nanovllm.bench.exchange import run as run_loop
 from nanovllm.bench.serve_client import spread
 from nanovllm.bench.serve_process import own_server
 from nanovllm.bench.serving import Load, summary
 from nanovllm.cli.bench_serve import _arguments
+from nanovllm.llm.guessing import Guessing
+from nanovllm.paging.store import PagedStore
 from nanovllm.serving.load import Record, Slo
+from nanovllm.speculative.config import SpeculativeConfig
 from tests.processes import ROOT, environment, plain, run
-from tests.serving_tools import Live, live
+from tests.serving_tools import CONFIG, MODEL, TOKENIZER, Live, live
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +69,18 @@ def test_open_loop_counts_what_the_server_counts(server: Live, tmp_path) -> None
         assert name in shown
     with Image.open(picture) as image:
         assert image.size[0] > 1200 and len(image.convert("RGB").getcolors(1 << 24)) > 50
+
+
+def test_the_acceptance_length_is_told_where_the_server_guesses(server: Live, tmp_path) -> None:
+    found, shown = measured(server, tmp_path)
+    assert found["results"]["mean_acceptance_length"] is None and "acceptance" not in shown
+    kind = Guessing(SpeculativeConfig(method="ngram"), None).on(Engine)
+    with live(kind(MODEL, tokenizer=TOKENIZER, store=PagedStore(CONFIG, 200))) as guessing:
+        found, shown = measured(guessing, tmp_path, "--output-len", 40, "--warmup", 0)
+        drafts = guessing.metric("spec_decode_num_drafts_total")
+        accepted = guessing.metric("spec_decode_num_accepted_tokens_total")
+    assert found["results"]["mean_acceptance_length"] == 1 + accepted / drafts
+    assert f"{1 + accepted / drafts:.2f}" in shown and "acceptance length" in shown
 
 
 def test_closed_loop_never_has_more_open_than_users(server: Live, tmp_path) -> None:
@@ -158,6 +174,7 @@ def test_our_own_server_takes_the_options_and_is_gone_afterwards(monkeypatch) ->
     options = {"model": None, "block_size": 8, "enable_prefix_caching": False}
     arguments = _arguments(options | {"enforce_eager": True})
     assert arguments == ["--block-size", "8", "--no-enable-prefix-caching", "--enforce-eager"]
+    assert _arguments({"speculative_config": {"method": "ngram"}})[1] == '{"method": "ngram"}'
     import httpx
 
     monkeypatch.setenv("NANOVLLM_CODE", "reference")

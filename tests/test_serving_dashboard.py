@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,10 +13,12 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from nanovllm.batching.engine import Engine
+from nanovllm.llm.guessing import Guessing
 from nanovllm.paging.store import PagedStore
 from nanovllm.serving.config import ServeConfig
 from nanovllm.serving.snapshot import kv_facts
-from tests.serving_tools import CONFIG, Live, live, tiny_engine, wait_until
+from nanovllm.speculative.config import SpeculativeConfig
+from tests.serving_tools import CONFIG, MODEL, TOKENIZER, Live, live, tiny_engine, wait_until
 from tests.system_tools import require
 
 FLAGS = (
@@ -120,6 +123,7 @@ def test_shows_who_runs_who_waits_and_whose_blocks(busy, page: Page) -> None:
     assert found["held"] == found["told"], "the table counts the blocks that the map draws"
     assert "2 shared" in page.locator("#blocks").get_attribute("aria-label")
     expect(page.locator("#batch-note")).to_contain_text("0 + 3 of 512")
+    expect(page.locator("#guesses-card")).to_be_hidden()
 
 
 # Reads the colour of every block off the canvas, at the top left of its square, and compares it
@@ -195,6 +199,46 @@ def test_blocks_that_are_free_but_cached_are_told_apart(page: Page) -> None:
         expect(told).to_have_text("Block 199: free")
         page.keyboard.press("Escape")
         expect(told).to_contain_text("arrow keys")
+
+
+def test_bars_tell_which_guesses_stand(page: Page) -> None:
+    kind = Guessing(SpeculativeConfig(method="ngram", num_speculative_tokens=3), None).on(Engine)
+    store = PagedStore(CONFIG, 200, block_size=4)
+    with live(kind(MODEL, tokenizer=TOKENIZER, store=store)) as server:
+        page.goto(server.url + "/dashboard")
+        expect(page.locator("#guesses-note")).to_have_text("nobody guessed lately")
+        users = Users(server)
+        users.ask(logit_bias={"5": 50, "6": 50}, max_tokens=100).result(60)  # says two tokens
+        counted = "spec_decode_num_accepted_tokens"
+        runs = server.metric("spec_decode_num_drafts_total")
+        expect(page.locator("#guesses-note")).to_contain_text(
+            f"{1 + server.metric(f'{counted}_total') / runs:.2f} tokens a run"
+        )
+        made = [one for one, _ in page.evaluate("state.guesses")]
+        stood = [server.metric(f"{counted}_per_pos_total", position=str(i)) for i in range(3)]
+        assert made[0] == runs and stood[0] > stood[2] > 0
+        label = page.locator("#guesses").get_attribute("aria-label")
+        assert [int(share) for share in re.findall(r"place \d (\d+)%", label)] == [
+            pytest.approx(100 * a / b, abs=0.51) for a, b in zip(stood, made, strict=True)
+        ]
+        shares = page.evaluate(BARS)
+        assert shares == pytest.approx([a / b for a, b in zip(stood, made, strict=True)], abs=0.03)
+        users.leave()
+
+
+# How much of the middle of each bar has the colour of what stood, read off the canvas.
+BARS = """() => {
+  const canvas = $("guesses"), pen = canvas.getContext("2d"), good = css("--good");
+  const rgb = [1, 3, 5].map((at) => parseInt(good.slice(at, at + 2), 16)).join();
+  const high = canvas.height - 20;  // the axis leaves 4 below and 16 above
+  return state.guesses.map((_, place) => {
+    const x = Math.round(((place + 0.5) * canvas.width) / state.most_guesses);
+    let count = 0;
+    for (let y = 0; y < canvas.height; y += 1)
+      count += [...pen.getImageData(x, y, 1, 1).data].slice(0, 3).join() === rgb;
+    return count / high;
+  });
+}"""
 
 
 def test_asks_for_the_key_and_keeps_it_for_this_tab_only(browser: Browser) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
-from nanovllm.batching.events import Aborted, Failed, Preempted, Stepped
+from nanovllm.batching.events import Aborted, Admitted, Failed, Preempted, Stepped
 from nanovllm.batching.request import Request
 from nanovllm.fast import available
 from nanovllm.fast.engine import FastEngine
@@ -172,6 +172,7 @@ class History:
     def run(self, engine: Engine, aborts: dict[int, int]) -> tuple[dict, list[Stepped], set[type]]:
         """The tokens of each sample (of one given up, those so far), steps, and kinds of events."""
         texts, steps, kinds, said = {}, [], set(), {}
+        self.moves: list[tuple[int, type, int, int]] = []  # who came in and who had to leave, when
         for step in range(2000):
             for number, (arrival, prompt, params) in enumerate(self.jobs):
                 if arrival == step:
@@ -180,6 +181,8 @@ class History:
                     engine.abort(number)
             for event in engine.step():
                 kinds.add(type(event))
+                if isinstance(event, Admitted | Preempted):
+                    self.moves.append((step, type(event), event.request_id, event.index))
                 if isinstance(event, Stepped):
                     steps.append(event)
                 elif isinstance(event, TokenGenerated):
@@ -246,6 +249,31 @@ def test_who_is_always_right_saves_the_steps(model, kind, monkeypatch) -> None:
     assert found == wanted
     assert (len(alone), len(steps)) == (41, 9)
     assert sum(run.accepted for step in steps for run in step.chunks) == 32
+
+
+def test_guesses_that_fall_cost_nobody_a_block(model) -> None:
+    """Always wrong, so every step brings a token each, as without: the same come in and leave."""
+    preempted = 0
+    for seed in range(24, 24 + max(HISTORIES, 30)):
+        history, rng = History(seed), random.Random(seed)
+        history.num_blocks = rng.choice([8, 9, 10, 12])
+        history.config = replace(history.config, max_num_batched_tokens=200, max_chunk=None)
+        wanted, _, _ = history.run(history.engine("plain", model, None), {})
+        moves = history.moves
+
+        def wrong(request: Request, most: int, wanted: dict = wanted) -> list[int]:
+            key = request.sequence.request_id, request.sequence.index
+            return [(wanted[key][len(request.sequence.output_token_ids)] + 1) % VOCAB] * most
+
+        policy = FixedPolicy(rng.choice([3, 7, 20, 40]))
+        engine = history.engine("plain", model, {"proposer": Scripted(wrong),
+                                                 "guess_policy": policy})  # fmt: skip
+        found, steps, _ = history.run(engine, {})
+        assert found == wanted
+        assert history.moves == moves, seed
+        assert not any(run.accepted for step in steps for run in step.chunks)
+        preempted += any(kind is Preempted for _, kind, _, _ in moves)
+    assert preempted
 
 
 def test_an_error_at_a_place_that_is_not_reached_harms_nobody(model) -> None:

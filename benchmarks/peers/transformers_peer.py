@@ -1,4 +1,4 @@
-"""Hugging Face transformers as a contestant: `transformers_peer.py one | static | continuous`."""
+"""Hugging Face transformers: `transformers_peer.py one | static | continuous | assisted`."""
 
 import sys
 from typing import Any
@@ -9,11 +9,15 @@ PAGE = 16  # tokens a page
 
 
 class Transformers:
-    """`generate` one request at a time, or in padded batches; or `generate_batch`."""
+    """`generate` one request at a time, or in padded batches; or `generate_batch`.
+
+    Assisted: one at a time, guesses by the bundled draft where it fits, else by prompt lookup.
+    """
 
     def __init__(self, mode: str, static_rows: int = 32) -> None:
         self.served = 0
         self.mode, self.rows = mode, static_rows if mode == "static" else 1
+        self.assistance: dict[str, Any] = {}
 
     def load(
         self, model: str, dtype: str, threads: int, max_model_len: int, max_num_seqs: int
@@ -28,6 +32,8 @@ class Transformers:
         ).eval()
         self.model.generation_config.eos_token_id = None
         self.model.generation_config.pad_token_id = 0
+        if self.mode == "assisted":
+            self.assistance = self._assistance()
         if self.mode == "continuous":
             self.manager = self._manager(max_num_seqs, max_num_seqs * max_model_len)
         return {"transformers": transformers.__version__, "torch": torch.__version__}
@@ -57,12 +63,29 @@ class Transformers:
         longest = max(job["max_tokens"] for job in jobs)
         with torch.inference_mode():
             out = self.model.generate(
-                ids, attention_mask=mask, max_new_tokens=longest, do_sample=False
-            )
+                ids, attention_mask=mask, max_new_tokens=longest, do_sample=False,
+                **self.assistance,
+            )  # fmt: skip
         return [
             row[width : width + job["max_tokens"]].tolist()
             for row, job in zip(out, jobs, strict=True)
         ]
+
+    def _assistance(self) -> dict[str, Any]:
+        """Four guesses a step, as our engine makes them."""
+        import transformers
+
+        from nanovllm.llm.read_options import BUNDLED
+
+        draft = transformers.AutoModelForCausalLM.from_pretrained(
+            BUNDLED.parent / "draft", dtype=self.model.dtype
+        ).eval()
+        if draft.config.vocab_size != self.model.config.vocab_size:
+            return {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 3}
+        how = draft.generation_config
+        how.num_assistant_tokens, how.num_assistant_tokens_schedule = 4, "constant"
+        how.assistant_confidence_threshold, how.eos_token_id = 0, None
+        return {"assistant_model": draft}
 
     def _manager(self, max_num_seqs: int, kv_tokens: int) -> Any:
         """What runs behind `generate_batch`, which itself has one output length for all.

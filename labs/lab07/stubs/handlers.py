@@ -2,12 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.responses import Response
 
+from nanovllm.batching.events import EngineEvent
+from nanovllm.generation.events import TokenGenerated
 from nanovllm.serving.admission import Admission
 from nanovllm.serving.async_engine import AsyncEngine
 from nanovllm.serving.config import ServeConfig
@@ -137,7 +139,7 @@ class Handlers:
         self, stream: Stream, key: str, writer: Writer, log: dict[str, Any]
     ) -> AsyncIterator[list[Delta]]:
         async for events in stream:
-            deltas = merge(stream, events)
+            deltas = [delta for part in token_by_token(events) for delta in merge(stream, part)]
             for delta in deltas:
                 writer.count(delta)
                 self.admission.charge(key, len(delta.token_ids))
@@ -145,6 +147,26 @@ class Handlers:
                     log["finish_reason"] = delta.finish_reason
             log["completion_tokens"] = writer.completion_tokens
             yield deltas
+
+
+def token_by_token(events: Sequence[EngineEvent]) -> Iterator[list[EngineEvent]]:
+    """The events in order, cut before each second token of a sample: guesses bring several a step.
+
+    >>> tokens = [TokenGenerated(0, 0, token, "", time=0.0) for token in (5, 6)]
+    >>> [len(part) for part in token_by_token(tokens)]
+    [1, 1]
+    """
+    part: list[EngineEvent] = []
+    seen: set[tuple[int, int]] = set()
+    for event in events:
+        if isinstance(event, TokenGenerated):
+            sample = event.request_id, event.index
+            if sample in seen:
+                yield part
+                part, seen = [], set()
+            seen.add(sample)
+        part.append(event)
+    yield part
 
 
 async def _gather(steps: AsyncIterator[list[Delta]]) -> list[Delta]:

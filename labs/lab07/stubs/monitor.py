@@ -2,10 +2,17 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from nanovllm.batching.events import Aborted, EngineEvent, Failed, Preempted, Queued, Stepped
+from nanovllm.batching.events import (
+    Aborted,
+    EngineEvent,
+    Failed,
+    Preempted,
+    Queued,
+    Stepped,
+)
 from nanovllm.generation.events import Finished, TokenGenerated
 from nanovllm.generation.latency import Timeline, percentile
 
@@ -75,8 +82,9 @@ class Monitor:
                 points.popleft()
 
     def recent(self) -> dict[str, Any]:
-        """Rates, latencies and the newest step, all over the window up to now.
+        """Rates, latencies and the newest steps, all over the window up to now.
 
+        guesses: how many the steps made at each place of a run, and how many of them stood.
         tokens_per_second counts over the window, or over the time since the start if that is
         shorter. A point of a curve is [seconds ago, seconds]; percentiles are None without points.
         """
@@ -91,6 +99,7 @@ class Monitor:
             "tpot": _curve(self.tpots, now),
             "batch": _batch(self.steps[-1], now) if self.steps else None,
             "steps": [_step(step, now) for step in self.steps],
+            "guesses": _guesses(self.steps),
         }
 
 
@@ -103,9 +112,21 @@ def _curve(points: deque[tuple[float, float]], now: float) -> dict[str, Any]:
     }
 
 
+def _guesses(steps: Iterable[Stepped]) -> list[list[int]]:
+    """Those made and those that stood, for each place.
+
+    >>> from nanovllm.batching.events import ChunkRun
+    >>> _guesses([Stepped((ChunkRun(0, 0, 8, 4, drafts=3, accepted=1),), 1, 0, 9, 9, 0.0, 1.0)])
+    [[1, 1], [1, 0], [1, 0]]
+    """
+    runs = [run for step in steps for run in step.chunks if run.drafts]
+    places = range(max((run.drafts for run in runs), default=0))
+    return [[sum(r.drafts > p for r in runs), sum(r.accepted > p for r in runs)] for p in places]
+
+
 def _step(step: Stepped, now: float) -> dict[str, Any]:
-    """One step: a chunk of one token counts as decode, a longer one as prefill."""
-    decode = sum(chunk.length == 1 for chunk in step.chunks)
+    """One step: a chunk of one token and its guesses counts as decode, any other as prefill."""
+    decode = sum(run.length for run in step.chunks if run.length - run.drafts == 1)
     total = sum(chunk.length for chunk in step.chunks)
     return {
         "ago": now - step.time,

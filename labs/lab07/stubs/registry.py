@@ -21,24 +21,24 @@ class Registry:
 
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
-        self._labels = (model_name, "0")
+        self.labels = (model_name, "0")
         self.running = self._gauge("num_requests_running", "Samples in the batch.")
         self.waiting = self._gauge("num_requests_waiting", "Samples in the queue.")
         self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.")
-        self.prefix_queries = self._counter(
+        self.prefix_queries = self.counter(
             "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
         )
-        self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found there.")
-        self.preemptions = self._counter("num_preemptions", "Samples sent back to the queue.")
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens read.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self.prefix_hits = self.counter("prefix_cache_hits", "Prompt tokens found there.")
+        self.preemptions = self.counter("num_preemptions", "Samples sent back to the queue.")
+        self.prompt_tokens = self.counter("prompt_tokens", "Prompt tokens read.")
+        self.generation_tokens = self.counter("generation_tokens", "Tokens generated.")
         success = Counter(
             "nanovllm:request_success",
             "Samples that ended, by the reason why.",
             (*LABELS, "finished_reason"),
             registry=self.registry,
         )
-        self.ended = {reason: success.labels(*self._labels, reason) for reason in REASONS}
+        self.ended = {reason: success.labels(*self.labels, reason) for reason in REASONS}
         self.step_tokens = self._histogram(
             "iteration_tokens_total", "Tokens computed in a step.", TOKENS
         )
@@ -66,18 +66,19 @@ class Registry:
             "request_decode_time_seconds", "From the first token to the last.", SECONDS
         )
 
-    def _gauge(self, name: str, says: str) -> Gauge:
-        return Gauge(f"nanovllm:{name}", says, LABELS, registry=self.registry).labels(*self._labels)
-
-    def _counter(self, name: str, says: str) -> Counter:
+    def counter(self, name: str, says: str) -> Counter:
+        """A new counter of this name."""
         metric = Counter(f"nanovllm:{name}", says, LABELS, registry=self.registry)
-        return metric.labels(*self._labels)
+        return metric.labels(*self.labels)
+
+    def _gauge(self, name: str, says: str) -> Gauge:
+        return Gauge(f"nanovllm:{name}", says, LABELS, registry=self.registry).labels(*self.labels)
 
     def _histogram(self, name: str, says: str, buckets: tuple[float, ...]) -> Histogram:
         metric = Histogram(
             f"nanovllm:{name}", says, LABELS, registry=self.registry, buckets=buckets
         )
-        return metric.labels(*self._labels)
+        return metric.labels(*self.labels)
 
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""

@@ -151,6 +151,7 @@ def _dashboard(app: FastAPI, server: "Server") -> None:
             "max_samples": server.admission.limit,
             "seats": server.admission.limit - server.config.max_queue,
             "open_samples": server.engine.num_open,
+            "most_guesses": server.most_guesses,
         }
         return JsonResponse(about | held | recent)
 

@@ -1,5 +1,6 @@
 """Who can be measured: this engine, and the peers whose adapters lie in benchmarks/peers."""
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ PEERS = {  # name: adapter and its argument
     "transformers": ("transformers_peer.py", "one"),
     "transformers-static": ("transformers_peer.py", "static"),
     "transformers-continuous": ("transformers_peer.py", "continuous"),
+    "transformers-assisted": ("transformers_peer.py", "assisted"),
     "vllm": ("vllm_peer.py", "in-process"),
     "vllm-own-process": ("vllm_peer.py", "own-process"),
 }
@@ -34,6 +36,7 @@ class Settings:
     max_num_seqs: int = 64
     max_model_len: int = 512
     vllm_python: str | None = None
+    speculative_config: dict[str, Any] | None = None  # of ours alone
 
     def check(self, names: Sequence[str]) -> None:
         """Raise OptionError for a contestant that cannot be started."""
@@ -54,7 +57,9 @@ class Settings:
     def command(self, name: str) -> list[str]:
         """The command line of a contestant."""
         if name in (OURS, PLAIN):
-            return [sys.executable, "-m", "nanovllm.bench.ours", *["plain"] * (name == PLAIN)]
+            guesses = {"speculative_config": self.speculative_config}
+            options = {"enforce_eager": True} if name == PLAIN else guesses
+            return [sys.executable, "-m", "nanovllm.bench.ours", json.dumps(options)]
         adapter, argument = PEERS[name]
         interpreter = self.vllm_python if name.startswith("vllm") else sys.executable
         return [str(interpreter), str(_ADAPTERS / adapter), argument]

@@ -24,6 +24,8 @@ class Contestant(Protocol):
     def settle(self) -> None:
         """Wait until it is as fast as it will get; called once, after a first token."""
 
+    # Where it counts something: counts() -> dict, which the record has beside its memory.
+
     def run(self, jobs: list[dict[str, Any]]) -> list[list[int]]:
         """Answer all jobs, {"prompt": ids, "max_tokens": n}, greedily; the new ids of each."""
 
@@ -55,7 +57,7 @@ def _answer(contestant: Contestant, question: dict[str, Any]) -> dict[str, Any]:
             seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
             return {"seconds": seconds, "cpu_seconds": cpu, "token_ids": token_ids}
         case "memory":
-            return {"peak_bytes": peak_bytes()}
+            return {"peak_bytes": peak_bytes(), **getattr(contestant, "counts", dict)()}
         case other:
             raise ValueError(f"nobody knows how to do {other!r}")
 

@@ -1,16 +1,19 @@
-"""This engine as a contestant: `python -m nanovllm.bench.ours [plain]`."""
+"""This engine as a contestant: `python -m nanovllm.bench.ours '{"enforce_eager": true}'`."""
 
+import json
 import sys
 from typing import Any
 
+from nanovllm.bench.acceptance import Acceptance
 from nanovllm.bench.loop import serve
 
 
 class Ours:
-    """The engine that `LLM` would use, without text: requests and answers are token ids."""
+    """The engine that `LLM` would use with these options, without text: all are token ids."""
 
-    def __init__(self, plain: bool) -> None:
-        self.plain = plain
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        self.acceptance = Acceptance()
 
     def load(
         self, model: str, dtype: str, threads: int, max_model_len: int, max_num_seqs: int
@@ -27,11 +30,11 @@ class Ours:
         torch.set_num_threads(threads)
         folder = resolve_folder(model)
         weights = load_model(folder, read_dtype(dtype, folder))
-        plain = {"enforce_eager": True} if self.plain else {}  # else as the environment says
-        options = EngineOptions(max_num_seqs=max_num_seqs, **plain)
+        options = EngineOptions(max_num_seqs=max_num_seqs, **self.options)
         level = choose()
         rung = level.make(weights, None, max_model_len, options)
         self.runner = Runner(rung)
+        self.runner.on_event = self.acceptance
         self.next_id = 0
         return {
             "nanovllm": nanovllm.__version__, "torch": torch.__version__,
@@ -43,6 +46,10 @@ class Ours:
         from nanovllm.bench.stages import settle
 
         settle(self.runner.engine)
+
+    def counts(self) -> dict[str, Any]:
+        length = self.acceptance.mean_length
+        return {} if length is None else {"mean_acceptance_length": length}
 
     def run(self, jobs: list[dict[str, Any]]) -> list[list[int]]:
         from nanovllm.generation.events import Finished
@@ -60,4 +67,4 @@ class Ours:
 
 
 if __name__ == "__main__":
-    serve(Ours(plain="plain" in sys.argv[1:]))
+    serve(Ours(**json.loads(sys.argv[1])))

@@ -16,6 +16,7 @@ from nanovllm.llm.read_options import OptionError
 from nanovllm.model.transformer import Transformer
 
 LABS = ("model", "generation", "batching", "paging", "kernels")  # of labs 02 to 06, in order
+ON_BLOCKS = {"compiled": (), "speculative": ("speculative",)}  # what runs there above lab 05
 
 
 @dataclass
@@ -84,8 +85,11 @@ def progression(
 
 def yours(stage: str) -> list[str]:
     """The student's own packages among those that a stage runs: its lab's, and all before it."""
-    last = "paging" if stage == "compiled" else STAGES[stage][1]
-    return [name for name in LABS[: LABS.index(last) + 1] if is_mine(name)]
+    if stage in ON_BLOCKS:
+        runs = [*LABS[: LABS.index("paging") + 1], *ON_BLOCKS[stage]]
+    else:
+        runs = LABS[: LABS.index(STAGES[stage][1]) + 1]
+    return [name for name in runs if is_mine(name)]
 
 
 def _why_not(error: Exception) -> str:

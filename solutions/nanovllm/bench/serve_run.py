@@ -27,8 +27,8 @@ def run_serve(
     done: called with each record. model: the name to ask for; the server's own if None.
     """
     with nullcontext((base_url, 0)) if base_url else own_server(server) as (address, _):
-        records = run(measure(address, load, done, model=model, api_key=api_key))
-    found = summary(records, load.slo)
+        records, guesses = run(measure(address, load, done, model=model, api_key=api_key))
+    found = summary(records, load.slo) | {"mean_acceptance_length": guesses.mean_length}
     if load.concurrency is not None:
         title = f"closed loop, {load.concurrency} at once"
     else:

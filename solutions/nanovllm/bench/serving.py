@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from nanovllm.bench.acceptance import Acceptance, counters
 from nanovllm.bench.serve_client import PATIENCE, Client, ServerError, served_model
 from nanovllm.bench.workload import Job, random_workload
 from nanovllm.generation.latency import percentile
@@ -63,8 +64,8 @@ async def connected(
 async def measure(
     base_url: str, load: Load, done: Callable[[Record], None], *,
     model: str | None = None, api_key: str | None = None,
-) -> list[Record]:  # fmt: skip
-    """Put the server under the load; the records in the order of the requests.
+) -> tuple[list[Record], Acceptance]:  # fmt: skip
+    """Put the server under the load; the records in the order of the requests, and its guesses.
 
     Raises:
         ServerError: there is no server, or it refuses the warm-up.
@@ -72,13 +73,17 @@ async def measure(
     async with connected(base_url, model, api_key) as (http, name):
         await _warm_up(http, name, load)
         jobs = load.jobs(load.num_prompts, load.seed)
+        before = await counters(http)
         with closing(Client(http, name, jobs, load.output_len, done)) as client:
             if load.concurrency is not None:
-                return await closed_loop(client.send, load.num_prompts, load.concurrency)
-            times = arrival_times(
-                load.rate, load.num_prompts, burstiness=load.burstiness, seed=load.seed
-            )
-            return await open_loop(client.send, times)
+                records = await closed_loop(client.send, load.num_prompts, load.concurrency)
+            else:
+                times = arrival_times(
+                    load.rate, load.num_prompts, burstiness=load.burstiness, seed=load.seed
+                )
+                records = await open_loop(client.send, times)
+        new = await counters(http) - before
+        return records, Acceptance(new["drafts"], new["accepted_tokens"])
 
 
 async def _warm_up(http: httpx.AsyncClient, name: str, load: Load) -> None:

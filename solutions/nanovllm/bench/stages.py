@@ -1,14 +1,14 @@
 """Each lab's way to answer the same requests, from recomputing everything to the fast path."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nanovllm.bench.workload import Arrivals, Job, Workload
 from nanovllm.llm.engine_options import EngineOptions
-from nanovllm.llm.read_options import OptionError
+from nanovllm.llm.read_options import BUNDLED, OptionError
 from nanovllm.model.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -139,6 +139,22 @@ def fast(model: Transformer, room: Room) -> Answer:
     return _drain(engine)
 
 
+def speculative(model: Transformer, room: Room) -> Answer:
+    """The best engine that is here, with guesses: of the bundled draft model, if it fits, too."""
+    from nanovllm.llm.paged_engines import make_engine
+    from nanovllm.model.loader import load_config
+
+    lookup: dict[str, Any] = {"method": "ngram", "adaptive": True}
+    draft = BUNDLED.parent / "draft"
+    if load_config(draft).vocab_size == model.config.vocab_size:
+        lookup |= {"method": "ngram_then_draft", "model": str(draft)}
+    engine = make_engine(
+        model, None, room.max_model_len, replace(room.options, speculative_config=lookup)
+    )
+    settle(engine)
+    return _drain(engine)
+
+
 def settle(engine: "Engine") -> bool:
     """Wait until an engine that begins plain has its compiled step; whether it has one."""
     wait = getattr(engine, "wait", None)
@@ -153,6 +169,7 @@ STAGES: dict[str, tuple[str, str, Stage]] = {  # name: lab, its package, the sta
     "paged": ("lab05", "paging", paged),
     "kernels": ("lab06", "kernels", kernels),
     "compiled": ("given", "model", fast),
+    "speculative": ("lab08", "speculative", speculative),
 }
 
 

@@ -9,7 +9,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from nanovllm.bench.contestants import OURS, Ready
+from nanovllm.bench.contestants import OURS
 from nanovllm.bench.forced import Forced
 from nanovllm.bench.progression import StageResult
 from nanovllm.bench.rounds import Rounds
@@ -29,6 +29,8 @@ def plain(title: str, *columns: str) -> Table:
 def contest(title: str, figures: Mapping[str, tuple[Rounds, float]], ready: Mapping) -> Table:
     """A row a contestant: each figure's median and how many times better ours is; its start.
 
+    Below, where ours guesses, the tokens that a guessed run brings.
+
     start: seconds from the birth of its process to its first token. figures: by column, the
     rounds and the factor to show them in.
     """
@@ -47,7 +49,10 @@ def contest(title: str, figures: Mapping[str, tuple[Rounds, float]], ready: Mapp
             row.append(_short(its["median"] * factor))
             if len(ready) > 1:
                 row.append(_times(its["reference_is_better_by"]))
-        table.add_row(*row, f"{one.first_token_seconds:.1f}", _peak(one))
+        told = one.process.ask("memory")
+        table.add_row(*row, f"{one.first_token_seconds:.1f}", f"{told['peak_bytes'] / 1e6:,.0f}")
+        if "mean_acceptance_length" in told:
+            table.caption = f"{name}: acceptance length {told['mean_acceptance_length']:.2f}"
     return table
 
 
@@ -60,10 +65,6 @@ def forced(found: Mapping[str, Forced]) -> Table:
         row = f"{one.tokens:,}", f"{one.argmax_share:.1%}", f"{one.largest_gap:.3f}"
         table.add_row(name, *row)
     return table
-
-
-def _peak(one: Ready) -> str:
-    return f"{one.process.ask('memory')['peak_bytes'] / 1e6:,.0f}"
 
 
 def _times(ratio: float) -> str:
@@ -136,6 +137,8 @@ def serving(title: str, found: Mapping[str, Any]) -> list[Table]:
     )
     total = found["prompt_tokens"] + found["output_tokens"]
     rates.add_row("prompt and output", _short(found["total_tokens_per_second"]), f"{total:,}")
+    if found["mean_acceptance_length"] is not None:
+        rates.add_row("acceptance length", "", f"{found['mean_acceptance_length']:.2f}")
     rates.add_row("time", "", f"{found['seconds']:.1f} s")
     for error, count in found["errors"].items():
         rates.add_row(f"[red]failed[/]: {escape(error)}", "", f"[red]{count:,}[/]")

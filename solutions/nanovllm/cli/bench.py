@@ -7,7 +7,7 @@ import typer
 
 from nanovllm.cli.engine import select_code
 from nanovllm.cli.errors import Refused
-from nanovllm.cli.options import HELP, Code
+from nanovllm.cli.options import GUESSES, HELP, Code, speculative
 
 if TYPE_CHECKING:
     from nanovllm.bench.runs import Outcome
@@ -26,13 +26,14 @@ Peers = Annotated[
     list[str] | None,
     typer.Option(
         "--peer",
-        help="nanovllm-plain, transformers, transformers-static, transformers-continuous, vllm or "
-        "vllm-own-process; may be repeated.",
+        help="nanovllm-plain, transformers, transformers-static, transformers-continuous, "
+        "transformers-assisted, vllm or vllm-own-process; may be repeated.",
     ),
 ]
 VllmPython = Annotated[str | None, typer.Option(help="The Python of an environment that has vllm.")]
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16, for every contestant.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="(default: the processors there are)")]
+Guesses = Annotated[str | None, typer.Option("--speculative-config", help=GUESSES + " Of ours.")]
 Out = Annotated[Path | None, typer.Option(help="Write the record to this .json file.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw it into this .png file.")]
 
@@ -42,6 +43,7 @@ def throughput(
     model: Model = "tiny", requests: Requests = 64, rounds: Rounds = 3, peers: Peers = None,
     vllm_python: VllmPython = None, dtype: Dtype = "bfloat16", threads: Threads = None,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Most at once.")] = 64,
+    speculative_config: Guesses = None,
     out: Out = None, plot: Plot = None, code: Code = None,
 ) -> None:  # fmt: skip
     """Output tokens a second on many requests."""
@@ -50,6 +52,7 @@ def throughput(
         runs.run_throughput(
             model, peers or [], rounds, requests, report, dtype=dtype,
             threads=threads or _cpus(), max_num_seqs=max_num_seqs, vllm_python=vllm_python,
+            speculative_config=speculative_config and speculative(speculative_config),
         ), out, plot,
     )  # fmt: skip
 
@@ -60,6 +63,7 @@ def latency(
     vllm_python: VllmPython = None, dtype: Dtype = "bfloat16", threads: Threads = None,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 256,
     output_tokens: Annotated[int, typer.Option(min=2)] = 64,
+    speculative_config: Guesses = None,
     out: Out = None, plot: Plot = None, code: Code = None,
 ) -> None:  # fmt: skip
     """One request alone: first token, further tokens, start, memory."""
@@ -68,6 +72,7 @@ def latency(
         runs.run_latency(
             model, peers or [], rounds, report, prompt_tokens, output_tokens, dtype=dtype,
             threads=threads or _cpus(), vllm_python=vllm_python,
+            speculative_config=speculative_config and speculative(speculative_config),
         ), out, plot,
     )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """`nanovllm bench serve`: load on a server, and what its users get."""
 
+import json
 import os
 from pathlib import Path
 from types import TracebackType
@@ -101,7 +102,8 @@ def _arguments(options: dict[str, Any]) -> list[str]:
         if isinstance(value, bool):
             found.append(f"--{flag}" if value else f"--no-{flag}")
         elif value is not None:
-            found += [f"--{flag}", str(value)]
+            plain = isinstance(value, str | int | float)
+            found += [f"--{flag}", str(value) if plain else json.dumps(value)]
     return found
 
 

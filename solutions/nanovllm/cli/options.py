@@ -39,6 +39,9 @@ Code = Annotated[
 ]
 
 
+GUESSES = 'Lab 08, as JSON: {"method": "ngram", "num_speculative_tokens": 4}.'
+
+
 def _option(help: str, *names: str, panel: str = SAMPLING) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, show_default=True)
 
@@ -77,17 +80,14 @@ class BatchingOptions:
         str | None,
         _engine("static (lab 03), continuous (04) or paged (05). (default: the best that is here)"),
     ] = None
-    speculative_config: Annotated[
-        str | None,
-        _engine('Lab 08, as JSON: {"method": "ngram", "num_speculative_tokens": 4}.'),
-    ] = None
+    speculative_config: Annotated[str | None, _engine(GUESSES)] = None
 
     def given(self) -> dict[str, Any]:
         """What was asked for, by EngineOptions' names."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         given = {name: value for name, value in values.items() if value is not None}
         if "speculative_config" in given:
-            given["speculative_config"] = _json(given["speculative_config"])
+            given["speculative_config"] = speculative(given["speculative_config"])
         return given
 
 
@@ -139,7 +139,8 @@ class SamplingOptions:
         return SamplingParams(**given)
 
 
-def _json(text: str) -> Any:
+def speculative(text: str) -> Any:
+    """What --speculative-config says."""
     try:
         return json.loads(text)
     except ValueError as error:

@@ -5,18 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nanovllm.batching.engine import Engine
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_options import EngineOptions
 from nanovllm.llm.lab_packages import why_missing
 from nanovllm.llm.read_options import OptionError
+from nanovllm.model.errors import ModelFolderError
 from nanovllm.model.loader import load_model, resolve_folder
 from nanovllm.model.transformer import Transformer
+from nanovllm.tokenization.errors import TokenizerError
+from nanovllm.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # lab 08 may not be here
     from nanovllm.speculative.config import SpeculativeConfig
+    from nanovllm.speculative.costs import Costs
+    from nanovllm.speculative.guess_policy import GuessPolicy
+    from nanovllm.speculative.proposer import Proposer
+    from nanovllm.speculative.verify import Judge
 
 
 def say(message: str) -> None:
@@ -42,40 +49,63 @@ class Guessing:
 
     def on(self, engine: type[Engine]) -> Callable[..., Engine]:
         """What makes such an engine, with guesses."""
-        from nanovllm.speculative.adaptive import AdaptivePolicy
         from nanovllm.speculative.costs import Costs
-        from nanovllm.speculative.draft_model import DraftModel
-        from nanovllm.speculative.guess_policy import FixedPolicy
-        from nanovllm.speculative.judge import judge
-        from nanovllm.speculative.lookup import PromptLookup
-        from nanovllm.speculative.proposer import NgramThenDraft
         from nanovllm.speculative.verify import SpeculativeEngine
 
-        config = self.config
-        standard = config.rejection_sample_method == "standard"
-        lookup = PromptLookup(config.prompt_lookup_min, config.prompt_lookup_max)
-        proposer: Any = lookup
-        if self.make_draft is not None:
-            sampled = config.draft_sample_method == "gumbel"
-            proposer = DraftModel(self.make_draft(), sampled=sampled, with_probs=standard)
-            if config.method == "ngram_then_draft":
-                proposer = NgramThenDraft(lookup, proposer)
-        most = config.num_speculative_tokens
-        kind = type(f"Speculative{engine.__name__}", (SpeculativeEngine, engine), {})
-        costs = Costs()
-        policy = AdaptivePolicy(most, costs) if config.adaptive else FixedPolicy(most)
+        most, costs = self.config.num_speculative_tokens, Costs()
+        facts = {"num_speculative_tokens": most}  # a server asks
+        kind = type(f"Speculative{engine.__name__}", (SpeculativeEngine, engine), facts)
         parts = {
-            "proposer": proposer,
-            "guess_policy": policy,
+            "proposer": self._proposer(),
+            "guess_policy": self._policy(most, costs),
             "costs": costs,
-            "judge": judge if standard else None,
+            "judge": self._judge(),
             "warn": say,
         }
         return lambda *args, **settings: kind(*args, **parts, **settings)
 
+    # A student may have written only some of what follows: what is not asked for is not imported.
+
+    def _proposer(self) -> Proposer:
+        config, made = self.config, []
+        if config.method != "draft_model":
+            from nanovllm.speculative.lookup import PromptLookup
+
+            made.append(PromptLookup(config.prompt_lookup_min, config.prompt_lookup_max))
+        if self.make_draft is not None:
+            from nanovllm.speculative.draft_model import DraftModel
+
+            sampled = config.draft_sample_method == "gumbel"
+            standard = config.rejection_sample_method == "standard"
+            made.append(DraftModel(self.make_draft(), sampled=sampled, with_probs=standard))
+        if len(made) == 1:
+            return made[0]
+        from nanovllm.speculative.proposer import NgramThenDraft
+
+        return NgramThenDraft(*made)
+
+    def _policy(self, most: int, costs: Costs) -> GuessPolicy:
+        if self.config.adaptive:
+            from nanovllm.speculative.adaptive import AdaptivePolicy
+
+            return AdaptivePolicy(most, costs)
+        from nanovllm.speculative.guess_policy import FixedPolicy
+
+        return FixedPolicy(most)
+
+    def _judge(self) -> Judge | None:
+        if self.config.rejection_sample_method != "standard":
+            return None
+        from nanovllm.speculative.judge import judge
+
+        return judge
+
 
 def speculation(
-    model: Transformer, max_model_len: int, options: EngineOptions
+    model: Transformer,
+    max_model_len: int,
+    options: EngineOptions,
+    tokenizer: Tokenizer | None = None,
 ) -> NoGuesses | Guessing:
     """What the options ask for. Raises OptionError, before any request is taken on."""
     config = read_config(options)
@@ -89,7 +119,7 @@ def speculation(
         )
     if not config.drafts:
         return Guessing(config, None)
-    draft = load_draft(config, model, max_model_len)
+    draft = load_draft(config, model, max_model_len, tokenizer)
     return Guessing(config, lambda: _draft_engine(draft, max_model_len, options))
 
 
@@ -109,21 +139,28 @@ def read_config(options: EngineOptions) -> SpeculativeConfig | None:
         raise OptionError(str(error)) from None
 
 
-def load_draft(config: SpeculativeConfig, model: Transformer, max_model_len: int) -> Transformer:
+def load_draft(
+    config: SpeculativeConfig, model: Transformer, max_model_len: int, tokenizer: Tokenizer | None
+) -> Transformer:
     """The draft model, in the target's dtype and place. Raises OptionError if it cannot serve."""
     weight = weight_of(model)
     try:
-        draft = load_model(resolve_folder(config.model), weight.dtype, weight.device)
-    except Exception as error:
-        raise OptionError(
-            f"The draft model {config.model!r} cannot be loaded: {error} Give a folder with "
-            "config.json and weights in safetensors, or a hub name."
-        ) from error
+        folder = resolve_folder(config.model)
+        draft = load_model(folder, weight.dtype, weight.device)
+        file = folder / "tokenizer.json"
+        theirs = Tokenizer.from_file(file) if file.is_file() else None
+    except (ModelFolderError, TokenizerError) as error:
+        raise OptionError(f"The draft model {config.model!r} cannot be loaded: {error}") from error
     if draft.config.vocab_size != model.config.vocab_size:
         raise OptionError(
             f"The draft model has {draft.config.vocab_size} tokens, the target "
             f"{model.config.vocab_size}: guesses would mean something else; use a draft with the "
             "target's tokenizer."
+        )
+    if tokenizer and theirs and _tokens(theirs) != _tokens(tokenizer):
+        raise OptionError(
+            f"The draft model {config.model!r} has another tokenizer than the target: guesses "
+            "would mean something else; use a draft with the target's tokenizer."
         )
     ends = set(draft.config.eos_token_ids)
     if not ends <= set(model.config.eos_token_ids):
@@ -137,6 +174,10 @@ def load_draft(config: SpeculativeConfig, model: Transformer, max_model_len: int
             f"context is {max_model_len}: longer texts go on without its guesses"
         )
     return draft
+
+
+def _tokens(tokenizer: Tokenizer) -> tuple[object, ...]:
+    return tokenizer.model.vocab, tokenizer.special_ids
 
 
 def _places(model: Transformer, max_model_len: int, options: EngineOptions) -> int:

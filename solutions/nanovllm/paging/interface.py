@@ -157,6 +157,13 @@ class BlockManagerInterface(SchedulingStore, Protocol):
         """
 
 
+class TrimmingManager(BlockManagerInterface, Protocol):
+    """A manager that takes back what was reserved and not used: guesses (lab 08) ask for it."""
+
+    def trim(self, request: Request) -> None:
+        """Give back the blocks behind the one of the request's last stored token."""
+
+
 class MovingManager(BlockManagerInterface, Protocol):
     """A manager whose blocks can be moved: what compaction (task 8) asks besides."""
 

@@ -110,6 +110,12 @@ class BlockManager:
             if self.enable_prefix_caching and num_full > len(table.cached):
                 self.prefix.register(self.pool, chunk.request, table)
 
+    def trim(self, request: Request) -> None:
+        table = self.tables[request]
+        stored = blocks_for(table.num_tokens, self.block_size)
+        self.pool.free(table.block_ids[stored:], table)
+        del table.block_ids[stored:]
+
     def suspend(self, request: Request) -> None:
         if self.preemption == "swap":
             self.swap.swap_out(request, self.tables[request], self.transfers)

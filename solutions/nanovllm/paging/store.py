@@ -126,6 +126,11 @@ class PagedStore:
     def reserve(self, request: Request, num_tokens: int) -> bool:
         return self.manager.reserve(request, num_tokens)
 
+    def trim(self, request: Request) -> None:
+        """Give back blocks that were reserved and not used, if the manager is one that can."""
+        if hasattr(self.manager, "trim"):
+            self.manager.trim(request)
+
     def commit(self, plan: Plan) -> None:
         self.manager.commit(plan)
 

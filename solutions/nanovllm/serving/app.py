@@ -20,6 +20,7 @@ from nanovllm.serving.config import ServeConfig
 from nanovllm.serving.deadline import drain
 from nanovllm.serving.errors import ApiError
 from nanovllm.serving.failures import api_error
+from nanovllm.serving.guess_counts import GuessCounts
 from nanovllm.serving.handlers import Handlers
 from nanovllm.serving.metrics import Metrics
 from nanovllm.serving.middleware import RequestMiddleware
@@ -52,7 +53,11 @@ class Server:
         self.created = int(time.time())
         self.metrics = Metrics(config.model_name)
         self.monitor = Monitor(engine.clock)
-        self.engine = AsyncEngine(engine, [self.metrics.observe, self.monitor.observe])
+        observers = [self.metrics.observe, self.monitor.observe]
+        self.most_guesses: int = getattr(engine, "num_speculative_tokens", 0)  # with lab 08
+        if self.most_guesses:
+            observers.append(GuessCounts(self.metrics.registry, self.most_guesses).observe)
+        self.engine = AsyncEngine(engine, observers)
         self.reader = PromptReader(engine.tokenizer, template, engine.max_model_len)
         self.admission = Admission(config, engine.config.max_num_seqs)
         self.handlers = Handlers(self.engine, self.reader, config, self.admission)

@@ -39,13 +39,21 @@ class SpeculativeScheduler:
         self.costs, self.notify = costs or Costs(), notify
         self._said: set[str] = set()
         self._tokens, self._drafting = 0, 0.0  # of this step
+        self._lengthened: list[Request] = []  # in the last step
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
     def schedule(self) -> Plan:
-        """The plan of the scheduler, lengthened by guesses (given)."""
+        """The plan of the scheduler, lengthened by guesses (given).
+
+        First, blocks of guesses that fell go back to a store that takes them: others may want them.
+        """
+        for request in self._lengthened:
+            if not request.ended and hasattr(self.inner.store, "trim"):
+                self.inner.store.trim(request)
         plan = self.lengthen(self.inner.schedule())
+        self._lengthened = [c.request for c in plan.chunks if isinstance(c, GuessedChunk)]
         self._tokens = plan.num_tokens
         return plan
 

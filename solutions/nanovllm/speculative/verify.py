@@ -14,9 +14,11 @@ from nanovllm.batching.events import EngineEvent, Stepped
 from nanovllm.batching.interface import Outcome, SchedulerMaker
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.scheduler import Scheduler
+from nanovllm.batching.slot_store_base import SlotStoreBase
 from nanovllm.generation.events import Sampled
 from nanovllm.generation.rows import SamplingRow
 from nanovllm.speculative.costs import Costs
+from nanovllm.speculative.errors import SpeculationError
 from nanovllm.speculative.guess_policy import GuessPolicy
 from nanovllm.speculative.guessed_plan import GuessedChunk, Verified, at_places, spread, standing
 from nanovllm.speculative.guessing_scheduler import SpeculativeScheduler
@@ -77,6 +79,11 @@ class SpeculativeEngine(EngineBase):
         self.judge = judge
         self._counts: dict[tuple[int, int], tuple[int, int]] = {}  # of this step, by sample
         super().__init__(*args, make_scheduler=wrapped, **settings)
+        if isinstance(self.store, SlotStoreBase):
+            raise SpeculationError(
+                "guesses need a store of blocks: in a step of a slot store a request has one row; "
+                "use lab 05's PagedStore."
+            )
 
     def step(self) -> list[EngineEvent]:
         """As the engine's, with guesses and what stood of them in the chunks of Stepped."""
