@@ -59,10 +59,10 @@ class AdaptivePolicy:
         if not requests:
             return []
         limits = [max(min(limit, self.most), 0) for limit in most]
-        wanted = self._best([self._rate(request) for request in requests], limits)
+        histories = [self._history(request) for request in requests]
+        wanted = self._best([self._rate(history) for history in histories], limits)
         due = []
-        for i, request in enumerate(requests):
-            history = self._history(request)
+        for i, history in enumerate(histories):
             if wanted[i]:
                 history.wait = history.pause = self.pause
             else:
@@ -72,8 +72,8 @@ class AdaptivePolicy:
         could = self._best([1.0] * len(requests), limits) if due else []
         for i in due:
             if could[i]:
-                history = self._history(requests[i])
-                history.wait = history.pause = min(2 * history.pause, self.longest_pause)
+                pause = min(2 * histories[i].pause, self.longest_pause)
+                histories[i].wait = histories[i].pause = pause
                 wanted[i] = 1
         return wanted
 
@@ -113,8 +113,8 @@ class AdaptivePolicy:
             chances = [chance * rate for chance, rate in zip(chances, rates, strict=True)]
         return wanted, tokens
 
-    def _rate(self, request: Request) -> float:
-        places = self._history(request).places
+    def _rate(self, history: History) -> float:
+        places = history.places
         rate = self._all.stood / self._all.reached
         return (places.stood + self.weight * rate) / (places.reached + self.weight)
 
