@@ -6,13 +6,19 @@ READY := $(VENV)/.ready
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: start test setup lint build reference clean-environment
+.PHONY: start test proof setup lint build reference clean-environment
 
 start: setup
 	$(BIN)/python -m grader.student.tour
 
 test: setup lint
-	$(BIN)/python -m pytest tests -n 2 -q --dist loadgroup --durations=25
+	$(BIN)/python -m tests.system_tools
+	$(BIN)/python -m pytest tests -m "not proof" -n 2 -q --dist loadgroup --durations=25
+
+# What takes too long for `make test`: goes on where it stopped, and leaves out what is proved.
+proof: setup
+	$(BIN)/python -m tests.system_tools
+	$(BIN)/python -m tests.proof
 
 setup: $(READY)
 

@@ -12,6 +12,7 @@ import pytest
 from grader.course.lab_toml import Lab, labs
 from grader.course.paths import find_commands
 from grader.course.stubs import write_stubs
+from tests.system_tools import not_tested
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,6 +24,14 @@ find_commands()
 # A shell that starts `make test` in the background has Ctrl-C ignored, and every program that the
 # tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left out for want of a program, and how to get it."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    line = not_tested(str(report.longrepr) for report in skipped)
+    if line:
+        terminalreporter.write_line(line, yellow=True)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
-import sys
 from pathlib import Path
-
-import pytest
 
 from grader.course.lab_toml import find_lab
 from grader.grading import Limits, Sandbox
+from tests.system_tools import require
 
 CHEATS = Path(__file__).parent / "cheats"
 SECRET = b"the secret of the tests' own course"
@@ -33,10 +31,9 @@ LIMITS = Limits(
 
 def boxed(sandbox: Sandbox) -> Sandbox:
     """The sandbox, where it is bubblewrap: what the corpus does must not be let loose."""
-    if sys.platform != "linux":
-        pytest.skip("bubblewrap is there on Linux only")
+    require("bubblewrap")
     level = sandbox.probe(LAB)
-    assert level == "bubblewrap", f"install bubblewrap to run these tests: {sandbox.tried}"
+    assert level == "bubblewrap", f"bubblewrap cannot be used: {sandbox.tried}"
     return sandbox
 
 

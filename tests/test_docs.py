@@ -114,7 +114,9 @@ def test_commands_in_handouts_exist(lab: Lab) -> None:
 
 
 def help_of(program: str, subcommand: str) -> str:
-    module = {"lab": "grader.student.lab_command", "nanovllm": "nanovllm.cli"}[program]
+    module = {
+        "lab": "grader.student.lab_command", "nanovllm": "nanovllm.cli", "grader": "grader",
+    }[program]  # fmt: skip
     words = [sys.executable, "-m", module, *([subcommand] if subcommand else []), "--help"]
     done = subprocess.run(
         words,
@@ -126,6 +128,17 @@ def help_of(program: str, subcommand: str) -> str:
     )
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
     return done.stdout
+
+
+def test_commands_of_a_maintainer_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    found = re.findall(r"python -m grader ([a-z]+)([^`\n]*)", text)
+    assert {name for name, _ in found} >= {"build", "variants", "mutants", "mistakes", "release"}
+    for name, rest in found:
+        for option in re.findall(r"--[a-z-]+", rest):
+            assert option in help_of("grader", name), f"grader {name} has no {option}"
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {*re.findall(r"`make ([a-z]+)`", text)} <= {*targets}
 
 
 def test_every_task_gives_its_command_and_symbols(lab: Lab) -> None:
@@ -189,7 +202,10 @@ def reachable(module: str, first: str, rest: list[str]) -> bool:
     return value is not None
 
 
-@pytest.mark.parametrize("path", ["README.md", "models/README.md", "grader/README.md"])
+@pytest.mark.parametrize("path", [
+    "README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "models/README.md", "grader/README.md",
+    "benchmarks/README.md",
+])  # fmt: skip
 def test_links_between_files_work(path: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#]+)\)", text):

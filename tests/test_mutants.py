@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+import pytest
+
 from grader.authoring import mutants
 from grader.authoring.mutants import Mutant, own_lines
 from grader.course.lab_toml import Lab, find_lab
@@ -18,6 +20,19 @@ def test_only_lines_of_the_student_are_changed(lab: Lab) -> None:
         source = (lab.reference / mutant.file).read_text()
         assert mutant.line in own_lines(stubs[mutant.file], source)
         assert ast.dump(ast.parse(mutant.source)) != ast.dump(ast.parse(source))
+
+
+@pytest.mark.proof
+def test_mutants_are_noticed(lab: Lab) -> None:
+    """97 of 100 by the checks, 99 with the scenarios, of those that change something."""
+    made = mutants.mutants(lab, lab.reference, most=150, seed=0)
+    found = [one for one in mutants.verdicts(lab, lab.reference, made) if not one.reason]
+    missed = [one.mutant.key for one in found if not one.noticed]
+    by_checks = sum(one.noticed == "checks" for one in found)
+    assert len(missed) <= 0.01 * len(found), missed
+    assert by_checks >= 0.97 * len(found), by_checks
+    wrong = [one.mutant.key for one in found if one.named_wrongly]
+    assert len(wrong) <= 0.02 * sum(bool(one.named) for one in found), wrong
 
 
 def test_what_changes_nothing_is_not_noticed_and_what_does_is() -> None:

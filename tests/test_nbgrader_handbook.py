@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import pytest
 
 from grader.course.paths import ROOT
 from tests.nbgrader_class import LAB, Class, cell, light_source, pack, reference_files
+from tests.system_tools import require
 
 pytestmark = pytest.mark.xdist_group("nbgrader")
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -30,7 +30,6 @@ ada,Ada,"Lovelace, of London",ada@example.edu,1234
 gru,Grace,"=O""Hopper(1)",gru@example.edu,77
 absent,Not,There,,99
 """
-BROWSER = "chromium", "chromium-browser", "google-chrome", "chrome"
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -46,12 +45,6 @@ FLAGS = (
 
 def blocks() -> list[str]:
     return BLOCK.findall((ROOT / "grader" / "README.md").read_text(encoding="utf-8"))
-
-
-def browser() -> str:
-    found = next(filter(None, map(shutil.which, BROWSER)), None)
-    assert found, "no browser here; install one, for example: apt-get install chromium"
-    return found
 
 
 @dataclass
@@ -239,7 +232,7 @@ def wait_for(url: str, server: subprocess.Popen) -> None:
 def look(made: Afternoon, url: str, name: str) -> str:
     """A page as a browser shows it after its scripts have run; a picture of it is kept."""
     own = f"--user-data-dir={made.home / 'browser'}"
-    words = [browser(), *FLAGS, own, "--window-size=1280,900"]
+    words = [require("chromium"), *FLAGS, own, "--window-size=1280,900"]
     picture = made.home / f"{name}.png"
     address = f"{url}?token=token"
     done = subprocess.run(

@@ -13,6 +13,7 @@ import pytest
 from grader.classroom.kernel_sandbox import box_command
 from grader.course.lab_toml import find_lab
 from grader.course.paths import HIDDEN, LABS, REFERENCE, ROOT
+from tests.system_tools import require
 
 LAB = find_lab(2)
 TRY = """
@@ -41,6 +42,8 @@ pathlib.Path(folder, "answer.json").write_text(json.dumps(answer))
 def test_a_process_in_the_box_sees_no_answer(
     level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if level == "bubblewrap":
+        require("bubblewrap")
     monkeypatch.setenv("INSTRUCTORS_TOKEN", "secret")
     folder, other = tmp_path / "kernel", tmp_path / "other.txt"
     folder.mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +16,7 @@ from nanovllm.paging.store import PagedStore
 from nanovllm.serving.config import ServeConfig
 from nanovllm.serving.snapshot import kv_facts
 from tests.serving_tools import CONFIG, Live, live, tiny_engine, wait_until
+from tests.system_tools import require
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
@@ -29,9 +29,7 @@ expect.set_options(timeout=10_000)
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """The system's Chromium; every launch has a new profile of its own."""
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.fail("this test drives a browser: apt-get install chromium")
+    path = require("chromium")
     with sync_playwright() as driver:
         running = driver.chromium.launch(executable_path=path, args=FLAGS)
         yield running

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 import threading
 import time
 
@@ -11,6 +13,7 @@ import httpx
 import pytest
 
 from nanovllm.generation.sampling import argmax_sampler, sample
+from nanovllm.serving.run import allow_open_files
 from nanovllm.serving.scripted import ScriptedEngine
 from tests.serving_tools import (
     TOKENIZER,
@@ -54,6 +57,7 @@ def test_200_streams_are_neither_lost_nor_mixed_up() -> None:
 
 
 def test_1000_clients_over_the_limit_get_503_and_the_others_their_answer() -> None:
+    allow_open_files()  # the clients are in this process, too
     with live(tiny_engine(8), max_queue=32) as server:
 
         async def main():
@@ -70,6 +74,16 @@ def test_1000_clients_over_the_limit_get_503_and_the_others_their_answer() -> No
         server.assert_idle()
         again = httpx.post(server.url + "/v1/completions", json=request(1))
         assert again.status_code == 200
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be() -> None:
+    program = (
+        "import resource as r; from nanovllm.serving.run import allow_open_files as allow;"
+        "r.setrlimit(r.RLIMIT_NOFILE, (256, 4000)); allow(); print(*r.getrlimit(r.RLIMIT_NOFILE));"
+        "allow(100); print(*r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["4000", "4000"] * 2, done.stderr
 
 
 def test_clients_that_leave_at_random_leave_nothing_behind() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,6 @@ from tests.test_gpu_engine import in_torch, uncaptured
 VOCAB, BLOCK, LENGTH = 23, 16, 120
 CONFIG = ModelConfig("qwen3", VOCAB, 32, 2, 4, 2, 8, 48, 160, qk_norm=True, eos_token_ids=(2,))
 SMALL = ModelConfig("qwen3", VOCAB, 16, 1, 2, 1, 8, 24, 160, qk_norm=True, eos_token_ids=(2,))
-HISTORIES = int(os.environ.get("NANOVLLM_HISTORIES", "12"))  # of each kind of engine
 KINDS = ["plain", "compiled", "gpu"] if available() is None else ["plain", "gpu"]
 
 
@@ -197,13 +195,14 @@ class History:
         raise AssertionError("still running after 2,000 steps")
 
 
+@pytest.mark.parametrize("histories", [12, pytest.param(340, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_histories_have_the_texts_of_the_engine_without_guesses(
-    model: torch.nn.Module, kind: str, monkeypatch: pytest.MonkeyPatch
+    model: torch.nn.Module, kind: str, histories: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FusedDecoder, "forward", in_torch)
     preempted = accepted = 0
-    for seed in range(HISTORIES):
+    for seed in range(histories):
         history, said = History(seed), []
         plain = history.engine(kind, model, None)
         wanted, _, _ = history.run(plain, {})
@@ -229,7 +228,7 @@ def test_random_histories_have_the_texts_of_the_engine_without_guesses(
         accepted += sum(run.accepted for run in runs)
         assert all(0 <= run.accepted <= run.drafts < run.length for run in runs if run.drafts)
     assert preempted
-    assert accepted > 5 * HISTORIES
+    assert accepted > 5 * histories
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -206,6 +206,18 @@ def test_move():
     pool.free([new, other], "a")
     expect([owners_of(pool), pool.num_free], [{new: ["b"]}, 4], call="owners when a has left")
     pool.check()
+    shelf = Shelf()
+    pool = BlockPool(3, shelf)
+    old, kept, new = pool.allocate(3, "a")
+    shelf.kept.add(kept)
+    pool.free([kept, new], "a")
+    pool.move(old, new)
+    expect(
+        [pool.allocate(1, "b"), shelf.evicted],
+        [[old], []],
+        call="the next block after a move, while a kept block is free, and who was evicted",
+        cause="the old block is free and not kept: it goes before those that are kept",
+    )
 
 
 def history(rng, length):

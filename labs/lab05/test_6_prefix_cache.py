@@ -85,6 +85,13 @@ def test_collisions():
         call="holds of a first block (1, 2): itself, other tokens, another parent, another salt",
         cause="a key of few bits proves nothing",
     )
+    salted = CachedBlock(b"k", None, (1, 2), "x", 5)
+    expect(
+        [salted.holds(None, (1, 2), salt) for salt in ("x", "", "a", "y")],
+        [True, False, False, False],
+        call='holds of a block salted "x": with the salts "x", "", "a", "y"',
+        cause="the salts of tenants must be equal",
+    )
     index = PrefixIndex()
     one = index.insert(b"k", None, (1, 2), "", 5)
     expect(

@@ -482,8 +482,9 @@ def test_death():
     front = AsyncEngine(engine)
 
     async def serve():
+        healthy = [front.alive]
         front.start()
-        healthy = [front.error, front.alive]
+        healthy += [front.error, front.alive]
         streams = [front.submit([[first]], LONG) for first in range(3)]
         readers = [asyncio.ensure_future(listen(stream)) for stream in streams[:2]]
         for _ in range(2):
@@ -529,13 +530,13 @@ def test_death():
     expect(
         [healthy, answer, later, left],
         [
-            [None, True],
+            [False, None, True],
             "EngineDeadError",
             ["EngineDeadError"] * 2,
             [0, 0, False, "EngineDeadError"],
         ],
-        call="error and alive before; the end of a call made in the step that died; submit and "
-        "call afterwards; entries of streams, num_open, alive and error afterwards",
+        call="alive before start, then error and alive; the end of a call made in the step that "
+        "died; submit, call, entries of streams, num_open, alive and error afterwards",
         cause="whoever asks a dead engine is refused at once",
     )
 

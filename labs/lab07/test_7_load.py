@@ -109,7 +109,7 @@ def test_goodput(rng):
         "however they ended",
     )
     expect(
-        [goodput([], Slo()), goodput([Record(1.0, (1.0,), 1.0)], Slo())],
-        [0.0, 0.0],
-        call="goodput of no requests, and of a run without duration",
+        [goodput([Record(1.0, (end,), end)] if end else [], Slo()) for end in (0, 1.0, 1.25)],
+        [0.0, 0.0, 4.0],
+        call="goodput of no requests, of a run without duration, and of one answer in 0.25 s",
     )

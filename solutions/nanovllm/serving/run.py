@@ -41,6 +41,7 @@ def run(server: Server, sock: socket.socket) -> None:
 
     What is here by then stays: the garbage collector need not look through a model at every turn.
     """
+    allow_open_files()
     gc.collect()
     gc.freeze()
     config = uvicorn.Config(
@@ -52,6 +53,21 @@ def run(server: Server, sock: socket.socket) -> None:
         timeout_keep_alive=30,
     )
     GracefulServer(server, config).run(sockets=[sock])
+
+
+def allow_open_files(wanted: int = 65_536) -> None:
+    """Each connection is an open file: raise this process's soft limit as far as it may be."""
+    try:
+        import resource
+    except ImportError:  # no such limit on this system
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        except (ValueError, OSError) as error:
+            log.warning("the limit of open files stays at %s: %s", soft, error)
 
 
 def bind(host: str, port: int) -> socket.socket:

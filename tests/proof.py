@@ -1,0 +1,119 @@
+"""`make proof`: tests that take too long for `make test`, once for each state of what they prove.
+
+A part's tests carry the marker `proof`. When they pass, proofs.json gets the digest of the files
+that they are about; as long as it fits, the part is proved, and is not run again. So a run that
+was stopped goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grader.course.digest import IGNORED
+from grader.course.lab_toml import labs
+from grader.course.paths import ROOT
+
+RECORD = Path(__file__).parent / "proofs.json"
+app = typer.Typer(add_completion=False)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tests of the marker `proof`, and the files and folders whose digest they vouch for."""
+
+    name: str
+    tests: tuple[str, ...]
+    about: tuple[str, ...]
+    only: str = ""  # pytest's -k
+
+    @property
+    def digest(self) -> str:
+        """Of the names and contents of all its files."""
+        found = hashlib.sha256()
+        for path in sorted(path for name in self.about for path in _files(ROOT / name)):
+            found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
+        return found.hexdigest()[:16]
+
+    def run(self) -> bool:
+        """Whether its tests pass; their progress and failures are shown."""
+        words = [sys.executable, "-m", "pytest", *self.tests, "-m", "proof", "-q"]
+        words += ["-k", self.only] if self.only else []
+        return subprocess.run(words, cwd=ROOT, check=False).returncode == 0
+
+
+def _files(path: Path) -> Iterator[Path]:
+    found = [path] if path.is_file() else path.rglob("*")
+    return (one for one in found if one.is_file() and not IGNORED & set(one.parts))
+
+
+def parts() -> dict[str, Part]:
+    """Every part by its name."""
+    packages = ("batching", "paging", "speculative", "fast", "gpu")
+    engine = tuple(f"solutions/nanovllm/{name}" for name in packages)
+    found = [Part("speculation", ("tests/test_speculative_engine.py",), engine)]
+    for lab in labs():
+        # checks.json has the digests of the lab's checks and stubs.
+        homes = [f"labs/{lab.key}/checks.json", f"solutions/nanovllm/{lab.package}"]
+        kinds = ("hidden/{}", "mistakes/{}.py", "variants/{}", "mutants/{}.toml")
+        homes += [f"solutions/{kind.format(lab.key)}" for kind in kinds]
+        tests = tuple(f"tests/test_{name}.py" for name in ("proof", "variants", "mutants"))
+        found.append(Part(lab.key, tests, tuple(homes), lab.key))
+    return {part.name: part for part in found}
+
+
+def proved() -> dict[str, str]:
+    """The digests that were proved, by part."""
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
+
+
+@app.command()
+def main(
+    only: Annotated[list[str] | None, typer.Argument(help="Parts; none: all.")] = None,
+    also: Annotated[str, typer.Option(help="A commit; it chooses one more lab.")] = "",
+    minutes: Annotated[float, typer.Option(help="Begin no further part after that.")] = 600,
+) -> None:
+    """Prove what has changed since it was proved."""
+    known, begun = parts(), time.monotonic()
+    for name in only or []:
+        if name not in known:
+            raise typer.BadParameter(f"there is no part {name!r}; there are {', '.join(known)}.")
+    record = proved()
+    work = [part for name, part in known.items() if record.get(name) != part.digest]
+    if also:
+        keys = [name for name in known if name.startswith("lab")]
+        chosen = known[keys[int(also, 16) % len(keys)]]
+        work += [chosen] if chosen not in work else []
+    if only:
+        work = [known[name] for name in only]
+    typer.echo(f"{len(known) - len(work)} of {len(known)} parts are proved.")
+    failed, left = [], []
+    for number, part in enumerate(work, 1):
+        if time.monotonic() - begun > 60 * minutes:
+            left.append(part.name)
+            continue
+        typer.echo(f"{part.name} ({number} of {len(work)}) ...")
+        digest = part.digest
+        if part.run():
+            new = proved() | {part.name: digest}
+            RECORD.write_text(json.dumps(new, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        else:
+            failed.append(part.name)
+    if failed or left:
+        told = [f"failed: {', '.join(failed)}"] * bool(failed)
+        told += [f"no time for: {', '.join(left)} (make proof goes on)"] * bool(left)
+        typer.echo("; ".join(told), err=True)
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()
