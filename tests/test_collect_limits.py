@@ -45,7 +45,11 @@ class Counter:
     def push(self, n: int) -> int:
         threading.Event().wait()
 """
-QUICK = {"LOOP_SECONDS = 20.0": "LOOP_SECONDS = 1.0", "WAIT_SECONDS = 30.0": "WAIT_SECONDS = 4.0"}
+QUICK = {
+    "LOOP_SECONDS = 20.0": "LOOP_SECONDS = 1.0",
+    "WORK_SECONDS = 0.5": "WORK_SECONDS = 0.05",
+    "self.patience = settings.timeout": "self.patience = 4.0",
+}
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ less for the same one.
 
 from __future__ import annotations
 
-import math
 import signal
 import sys
 import threading
@@ -24,8 +23,7 @@ from grader.checks.plugin_session import LabSession
 from grader.checks.unwritten import is_students
 
 LOOP_SECONDS = 20.0  # of the processor, for the thread that runs the check: most need one or less
-WAIT_SECONDS = 30.0  # in which the whole process has not used WORK_SECONDS of the processor
-WORK_SECONDS = 0.5
+WORK_SECONDS = 0.5  # a process that uses less of the processor for long (`runaway_seconds`) waits
 AGAIN = 0.25  # the share of these times for a function that did not end in a check before
 TICK = 0.25
 
@@ -35,17 +33,18 @@ class Stopping:
 
     def __init__(self, session: LabSession) -> None:
         self.session = session
-        self.stopped: set[tuple[str, str]] = set()
-        self.began = self.worked = self.waits_since = self.deadline = 0.0
+        self.stopped: set[str] = set()
+        self.patience = 0.0  # seconds, more of them on a busy machine
+        self.began = self.all_began = self.at = 0.0  # this thread's, all threads' and wall time
+        self.worked = self.waits_since = 0.0
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
         main = threading.current_thread() is threading.main_thread()
         if self.session.info(item) is None or not (main and hasattr(signal, "setitimer")):
             return None
-        self.began, self.worked = time.thread_time(), time.process_time()
-        self.waits_since = time.monotonic()
-        self.deadline = self.waits_since + settings.timeout  # of a loop in another thread
+        self.patience = settings.timeout
+        self._begin()
         signal.signal(signal.SIGALRM, self._look)
         signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
         return True
@@ -58,20 +57,25 @@ class Stopping:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         return True
 
+    def _begin(self) -> None:
+        self.began = time.thread_time()
+        self.all_began = self.worked = time.process_time()
+        self.at = self.waits_since = time.monotonic()
+
     def _look(self, number: int, frame: FrameType | None) -> None:
-        now, spent, worked = time.monotonic(), time.thread_time(), time.process_time()
+        if is_debugging():
+            self._begin()
+            return
+        now, worked = time.monotonic(), time.process_time()
         if worked - self.worked > WORK_SECONDS:
             self.worked, self.waits_since = worked, now
-        if is_debugging(frame):
-            self.began, self.waits_since, self.deadline = spent, now, math.inf
-            return
-        loops, waits = spent - self.began, now - self.waits_since
+        loops, waits = time.thread_time() - self.began, now - self.waits_since
         share = AGAIN if _called(frame) in self.stopped else 1.0
         if loops > share * LOOP_SECONDS:
             self._stop(frame, f"did not end in {loops:.0f} s of processor time")
-        elif waits > share * WAIT_SECONDS:
+        elif waits > share * self.patience:
             self._stop(frame, f"waits: nothing has happened for {waits:.0f} s")
-        elif now > self.deadline:
+        elif now - self.at > self.patience and worked - self.all_began > LOOP_SECONDS:
             self._stop(frame, "did not end, while another thread was at work")
 
     def _stop(self, frame: FrameType | None, why: str) -> None:
