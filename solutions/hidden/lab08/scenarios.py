@@ -168,10 +168,10 @@ def random_plans_and_draws(nanovllm, rng):
 @scenario(task=2)
 def plans_of_a_busy_scheduler(nanovllm, rng):
     """Without a model: who guesses what in each step, with preemption, chunks and any policy."""
+    from nanovllm.batching.budget import FixedBudget
     from nanovllm.batching.plan import Plan
     from nanovllm.batching.policies import RoundRobin, make_policy
     from nanovllm.batching.request import Request, Status
-    from nanovllm.batching.budget import FixedBudget
     from nanovllm.batching.scheduler import Scheduler
     from nanovllm.batching.simulated import CountingStore, SimulatedSequence
     from nanovllm.speculative.guessing_scheduler import SpeculativeScheduler

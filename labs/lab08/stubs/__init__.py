@@ -1,0 +1,1 @@
+"""Speculative decoding: guess several tokens, verify them in one step, keep what stands."""

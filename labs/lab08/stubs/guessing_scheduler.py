@@ -1,0 +1,154 @@
+"""A scheduler around any scheduler: it lengthens the plan's chunks by guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nanovllm.batching.interface import SchedulerInterface
+from nanovllm.batching.plan import Chunk, Plan
+from nanovllm.batching.request import Request, Status
+from nanovllm.speculative.costs import Costs
+from nanovllm.speculative.guess_policy import GuessPolicy
+from nanovllm.speculative.guessed_plan import GuessedChunk
+from nanovllm.speculative.proposer import Ask, Guesses, Proposer
+
+
+class SpeculativeScheduler:
+    """Any scheduler; where its plan leaves budget and room, chunks that complete get guesses.
+
+    Guesses never preempt anybody: not in this step, and not by taking the last blocks, which
+    neighbours would miss in the next. All else is the scheduler's own.
+    """
+
+    def __init__(
+        self,
+        inner: SchedulerInterface,
+        proposer: Proposer,
+        policy: GuessPolicy,
+        vocab_size: int,
+        *,
+        max_chunk: int | None = None,
+        costs: Costs | None = None,
+        notify: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        """notify: is told once of each kind of trouble with guesses, in a sentence."""
+        self.inner, self.proposer, self.guessing = inner, proposer, policy
+        self.vocab_size, self.max_chunk = vocab_size, max_chunk
+        self.costs, self.notify = costs or Costs(), notify
+        self._said: set[str] = set()
+        self._tokens, self._drafting = 0, 0.0  # of this step
+        self._lengthened: list[Request] = []  # in the last step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def schedule(self) -> Plan:
+        """The plan of the scheduler, lengthened by guesses (given).
+
+        First, blocks of guesses that fell go back to a store that takes them: others may want them.
+        """
+        for request in self._lengthened:
+            if not request.ended and hasattr(self.inner.store, "trim"):
+                self.inner.store.trim(request)
+        plan = self.lengthen(self.inner.schedule())
+        self._lengthened = [c.request for c in plan.chunks if isinstance(c, GuessedChunk)]
+        self._tokens = plan.num_tokens
+        return plan
+
+    def lengthen(self, plan: Plan) -> Plan:
+        """The plan, with guesses behind its chunks that complete (GuessedChunk); all else stays.
+
+        First the proposer forgets every request that the plan has preempted. Then the policy,
+        `guessing`, says how many guesses each chunk that completes is to have. It is told the
+        requests of these chunks, in the plan's order; the most that each can have, looked at
+        alone; and the tokens of the plan. The most is what three limits leave: the plan's
+        `budget_left`; `limit` of the request, which no computed token may pass; and `max_chunk`,
+        where there is one, for the chunk's own tokens and its guesses together. What the policy
+        wants beyond it is not asked for. `ask` is given all that is wanted in this step, in one
+        call and in the plan's order; nobody is asked for 0 guesses or fewer, and `ask` is not
+        called where nobody is.
+
+        All guesses of the step together are no more than `budget_left`: the first chunks of the
+        plan have theirs first, and what one of them does not use is there for the next. Of its
+        guesses a chunk has the first ones, as many as `room` says; without any it stays a Chunk.
+
+        >>> from nanovllm.batching.scheduler import Scheduler
+        >>> from nanovllm.batching.simulated import CountingStore, SimulatedSequence
+        >>> from nanovllm.speculative.guess_policy import FixedPolicy
+        >>> class Sevens:
+        ...     def propose(self, asks):
+        ...         return [Guesses((7,) * ask.most) for ask in asks]
+        ...     def forget(self, request):
+        ...         pass
+        >>> scheduler = SpeculativeScheduler(Scheduler(CountingStore(100)), Sevens(),
+        ...                                  FixedPolicy(4), vocab_size=10)
+        >>> scheduler.add(Request(0, SimulatedSequence(0, 5, 4), arrival=0.0, limit=8))
+        >>> [chunk] = scheduler.schedule().chunks
+        >>> chunk.length, chunk.guesses.token_ids
+        (8, (7, 7, 7))
+        """
+        raise NotImplementedError("lab08 task 2: SpeculativeScheduler.lengthen")
+
+    def ask(self, asks: Sequence[Ask]) -> dict[Request, Guesses]:
+        """What the proposer says, as far as it can be used; an error costs the guesses alone."""
+        started = self.inner.clock()
+        try:
+            found = self.proposer.propose(asks)
+            pairs = list(zip(asks, found, strict=True))
+        except NotImplementedError:
+            raise
+        except Exception as error:
+            self._say("error", f"guesses are dropped, for the proposer failed: {error!r}")
+            for ask in asks:
+                self.proposer.forget(ask.request)
+            return {}
+        guessed = {ask.request: self._usable(guesses.first(ask.most)) for ask, guesses in pairs}
+        self._drafting = self.inner.clock() - started
+        self.costs.guessing(
+            [len(g.token_ids) for g in guessed.values() if g.source == "draft"], self._drafting
+        )
+        return guessed
+
+    def _usable(self, guesses: Guesses) -> Guesses:
+        for place, token_id in enumerate(guesses.token_ids):
+            if not 0 <= token_id < self.vocab_size:
+                self._say(
+                    "token",
+                    f"a guess is token {token_id!r}, but ids go from 0 to {self.vocab_size - 1}; "
+                    "it is dropped, with those behind it",
+                )
+                return guesses.first(place)
+        return guesses
+
+    def _say(self, kind: str, message: str) -> None:
+        """Once for each kind of trouble."""
+        if kind not in self._said:
+            self._said.add(kind)
+            self.notify(message)
+
+    def room(self, chunk: Chunk, guesses: int) -> int:
+        """How many of so many guesses behind a chunk the store has room for; that is reserved then.
+
+        None that would take a block which neighbours may need for their next token.
+        """
+        store, request = self.inner.store, chunk.request
+        places = len(store.block_ids(request)) * store.block_size - chunk.start
+        if places < chunk.length + guesses:
+            enough = 2 * store.block_size * (1 + len(self.inner.running))
+            if store.free_tokens < enough:
+                guesses = max(places - chunk.length, 0)
+        return guesses if guesses and store.reserve(request, chunk.length + guesses) else 0
+
+    def observe(self, seconds: float) -> None:
+        """A step took so long."""
+        self.costs.step(self._tokens, max(seconds - self._drafting, 0.0))
+        self._drafting = 0.0
+        self.inner.observe(seconds)
+
+    def end(self, request: Request, status: Status) -> None:
+        """Let go of a request; its guesses and its history go too."""
+        self.proposer.forget(request)
+        self.guessing.forget(request)
+        self.inner.end(request, status)
