@@ -42,6 +42,8 @@ class CountingStore:
     out while requests run, which a SlotStore cannot.
     """
 
+    block_size = 1
+
     def __init__(self, total_tokens: int) -> None:
         self.total_tokens = total_tokens
         self.reserved: dict[Request, int] = {}  # places by request
@@ -49,6 +51,10 @@ class CountingStore:
 
     def fits(self, num_tokens: int) -> bool:
         return num_tokens <= self.total_tokens
+
+    def block_ids(self, request: Request) -> range:
+        """One for each place that the request has; they are numbered for it alone."""
+        return range(self.reserved[request])
 
     def can_admit(self, request: Request) -> bool:
         return request.num_tokens <= self.free_tokens

@@ -393,7 +393,8 @@ def a_draft_among_comings_and_goings(nanovllm, rng):
 
     found = {}
     for sampled in (False, True):
-        draft = DraftModel(_draft(rng)(), sampled=sampled)
+        engine = _draft(rng)()
+        draft = DraftModel(engine, sampled=sampled)
         live, story, trunk = [], [], rng.integers(3, 40, size=12).tolist()
         for number in range(14):
             params = SamplingParams(
@@ -420,8 +421,8 @@ def a_draft_among_comings_and_goings(nanovllm, rng):
                     live.remove(ask.request)
         for request in live:
             draft.forget(request)
-        draft.store.check(())
-        found[str(sampled)] = [story, draft.store.free_tokens]
+        engine.store.check(())
+        found[str(sampled)] = [story, engine.store.free_tokens]
     return found
 
 
@@ -434,7 +435,8 @@ def samples_of_one_request_in_little_room(nanovllm, rng):
 
     params, same, first = SamplingParams(max_tokens=60), [], []
     make = _draft(rng, blocks=14, max_model_len=40)
-    draft = DraftModel(make(), sampled=True)
+    engine = make()
+    draft = DraftModel(engine, sampled=True)
     live, number, made = [], 0, 0
     for group in range(10):
         prompt = rng.integers(3, 40, size=int(rng.integers(1, 9))).tolist()
@@ -443,7 +445,7 @@ def samples_of_one_request_in_little_room(nanovllm, rng):
             number += 1
         asks = [Ask(request, int(rng.integers(1, 5))) for request in live]
         for ask, one in zip(asks, draft.propose(asks), strict=True):
-            ample = DraftModel(_same_model(draft.engine), sampled=True)
+            ample = DraftModel(_same_model(engine), sampled=True)
             [wanted] = ample.propose([ask])
             count = len(one.token_ids)
             same.append(tuple(one.token_ids) == tuple(wanted.token_ids[:count]))
@@ -457,7 +459,7 @@ def samples_of_one_request_in_little_room(nanovllm, rng):
     for request in live:
         draft.forget(request)
     return {"same": all(same), "some": made > 0, "first": first,
-            "left": draft.store.total_tokens - draft.store.free_tokens}  # fmt: skip
+            "left": engine.store.total_tokens - engine.store.free_tokens}  # fmt: skip
 
 
 def _same_model(engine):
@@ -484,7 +486,8 @@ def a_forward_that_fails(nanovllm, rng):
                 raise MemoryError
             return super().execute(plan)
 
-    draft = DraftModel(_draft(rng)(Moody))
+    engine = _draft(rng)(Moody)
+    draft = DraftModel(engine)
     params = SamplingParams(max_tokens=60)
     requests = [_asked(rng, i, rng.integers(3, 40, size=n).tolist(), params)
                 for i, n in enumerate((5, 9, 3))]  # fmt: skip
@@ -498,7 +501,7 @@ def a_forward_that_fails(nanovllm, rng):
             story.append("failed")
             for request in requests:
                 draft.forget(request)
-            story.append(draft.store.free_tokens == draft.store.total_tokens)
+            story.append(engine.store.free_tokens == engine.store.total_tokens)
         for request in requests:
             request.sequence.output_token_ids.append(int(rng.integers(3, 40)))
     return story
