@@ -85,11 +85,12 @@ class SpeculativeScheduler:
         for request in plan.preempted:
             self.proposer.forget(request)
         complete = [chunk for chunk in plan.chunks if chunk.completes]
+        budget = plan.budget_left
         most = [
             min(
-                plan.budget_left,
+                budget,
                 chunk.request.limit - chunk.end,  # the last token is never computed
-                self.max_chunk - chunk.length if self.max_chunk else plan.budget_left,
+                self.max_chunk - chunk.length if self.max_chunk else budget,
             )
             for chunk in complete
         ]
@@ -152,6 +153,8 @@ class SpeculativeScheduler:
 
         None that would take a block which neighbours may need for their next token.
         """
+        if not guesses:
+            return 0
         store, request = self.inner.store, chunk.request
         places = len(store.block_ids(request)) * store.block_size - chunk.start
         if places < chunk.length + guesses:
