@@ -293,6 +293,36 @@ def test_costs_are_learnt_from_steps() -> None:
     assert (costs.base, costs.token) == (pytest.approx(0.004), pytest.approx(0.0002))
 
 
+def test_costs_of_guesses_are_learnt_by_forward_and_by_guess() -> None:
+    costs, rng = Costs(), random.Random(0)
+    for _ in range(200):
+        counts = [rng.randint(0, 4) for _ in range(rng.randint(1, 8))]
+        costs.guessing(counts, 0.07 * max(counts) + 0.01 * sum(counts))
+    assert (costs.forward, costs.draft) == (pytest.approx(0.07), pytest.approx(0.01))
+    assert costs.drafting([3, 0, 1]) == pytest.approx(3 * 0.07 + 4 * 0.01)
+    assert costs.drafting([]) == 0.0
+    alone = Costs()
+    for _ in range(50):
+        alone.guessing([4], 0.3)
+    assert (alone.forward, alone.draft) == (pytest.approx(0.075), pytest.approx(0.0))
+
+
+def test_costs_of_small_steps_are_not_those_of_long_prompts() -> None:
+    """A prompt's token is cheaper than a decode's; a clock that stands still teaches nothing."""
+    costs, rng = Costs(), random.Random(0)
+    for step in range(400):
+        tokens = 300 if step % 40 == 0 else rng.choice([1, 3, 5])
+        costs.step(tokens, 0.5 + 0.02 * tokens if tokens == 300 else 0.24 + 0.048 * tokens)
+    assert [costs.base + n * costs.token for n in (1, 5)] == pytest.approx([0.288, 0.48], rel=0.25)
+    before = costs.base, costs.token
+    costs.step(3, 0.0)
+    costs.guessing([2], 0.0)
+    assert (costs.base, costs.token) == before
+    for _ in range(300):  # steps of one size: only the scale is known
+        costs.step(1, 0.576)
+    assert costs.base + costs.token == pytest.approx(0.576, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
-from nanovllm.batching.events import Stepped
+from nanovllm.batching.events import EngineEvent, Failed, Stepped
 from nanovllm.generation.events import Finished, TokenGenerated
 from nanovllm.generation.params import SamplingParams
 from nanovllm.model.loader import load_model
@@ -136,6 +136,15 @@ class Models:
         return DraftModel(engine, sampled=sampled)
 
 
+def step(engine: Engine) -> list[EngineEvent]:
+    """One step; an error of a request is the demo's."""
+    events = engine.step()
+    for event in events:
+        if isinstance(event, Failed):
+            raise event.error
+    return events
+
+
 def serve(engine: Engine, tokenizer: Tokenizer, temperature: float) -> Run:
     """All requests through one engine."""
     params = SamplingParams(temperature=temperature, max_tokens=TOKENS)
@@ -144,7 +153,7 @@ def serve(engine: Engine, tokenizer: Tokenizer, temperature: float) -> Run:
         engine.add_request(token_ids, params, seed=number, request_id=number)
     run = Run()
     while engine.has_unfinished:
-        events = engine.step()
+        events = step(engine)
         run.passes += len({e.request_id for e in events if isinstance(e, TokenGenerated)})
         for event in events:
             if isinstance(event, Finished):
@@ -165,7 +174,7 @@ def story(models: Models) -> tuple[Text, int]:
     engine.add_request(models.tokenizer.encode(STORY), params)
     while engine.has_unfinished:
         noted.guessed.clear()
-        events = engine.step()
+        events = step(engine)
         tokens = [event.token_id for event in events if isinstance(event, TokenGenerated)]
         [run] = next(event for event in events if isinstance(event, Stepped)).chunks
         guesses = noted.guessed[0].token_ids[: run.drafts] if noted.guessed else ()

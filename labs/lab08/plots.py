@@ -265,6 +265,11 @@ def rejected(models: Models, at: Callable, residual: Callable) -> None:
     movable(draw, temperature=[0.25, 0.5, 0.75, 1.0, 1.5, 2.0])
 
 
+def uniforms(rows: int, columns: int) -> torch.Tensor:
+    """Noise in [0, 1), always the same."""
+    return torch.rand(rows, columns, generator=torch.Generator().manual_seed(1))
+
+
 def as_if_drawn(models: Models, p: torch.Tensor, q: torch.Tensor, drawn: Sequence[int]) -> None:
     """How often each token came out of rejection sampling, beside p and q."""
     likely = (p + q).topk(4).indices.tolist()
@@ -332,7 +337,8 @@ def tree(models: Models, text: str, drawn: TokenTree, tokens: Sequence[int]) -> 
     left.set(xlim=(-0.5, max(depths.values()) + 0.5), yticks=[], xlabel="depth")
     left.set_xticks(range(max(depths.values()) + 1))
     left.grid(visible=False)
-    mask, names = drawn.mask(0).int().numpy(), [text.split()[-1], *words]
+    mask = drawn.mask(0).int().numpy()
+    names = [text.split()[-1], *(f"{i}: {word}" for i, word in enumerate(words))]
     right.imshow(1 - mask, cmap="gray", vmin=-0.6, vmax=1.1)
     right.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
     right.set_yticks(range(len(names)), names, fontsize=7)

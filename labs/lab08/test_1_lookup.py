@@ -362,7 +362,8 @@ def history(rng, length):
 
 
 def replay(settings, calls):
-    """The calls up to the first whose guesses differ from a search of every place, or None."""
+    """The calls up to the first whose guesses differ from a search of every place, found and
+    expected; None if there is none."""
     lookup, story = PromptLookup(*settings), [f"PromptLookup{settings}"]
     requests = [request_of([who], number=who) for who in range(2)]
     for kind, who, what in calls:
@@ -376,7 +377,7 @@ def replay(settings, calls):
             tokens = [*sequence.prompt_token_ids, *sequence.output_token_ids]
             found, wanted = guessed(lookup, requests[who], what), naive(tokens, *settings, what)
             if found != wanted:
-                return story, f"behind {tokens}: {found}, expected {wanted}"
+                return [*story, f"the text is {tokens}"], found, wanted
     return None
 
 
@@ -395,12 +396,14 @@ def shrunk(settings, calls):
 def test_random(rng):
     for _ in range(60):
         settings, calls = history(rng, 20)
-        found = replay(settings, calls)
-        if found:
-            found = replay(settings, shrunk(settings, calls))
+        differs = replay(settings, calls)
+        if differs:
+            differs = replay(settings, shrunk(settings, calls))
+        story, found, wanted = differs or ([], None, None)
         expect(
             found,
-            None,
-            call="the shortest history found in which [guesses, match] of two requests differ from "
-            "a search of every place, and how",
+            wanted,
+            call="[guesses, match] at the end of the shortest history found in which they differ "
+            "from a search of every place",
+            given={"history": "\n" + "\n".join(story)},
         )

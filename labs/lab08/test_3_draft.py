@@ -214,8 +214,8 @@ def test_catch_up():
         ("new, of 6 tokens; 4 guesses", 4, lambda g: [*g, 1], 6 + 3),
         ("all 4 stand, and a token more", 4, lambda g: [*g[:2], 2], 2 + 3),
         ("2 of 4 stand, and a token more", 4, lambda g: [3], 1 + 3),
-        ("none stands", 4, lambda g: [*g[:2], 4, 4, 4, *g[:3]], 1 + 3),
-        ("8 tokens later, the first 2 as guessed", 1, lambda g: [*g, 5], 6 + 0),
+        ("none stands", 4, lambda g: [g[0], 1000, g[2], 4, 4, *g[:3]], 1 + 3),
+        ("8 tokens later, the first and third as guessed", 1, lambda g: [*g, 5], 7 + 0),
         ("1 of 1 stands, and a token more", 5, lambda g: g[:1], 2 + 4),
         ("the first of 5, and nothing more", 3, lambda g: [], 1 + 2),
         ("no new token at all", 2, lambda g: [], 1 + 1),
@@ -269,6 +269,7 @@ def test_rejected():
         same = [request_of(1, [*path[: 7 + stood], 2]), request_of(2, [*tokens_of(request), 2]),
                 request_of(3, [*path, 2])]  # fmt: skip
         for again in same:
+            engine.spent()
             [found] = proposed(draft, (again, 3))
             expect(
                 found,
@@ -280,6 +281,14 @@ def test_rejected():
                 cause="the store keeps blocks that were committed, for requests that begin alike; "
                 "a guess that may still fall must not be committed",
             )  # fmt: skip
+            computed = engine.spent()[1]
+            expect.that(
+                computed <= again.num_tokens - 4 + 2,
+                "the first 4 tokens are found in the store",
+                observed=f"{computed} tokens computed",
+                call=f"propose of 3 guesses for such a request, of {again.num_tokens} tokens",
+                cause="tokens of the text are committed, and what `admit` finds is not computed",
+            )
             draft.forget(again)
         expect(engine.store.free_tokens, 160, call="free_tokens of the draft's store in the end")
 
@@ -448,7 +457,10 @@ def played(calls, ample, story):
             draft.forget(one)
         elif kind == "say" and live:
             one = live[a % len(live)]
-            one.sequence.output_token_ids += [*last.get(one, [])[: b % 4], *[a % 2] * (1 + b // 6)]
+            one.sequence.output_token_ids += [
+                *last.get(one, [])[: b % 4],
+                *[a % 2 * 1000] * (1 + b // 6),
+            ]
             last.pop(one, None)
         elif kind == "ask" and live:
             asked = [live[(a + i) % len(live)] for i in range(1 + b % len(live))]

@@ -131,18 +131,13 @@ predict("08", "d", ...)
 
 # %%
 with needs("08", 4):
-    import torch
-
     from nanovllm.speculative.rejection import pick, rejection_sample
 
-    p, q = at(1.0)
-    noise = torch.rand(4000, 5, generator=torch.Generator().manual_seed(1))
-    both = torch.stack((p, p))
-    guesses = [pick(q, float(row[0])) for row in noise]
-    drawn = [
-        rejection_sample(both, q[None], [guess], row[1:].view(2, 2))[0]
-        for guess, row in zip(guesses, noise, strict=True)
-    ]
+    (p, q), drawn = at(1.0), []
+    for row in plots.uniforms(4000, 5):
+        guess = pick(q, float(row[0]))
+        tokens = rejection_sample(p.expand(2, -1), q[None], [guess], row[1:].view(2, 2))
+        drawn.append(tokens[0])
     plots.as_if_drawn(models, p, q, drawn)
     answer("08", "d")
 
@@ -163,12 +158,11 @@ predict("08", "e", ...)
 
 # %%
 with needs("08", 5):
-    text = "12 + 30 = 42. 14 + 3 = 17. Once upon a time there was a"
+    text = "Zoe has a red ball. Once upon a time there was a"
     tree = plots.draft_tree(models, text, nodes=14, width=3, depth=6)
     chain = plots.draft_tree(models, text, nodes=14, width=1, depth=14)
     plots.tree(models, text, tree, plots.verified(models, text, tree))
-    tokens = plots.verified(models, text, chain)
-    print(f"a chain of 14 brings {len(tokens)} tokens: {models.tokenizer.decode(tokens)!r}")
+    print(f"a chain of 14 guesses: {len(plots.verified(models, text, chain))} tokens")
     answer("08", "e")
 
 # %% nbgrader={"grade": true, "grade_id": "lab08-task-5", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="08" nanovllm_task=5

@@ -56,11 +56,13 @@ class AdaptivePolicy:
 
     def lengths(self, requests: Sequence[Request], most: Sequence[int], tokens: int) -> list[int]:
         """As GuessPolicy."""
+        if not requests:
+            return []
         limits = [max(min(limit, self.most), 0) for limit in most]
-        wanted = self._best([self._rate(request) for request in requests], limits)
+        histories = [self._history(request) for request in requests]
+        wanted = self._best([self._rate(history) for history in histories], limits)
         due = []
-        for i, request in enumerate(requests):
-            history = self._history(request)
+        for i, history in enumerate(histories):
             if wanted[i]:
                 history.wait = history.pause = self.pause
             else:
@@ -70,8 +72,8 @@ class AdaptivePolicy:
         could = self._best([1.0] * len(requests), limits) if due else []
         for i in due:
             if could[i]:
-                history = self._history(requests[i])
-                history.wait = history.pause = min(2 * history.pause, self.longest_pause)
+                pause = min(2 * histories[i].pause, self.longest_pause)
+                histories[i].wait = histories[i].pause = pause
                 wanted[i] = 1
         return wanted
 
@@ -82,13 +84,13 @@ class AdaptivePolicy:
         """
         costs, count = self.costs, len(rates)
         alone = costs.base + costs.token * count
-        wanted, speed = [0] * count, count / max(alone, 1e-12)
+        wanted, speed = [0] * count, count / alone
         while True:  # with a higher speed fewer guesses pay, and those bring a higher speed
             better, tokens = self._worth(rates, limits, speed)
             seconds = alone + costs.token * sum(better) + costs.drafting(better)
             if tokens <= speed * seconds * (1.0 + 1e-9):
                 return wanted
-            wanted, speed = better, tokens / max(seconds, 1e-12)
+            wanted, speed = better, tokens / seconds
 
     def _worth(
         self, rates: Sequence[float], limits: Sequence[int], speed: float
@@ -96,7 +98,7 @@ class AdaptivePolicy:
         """The guesses that bring more tokens than their time is worth, and the step's tokens."""
         price = speed * (self.costs.token + self.costs.draft)
         wanted, tokens, chances = [0] * len(rates), float(len(rates)), list(rates)
-        for depth in range(1, max(limits, default=0) + 1):
+        for depth in range(1, max(limits) + 1):
             good = [
                 i
                 for i, (chance, limit) in enumerate(zip(chances, limits, strict=True))
@@ -111,8 +113,8 @@ class AdaptivePolicy:
             chances = [chance * rate for chance, rate in zip(chances, rates, strict=True)]
         return wanted, tokens
 
-    def _rate(self, request: Request) -> float:
-        places = self._history(request).places
+    def _rate(self, history: History) -> float:
+        places = history.places
         rate = self._all.stood / self._all.reached
         return (places.stood + self.weight * rate) / (places.reached + self.weight)
 

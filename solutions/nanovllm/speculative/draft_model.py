@@ -51,9 +51,6 @@ class DraftModel:
                 break
             chunks = [self._chunk(copies[i]) for i in rows]
             drawn, q = self._forward(Plan(tuple(chunks)))
-            if depth == 0:
-                for chunk in chunks:
-                    self._keep(chunk.request, chunk.end - 1)
             for place, (i, chunk) in enumerate(zip(rows, chunks, strict=True)):
                 self._fed[chunk.request] = chunk.end
                 if isinstance(drawn[place], Sampled):
@@ -64,7 +61,7 @@ class DraftModel:
                 else:
                     copies[i] = None
         return [
-            Guesses(tuple(ids), "draft", 0, torch.stack(q) if q else None)
+            Guesses(tuple(ids), "draft", probs=torch.stack(q) if q else None)
             for ids, q in zip(guessed, probs, strict=True)
         ]
 
@@ -88,24 +85,25 @@ class DraftModel:
         return Chunk(copy, start, end - start, end)
 
     def _catch_up(self, ask: Ask) -> Request | None:
-        """The copy with the target's tokens; K and V of guesses that came true are kept.
+        """The copy with the target's tokens; K and V of what is in the text count as stored.
 
-        None where there is no room for it.
+        None where there is no room for it. The newest token is never stored: it gives the logits.
         """
         target = ask.request
         copy = self._copy_of.get(target) or self._admitted(target)
         if copy is None:
             return None
-        right = copy.num_computed_tokens
-        there = copy.token_ids(right, self._fed[copy])
-        wanted = target.token_ids(right, target.num_tokens - 1)  # the newest gives the logits
+        known = right = copy.num_computed_tokens
+        there = copy.token_ids(known, self._fed[copy])
+        wanted = target.token_ids(known, target.num_tokens - 1)
         for mine, theirs in zip(there, wanted, strict=False):
             if mine != theirs:
                 break
             right += 1
         copy.sequence.output_token_ids[:] = target.sequence.output_token_ids
-        self._keep(copy, right)
-        self._fed[copy] = right
+        if right > known:
+            self.store.commit(Plan((Chunk(copy, known, right - known, right),)))
+        copy.num_computed_tokens = self._fed[copy] = right
         return copy
 
     def _admitted(self, target: Request) -> Request | None:
@@ -117,16 +115,6 @@ class DraftModel:
         self._copy_of[target] = copy
         copy.num_computed_tokens = self._fed[copy] = self.store.admit(copy)
         return copy
-
-    def _keep(self, copy: Request, end: int) -> None:
-        """K and V of tokens that are the target's for good: they count as stored.
-
-        Not those of the newest, which is computed again if it is asked for once more.
-        """
-        start = copy.num_computed_tokens
-        if end > start:
-            self.store.commit(Plan((Chunk(copy, start, end - start, end),)))
-            copy.num_computed_tokens = end
 
     def forget(self, request: Request) -> None:
         """Give its room back."""

@@ -91,8 +91,10 @@ def at_places(plan: Plan) -> Plan:
     behind it has a RequestAt with the first i guesses, so that penalties, min_tokens and the key
     of the draw are those of that place. All other chunks stay.
 
-    >>> from nanovllm.batching.simulated import SimulatedSequence
-    >>> request = Request(0, SimulatedSequence(0, 8, 9), arrival=0.0, limit=16)
+    >>> from nanovllm.generation.params import SamplingParams
+    >>> from nanovllm.generation.sequence import Sequence
+    >>> sequence = Sequence([3] * 8, SamplingParams(), max_model_len=20, seed=0)
+    >>> request = Request(0, sequence, arrival=0.0, limit=19)
     >>> plan = Plan((GuessedChunk.of(Chunk(request, 7, 1, 8), Guesses((5, 9))),))
     >>> [place.request.sequence.output_token_ids for place in at_places(plan).chunks]
     [[], [5], [5, 9]]

@@ -24,8 +24,9 @@ class Ask:
 class Guesses:
     """What may follow a request's newest token, in order.
 
-    source: who guessed ("ngram", "draft"). match: the tokens that lookup found again. probs [k, V]:
-    the distribution each guess was drawn from; None where each was certain (probability 1).
+    source: who guessed ("ngram", "draft"). match: how many of the newest tokens lookup found again,
+    0 if it found none. probs [k, V]: the distribution each guess was drawn from; None where each
+    was certain (probability 1).
     """
 
     token_ids: tuple[int, ...] = ()
