@@ -8,6 +8,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from nanovllm.batching.events import EngineEvent
 from nanovllm.batching.plan import Plan
 from nanovllm.batching.request import Request
 from nanovllm.fast.engine import FastEngine
@@ -27,6 +28,8 @@ class FastSpeculativeEngine(SpeculativeEngine, FastEngine):
 
     def draw(self, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Any]:
         """As SpeculativeEngine; where nobody wants more than the argmax, no row is built."""
+        if not _guesses(plan):
+            return FastEngine.draw(self, plan, logits)
         if not self.knows(plan, logits):
             return super().draw(plan, logits)
         drawn, outcomes, row = self._likeliest, [], 0
@@ -44,6 +47,16 @@ class FastSpeculativeEngine(SpeculativeEngine, FastEngine):
             outcomes.append(Verified(tuple(map(Sampled, drawn[row : row + accepted + 1]))))
             row += len(guesses) + 1
         return outcomes
+
+    def update(self, plan: Plan, outcomes: Sequence[Any]) -> list[EngineEvent]:
+        """As SpeculativeEngine."""
+        if not _guesses(plan):
+            return FastEngine.update(self, plan, outcomes)
+        return super().update(plan, outcomes)
+
+
+def _guesses(plan: Plan) -> bool:
+    return any(isinstance(chunk, GuessedChunk) for chunk in plan.chunks)
 
 
 class FastDraft(DraftModel):
