@@ -29,6 +29,7 @@ from nanovllm.model.loader import dummy_model
 from nanovllm.paging.manager import BlockManager
 from nanovllm.paging.store import PagedStore
 from nanovllm.speculative.adaptive import AdaptivePolicy
+from nanovllm.speculative.credit import Credit
 from nanovllm.speculative.draft_model import DraftModel
 from nanovllm.speculative.guess_policy import FixedPolicy
 from nanovllm.speculative.lookup import PromptLookup
@@ -225,6 +226,7 @@ def test_random_histories_have_the_texts_of_the_engine_without_guesses(
         policy = AdaptivePolicy if history.adaptive else FixedPolicy
         proposer = proposer_of(history.proposer, random.Random(seed), wanted, kind)
         guesses = {"proposer": proposer, "guess_policy": policy(history.guesses),
+                   "credit": Credit() if history.adaptive else None,
                    "warn": said.append}  # fmt: skip
         engine = history.engine(kind, model, guesses)
         found, steps, kinds = history.run(engine, history.aborts)

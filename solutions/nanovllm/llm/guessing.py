@@ -44,6 +44,7 @@ class Guessing:
         """What makes such an engine, with guesses."""
         from nanovllm.speculative.adaptive import AdaptivePolicy
         from nanovllm.speculative.costs import Costs
+        from nanovllm.speculative.credit import Credit
         from nanovllm.speculative.guess_policy import FixedPolicy
         from nanovllm.speculative.judge import judge
         from nanovllm.speculative.lookup import PromptLookup
@@ -67,6 +68,7 @@ class Guessing:
             "proposer": proposer,
             "guess_policy": policy,
             "costs": costs,
+            "credit": Credit() if config.adaptive else None,
             "judge": judge if standard else None,
             "warn": say,
         }

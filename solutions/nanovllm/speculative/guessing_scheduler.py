@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from nanovllm.batching.interface import SchedulerInterface
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request, Status
 from nanovllm.speculative.costs import Costs
+from nanovllm.speculative.credit import Credit
 from nanovllm.speculative.guess_policy import GuessPolicy
 from nanovllm.speculative.guessed_plan import GuessedChunk
 from nanovllm.speculative.proposer import Ask, Guesses, Proposer
@@ -31,22 +33,35 @@ class SpeculativeScheduler:
         *,
         max_chunk: int | None = None,
         costs: Costs | None = None,
+        credit: Credit | None = None,
         notify: Callable[[str], None] = lambda message: None,
     ) -> None:
-        """notify: is told once of each kind of trouble with guesses, in a sentence."""
+        """credit: says by the clock when nobody is to guess; None: the policy alone does. notify:
+        is told once of each kind of trouble with guesses, in a sentence."""
         self.inner, self.proposer, self.guessing = inner, proposer, policy
         self.vocab_size, self.max_chunk = vocab_size, max_chunk
-        self.costs, self.notify = costs or Costs(), notify
+        self.costs, self.credit, self.notify = costs or Costs(), credit, notify
         self._said: set[str] = set()
-        self._tokens, self._drafting = 0, 0.0  # of this step
+        # a machine that is busy with others says nothing about guesses
+        self._timer = time.thread_time if inner.clock is time.perf_counter else inner.clock
+        self._plan, self._tried, self._started, self._drafting = Plan(), True, 0.0, 0.0  # this step
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
     def schedule(self) -> Plan:
         """The plan of the scheduler, lengthened by guesses (given)."""
-        plan = self.lengthen(self.inner.schedule())
-        self._tokens = plan.num_tokens
+        self._started = self._timer()
+        plan = self.inner.schedule()
+        self._tried = self.credit is None or self.credit.allows(
+            sum(c.completes for c in plan.chunks)
+        )
+        if self._tried:
+            plan = self.lengthen(plan)
+        else:
+            for request in plan.preempted:
+                self.proposer.forget(request)
+        self._plan = plan
         return plan
 
     def lengthen(self, plan: Plan) -> Plan:
@@ -113,7 +128,7 @@ class SpeculativeScheduler:
 
     def ask(self, asks: Sequence[Ask]) -> dict[Request, Guesses]:
         """What the proposer says, as far as it can be used; an error costs the guesses alone."""
-        started = self.inner.clock()
+        started = self._timer()
         try:
             found = self.proposer.propose(asks)
             pairs = list(zip(asks, found, strict=True))
@@ -125,7 +140,7 @@ class SpeculativeScheduler:
                 self.proposer.forget(ask.request)
             return {}
         guessed = {ask.request: self._usable(guesses.first(ask.most)) for ask, guesses in pairs}
-        self._drafting = self.inner.clock() - started
+        self._drafting = self._timer() - started
         self.costs.guessing(
             [len(g.token_ids) for g in guessed.values() if g.source == "draft"], self._drafting
         )
@@ -165,7 +180,13 @@ class SpeculativeScheduler:
 
     def observe(self, seconds: float) -> None:
         """A step took so long."""
-        self.costs.step(self._tokens, max(seconds - self._drafting, 0.0))
+        own = self._timer() - self._started
+        if self._tried:
+            self.costs.step(self._plan.num_tokens, own - self._drafting)
+        if self.credit is not None and self._tried:
+            self.credit.tried(self._plan, own, self._drafting, self.costs.token)
+        elif self.credit is not None:
+            self.credit.plain(self._plan, own)
         self._drafting = 0.0
         self.inner.observe(seconds)
 
