@@ -7,13 +7,14 @@ about half an hour; --quick tries it all in a few minutes and records nothing wo
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks import planning_cost
 from nanovllm.bench import runs
+from nanovllm.bench.guessing_prompts import KINDS
 from nanovllm.bench.machine import usable_cpus
 from nanovllm.bench.process import ContestantError
 from nanovllm.bench.record import save
@@ -37,11 +38,19 @@ def parts(quick: bool, threads: int, vllm_python: str | None) -> dict[str, Part]
     def latency(model: str, names: list[str]) -> Part:
         return lambda: runs.run_latency(model, names, rounds, report, **common)
 
+    def speculative(model: str, batches: list[int], kinds: Sequence[str], tokens: int) -> Part:
+        rounds = 2 if quick else 30
+        return lambda: runs.run_speculative(
+            model, None, batches[: 1 if quick else 4], kinds, 4, rounds, tokens, True, 1, report
+        )
+
     return {
         "progression": lambda: runs.run_progression(
             "bundled", rounds, 24, 4, "float32", threads, report, [*TRANSFORMERS, ASSISTED]
         ),
         "memory": lambda: runs.run_memory(32768, 2048, 16, 250, report),
+        "speculative": speculative("bundled", [1, 8, 32, 64], KINDS, 48),
+        "speculative-mid": speculative("mid", [1, 8, 32, 64], KINDS[:1], 16),
         "policies": lambda: runs.run_policies(200, 20.0, 0),
         # what labs 02 to 05 build, without the compiled step, beside transformers' static batches
         **{

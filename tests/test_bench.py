@@ -249,6 +249,30 @@ class TestCommands:
         assert record["real_run"]["paged"]["stored"] > record["real_run"]["contiguous"]["stored"]
         assert size_of(tmp_path / "m.png")[0] > 500
 
+    def test_speculative(self, tmp_path):
+        done = run("bench", "speculative", "--batch", 1, "--prompts", "stories", "--rounds", 2,
+                   "--guesses", 3, "--max-tokens", 9, "--peers", "--out", tmp_path / "s.json",
+                   "--plot", tmp_path / "s.png")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "batch 1, stories" in done.stderr and "reached" in done.stdout
+        record = json.loads((tmp_path / "s.json").read_text())
+        assert record["settings"]["draft"] == "draft"
+        rows = {row["way"]: row for row in record["results"]["rows"]}
+        assert list(rows) == ["draft", "ngram", "policy", "HF draft", "HF ngram"]  # fmt: skip
+        for way in ("draft", "ngram"):  # the counts of transformers
+            assert rows[way]["tokens"] == rows[f"HF {way}"]["tokens"] >= 1
+            assert rows[way]["bound"] > 0 and len(rows[way]["seconds"]["none"]) == 2
+        assert rows["draft"]["forwards"] > 1 and rows["policy"]["bound"] is None
+        assert size_of(tmp_path / "s.png")[0] > 500
+
+    def test_guesses_that_are_given(self, model, tmp_path):
+        done = run("bench", "speculative", "-m", model, "--batch", 2, "--prompts", "lists",
+                   "--rounds", 1, "--max-tokens", 8, "--out", tmp_path / "s.json")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        rows = json.loads((tmp_path / "s.json").read_text())["results"]["rows"]
+        assert [row["way"] for row in rows] == ["80%", "80%, policy", "60%", "60%, policy"]
+        assert rows[0]["tokens"] >= rows[2]["tokens"] > 1
+
     def test_progression(self, model, tmp_path):
         out, plot = tmp_path / "p.json", tmp_path / "p.png"
         done = run("bench", "progression", "-m", model, "--requests", 4, "--rounds", 1, "--seats",
@@ -298,6 +322,7 @@ class TestCommands:
             (["latency", "--speculative-config", "ngram"], "--speculative-config is not JSON"),
             (["latency", "--speculative-config", '{"method": "eagle"}'], "'eagle' is not known"),
             (["progression", "--rounds", "0"], "rounds"),
+            (["speculative", "--prompts", "poems"], "poems"),
             (["speed"], "speed"),
         ],
     )

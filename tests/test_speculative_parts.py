@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
+from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request
 from nanovllm.batching.simulated import SimulatedSequence
 from nanovllm.generation.params import SamplingParams
@@ -19,8 +20,10 @@ from nanovllm.model.config import ModelConfig
 from nanovllm.speculative.adaptive import AdaptivePolicy
 from nanovllm.speculative.config import read_speculative_config
 from nanovllm.speculative.costs import Costs
+from nanovllm.speculative.credit import Credit
 from nanovllm.speculative.errors import SpeculationError
 from nanovllm.speculative.gain import best_guesses, expected_tokens, speed_up
+from nanovllm.speculative.guessed_plan import GuessedChunk
 from nanovllm.speculative.judge import judge
 from nanovllm.speculative.lookup import NgramIndex, PromptLookup
 from nanovllm.speculative.proposer import Ask, Guesses
@@ -341,3 +344,50 @@ def test_costs_of_small_steps_are_not_those_of_long_prompts() -> None:
 def test_settings_that_cannot_be_are_refused_in_a_sentence(given, says) -> None:
     with pytest.raises(SpeculationError, match=says.replace("(", r"\(")):
         read_speculative_config(given)
+
+
+def run_on_credit(credit: Credit, steps: int, gained: int, seconds: float, batch: int = 1) -> float:
+    """Seconds a token over so many steps, each of 1 s a request alone; with guesses, of which
+    `gained` stand, it takes so many seconds a request."""
+    spent = tokens = 0.0
+    for _ in range(steps):
+        requests = [Request(i, SimulatedSequence(i, 4, 99), 0.0, 99) for i in range(batch)]
+        plan = Plan(tuple(Chunk(request, 3, 1, 4) for request in requests))
+        tried = credit.allows(batch)
+        if tried:
+            guesses = Guesses((7,) * 4)
+            plan = Plan(tuple(GuessedChunk.of(chunk, guesses) for chunk in plan.chunks))
+        for request in requests:
+            for _ in range(1 + tried * gained):
+                request.sequence.append()
+        if tried:
+            credit.tried(plan, seconds * batch, 0.1, 0.1)
+        else:
+            credit.plain(plan, 1.0 * batch)
+        spent += (seconds if tried else 1.0) * batch
+        tokens += batch * (1 + tried * gained)
+    return spent / tokens
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_guesses_that_cost_more_than_they_save_are_stopped(batch: int) -> None:
+    credit = Credit()
+    assert run_on_credit(credit, 500, gained=2, seconds=2.0, batch=batch) < 0.7
+    assert credit.allows(batch) and not credit.allows(64)
+    assert run_on_credit(credit, 200, gained=0, seconds=1.5, batch=batch) < 1.3
+    assert not credit.allows(batch)
+    assert run_on_credit(credit, 20_000, gained=0, seconds=1.5, batch=batch) < 1.02
+    assert run_on_credit(credit, 5_000, gained=2, seconds=2.0, batch=batch) < 0.85  # tried again
+
+
+def test_reading_prompts_counts_as_what_guessing_took() -> None:
+    credit = Credit()
+    run_on_credit(credit, 3, gained=0, seconds=1.0)
+    request = Request(0, SimulatedSequence(0, 50, 99), 0.0, 149)
+    plan = Plan((GuessedChunk.of(Chunk(request, 0, 50, 50), Guesses((7, 7))),))
+    credit.plain(Plan((Chunk(request, 0, 50, 50),)), 70.0)  # tells nothing about decodes
+    request.sequence.append()
+    credit.tried(plan, 70.0, 12.0, 0.5)  # 13 s for guesses
+    assert credit.allows(1)
+    credit.tried(plan, 70.0, 12.0, 0.5)
+    assert not credit.allows(1)

@@ -175,6 +175,53 @@ def run_policies(requests: int, rate: float, seed: int) -> Outcome:
     )
 
 
+def run_speculative(
+    model: str, draft: str | None, batches: Sequence[int], kinds: Sequence[str], guesses: int,
+    rounds: int, max_tokens: int, peers: bool, threads: int, report: Report,
+) -> Outcome:  # fmt: skip
+    """With guesses and without, in turns; without a draft model, with guesses that are given."""
+    import torch
+
+    from nanovllm.bench import (
+        assisted,
+        guessing_prompts,
+        guessing_rows,
+        speculative,  # on a lab that may not be here
+    )
+
+    torch.set_num_threads(threads)
+    folder = model_folder(model)
+    if model == "bundled":
+        draft = draft or str(folder.parent / "draft")
+    weights = load_model(folder, torch.float32)
+    tokenizer = Tokenizer.from_pretrained(BUNDLED if draft is None else folder)
+    longest = min(CONTEXT, weights.config.max_position)
+    rows: list[guessing_rows.Row] = []
+    for batch in batches:
+        ways = speculative.ways(draft, guesses)
+        bench = speculative.Bench(weights, longest, batch, ways, max_tokens)
+        theirs = None
+        if peers and draft and batch == 1:
+            theirs = assisted.Assisted(folder, Path(draft), guesses, max_tokens)
+        for kind in kinds:
+            texts = guessing_prompts.prompts(kind, max(6, batch))
+            asked = [tokenizer.encode(text) for text in texts]
+            rows += bench.rows(kind, asked, rounds)
+            if theirs is not None:
+                rows += theirs.rows(kind, asked, max(rounds // 10, 1))
+            report(f"batch {batch}, {kind}")
+    settings = {
+        "model": Path(model).name, "draft": draft and Path(draft).name, "guesses": guesses,
+        "rounds": rounds, "max_tokens": max_tokens, "threads": threads, "dtype": "float32",
+    }  # fmt: skip
+    title = f"{model}, float32, {guesses} guesses, {threads} threads, {rounds} rounds"
+    return Outcome(
+        record("speculative", settings, {"rows": [asdict(r) | {"bound": r.bound} for r in rows]}),
+        tables.guessing(title, rows),
+        lambda path: guessing_rows.plot(rows, path, title),
+    )
+
+
 def _facts(ready: dict) -> dict[str, Any]:
     return {
         name: {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -16,6 +16,7 @@ from nanovllm.bench.rounds import Rounds
 
 if TYPE_CHECKING:  # of labs that may not be here
     from nanovllm.batching.simulator import Report
+    from nanovllm.bench.guessing_rows import Row
     from nanovllm.bench.memory import Usage
 
 
@@ -117,6 +118,33 @@ def policies(found: Mapping[str, Mapping[str, Report]]) -> list[Table]:
                 name, f"{run.throughput:.0f}", f"{run.ttft_p50:.2f}", f"{run.ttft_p99:.2f}",
                 f"{run.latency_p50:.2f}", f"{run.latency_p99:.2f}", f"{run.fairness:.2f}",
                 f"{run.preemptions}",
+            )  # fmt: skip
+        made.append(table)
+    return made
+
+
+def guessing(title: str, rows: Sequence[Row]) -> list[Table]:
+    """A table a batch, a row a way to guess: what it brings and costs, how near it is to its bound.
+
+    tokens and drafts (forwards of the draft model): a step. HF: transformers.
+    """
+    made = []
+    for batch in sorted({row.batch for row in rows}):
+        table = plain(f"{title}, batch {batch}", "guesses", "tokens", "drafts", "v", "c", "bound")
+        for column in ("faster", "reached", "wall"):
+            table.add_column(column, justify="right")
+        for row in rows:
+            if row.batch != batch:
+                continue
+            bound, reached = row.bound, ""
+            if bound is not None:
+                reached = f"{row.faster / bound:.0%}"
+            table.add_row(
+                f"{row.kind}, {row.way}", f"{row.tokens:.2f}", f"{row.forwards:.2f}",
+                "" if row.verify is None else f"{row.verify:.2f}",
+                f"{row.draft:.3f}" if row.forwards else "",
+                "" if bound is None else f"{bound:.2f}",
+                _times(row.faster), reached, f"{row.faster_wall:.2f}",
             )  # fmt: skip
         made.append(table)
     return made

@@ -118,6 +118,42 @@ def policies(
     show(runs.run_policies(requests, rate, seed), out, plot)
 
 
+@bench.command("speculative")
+def guesses_against_none(
+    model: Model = "bundled",
+    draft: Annotated[
+        str | None,
+        typer.Option(help="A folder. (default: the bundled draft where the model is bundled; with "
+                          "any other one guesses come for nothing, and a given share is right)"),
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="May be repeated. (default: 1, 8)")
+    ] = None,
+    prompts: Annotated[
+        list[str] | None, typer.Option(help="stories, facts, sums, recall, lists. (default: all)")
+    ] = None,
+    guesses: Annotated[int, typer.Option(min=1, help="The most in one step.")] = 4,
+    rounds: Rounds = 5, max_tokens: Annotated[int, typer.Option(min=2)] = 48,
+    peers: Annotated[
+        bool, typer.Option(help="transformers' guesses beside it, at batch 1.")
+    ] = False,
+    threads: Threads = 1, out: Out = None, plot: Plot = None, code: Code = None,
+) -> None:  # fmt: skip
+    """Guesses against none, in turns, and the bound that the costs of guessing set."""
+    runs = _ready(code)
+    from nanovllm.bench.guessing_prompts import KINDS
+
+    for kind in prompts or ():
+        if kind not in KINDS:
+            raise Refused(f"--prompts {kind} is not known; use {', '.join(KINDS)}.")
+    show(
+        runs.run_speculative(
+            model, draft, batch or [1, 8], prompts or KINDS, guesses, rounds, max_tokens, peers,
+            threads or 1, report,
+        ), out, plot,
+    )  # fmt: skip
+
+
 def _ready(code: str | None, dtype: str = "float32"):  # noqa: ANN202, a module
     if dtype not in ("float32", "bfloat16"):
         raise Refused(f"--dtype {dtype} is not for benchmarks; use float32 or bfloat16.")

@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from nanovllm.fast.availability import FastPathError, find_compiler
 SOURCES = Path(__file__).parent / "native"
 FLAGS = ("-std=c++17", "-O2", "-march=native", "-fno-math-errno", "-ffp-contract=fast")
 Say = Callable[[str], None]
+_compiling = threading.Lock()
 
 
 def say(message: str) -> None:
@@ -41,14 +43,16 @@ def load_library(
     flags = (*FLAGS, *(["-DNV_BFLOAT16"] if dtype == torch.bfloat16 else []), *defines)
     path = library_path(compiler, flags)
     try:
-        if not path.exists():
-            _compile(compiler, flags, path, notify)
+        with _compiling:  # a target and its draft want the same
+            if not path.exists():
+                _compile(compiler, flags, path, notify)
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise FastPathError(f"the compiled step cannot be stored or loaded: {error}") from error
     library.nv_open.restype = ctypes.c_void_p
     library.nv_close.argtypes = [ctypes.c_void_p]
     library.nv_step.argtypes = [ctypes.c_void_p] * 3
+    library.nv_guess.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int32, ctypes.c_void_p]
     return library
 
 

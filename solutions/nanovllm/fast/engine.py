@@ -108,17 +108,31 @@ class FastEngine(Engine):
         self._logits, self._likeliest = self._native(given, self.store.cache)
         return self._logits
 
-    def draw(self, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Outcome]:
-        """The argmax is known; with any row that wants more, or has a NaN, the plain way.
+    def guess(self, plan: Plan, wanted: Seq[int]) -> list[Seq[int]]:
+        """Only if `ready`: the likeliest tokens behind each chunk, so many of each, none of them
+        in its sequence; K and V are written of the chunks and of all of these but the last."""
+        self.store.make_copies()
+        given = StepInput.of(plan, self.store.block_ids)
+        return self._native.guess(given, self.store.cache, wanted)
 
-        So it is for logits that are not the newest step's own.
-        """
-        complete = [chunk.request.sequence for chunk in plan.chunks if chunk.completes]
-        known = self._draws and logits is self._logits and min(self._likeliest, default=0) >= 0
-        if not known or not all(map(wants_argmax, complete)):
+    def draw(self, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Outcome]:
+        """The argmax, if that is known and nobody wants more; else the plain way."""
+        if not self.knows(plan, logits):
             return super().draw(plan, logits)
         drawn = iter(self._likeliest)
         return [Sampled(next(drawn)) if chunk.completes else None for chunk in plan.chunks]
+
+    def knows(self, plan: Plan, logits: Float[Tensor, "N V"]) -> bool:
+        """Whether the argmax of each row is known, and no request of the plan wants more: these
+        are the newest step's logits, with no NaN among them."""
+        return (
+            self._draws
+            and logits is self._logits
+            and min(self._likeliest, default=0) >= 0
+            and all(
+                wants_argmax(chunk.request.sequence) for chunk in plan.chunks if chunk.completes
+            )
+        )
 
 
 def fast_engine(

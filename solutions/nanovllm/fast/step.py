@@ -24,7 +24,8 @@ class StepInput:
 
     Of sequence i, the new tokens are token_ids[query_starts[i] : query_starts[i + 1]], the last
     of its context_lens[i] tokens; its blocks begin at blocks[block_starts[i]]. Chunks of one
-    request that follow each other, all of which want logits, are one sequence.
+    request that follow each other, all of which want logits, are one sequence; so is a chunk with
+    guesses behind it (lab 08), which wants logits from its last known token on.
     """
 
     token_ids: array
@@ -42,18 +43,22 @@ class StepInput:
         before = None
         for chunk in plan.chunks:
             request, completes = chunk.request, chunk.completes
+            guesses = getattr(chunk, "guesses", None)
+            known = chunk.end - len(guesses.token_ids) if guesses else chunk.end
             output = request.sequence.output_token_ids
-            if output and chunk.length == 1 and chunk.end == request.num_tokens:  # a decode
+            if output and known - chunk.start == 1 and known == request.num_tokens:  # a decode
                 token_ids.append(output[-1])
             else:
-                token_ids += request.token_ids(chunk.start, chunk.end)
+                token_ids += request.token_ids(chunk.start, known)
+            if guesses:
+                token_ids += guesses.token_ids
             if before is request and completes and chunk.length == 1 and ends[-1] == chunk.start:
                 starts[-1], ends[-1] = len(token_ids), chunk.end
                 rows[-1] += 1
                 continue
             starts.append(len(token_ids))
             ends.append(chunk.end)
-            rows.append(int(completes))
+            rows.append(completes + chunk.end - known)
             block_starts.append(len(blocks))
             blocks += block_ids(request)
             before = request if completes else None
@@ -77,10 +82,36 @@ class NativeStep:
     ) -> tuple[Float[Tensor, "N V"], Sequence[int]]:
         """Logits (float32) of the tokens that want them, in order, and the likeliest token of
         each; -1 where a logit is NaN."""
+        logits, tokens, step = self._prepare(given, cache)
+        self._library.nv_step(self.weights.address, ctypes.byref(step), self._room)
+        return logits, tokens
+
+    def guess(
+        self, given: StepInput, cache: FastCache, wanted: Sequence[int]
+    ) -> list[Sequence[int]]:
+        """The likeliest tokens behind each sequence, so many of each, one after another.
+
+        Each sequence wants the logits of its last token, and its blocks have room for all guesses
+        but the last. They end before a token whose logits have a NaN.
+        """
+        most, numbers = max(wanted), array("i", wanted)
+        guesses = array("i", [-1]) * (most * len(wanted))
+        _logits, _tokens, step = self._prepare(given, cache)  # kept until it is done
+        self._library.nv_guess(
+            self.weights.address, ctypes.byref(step), self._room, _address(numbers), most,
+            _address(guesses),
+        )  # fmt: skip
+        rows = (guesses[i : i + most] for i in range(0, len(guesses), most))
+        return [row[: row.index(-1)] if -1 in row else row for row in rows]
+
+    def _prepare(
+        self, given: StepInput, cache: FastCache
+    ) -> tuple[Float[Tensor, "N V"], array, structs.Step]:
+        """Room for logits and tokens, and the struct that points to them and to what is given."""
         count = sum(given.completes)
         logits = torch.empty(count, self.weights.config.vocab_size)
         tokens = array("i", bytes(4 * count))
-        step = structs.Step(
+        return logits, tokens, structs.Step(
             num_seqs=len(given.context_lens),
             num_outputs=count,
             num_blocks=cache.num_blocks,
@@ -96,9 +127,7 @@ class NativeStep:
             v=cache.v.data_ptr(),
             logits=logits.data_ptr(),
             tokens=_address(tokens),
-        )
-        self._library.nv_step(self.weights.address, ctypes.byref(step), self._room)
-        return logits, tokens
+        )  # fmt: skip
 
 
 def _address(numbers: array) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nanovllm.batching.engine import Engine
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_options import EngineOptions
-from nanovllm.llm.lab_packages import why_missing
+from nanovllm.llm.lab_packages import is_mine, why_missing
 from nanovllm.llm.read_options import OptionError
 from nanovllm.model.errors import ModelFolderError
 from nanovllm.model.loader import load_model, resolve_folder
@@ -50,15 +50,16 @@ class Guessing:
     def on(self, engine: type[Engine]) -> Callable[..., Engine]:
         """What makes such an engine, with guesses."""
         from nanovllm.speculative.costs import Costs
-        from nanovllm.speculative.verify import SpeculativeEngine
+        from nanovllm.speculative.credit import Credit
 
         most, costs = self.config.num_speculative_tokens, Costs()
         facts = {"num_speculative_tokens": most}  # a server asks
-        kind = type(f"Speculative{engine.__name__}", (SpeculativeEngine, engine), facts)
+        kind = type(f"Speculative{engine.__name__}", (_verifier(engine), engine), facts)
         parts = {
             "proposer": self._proposer(),
             "guess_policy": self._policy(most, costs),
             "costs": costs,
+            "credit": Credit() if self.config.adaptive else None,
             "judge": self._judge(),
             "warn": say,
         }
@@ -73,11 +74,10 @@ class Guessing:
 
             made.append(PromptLookup(config.prompt_lookup_min, config.prompt_lookup_max))
         if self.make_draft is not None:
-            from nanovllm.speculative.draft_model import DraftModel
-
             sampled = config.draft_sample_method == "gumbel"
             standard = config.rejection_sample_method == "standard"
-            made.append(DraftModel(self.make_draft(), sampled=sampled, with_probs=standard))
+            draft = self.make_draft()
+            made.append(_drafter(draft)(draft, sampled=sampled, with_probs=standard))
         if len(made) == 1:
             return made[0]
         from nanovllm.speculative.proposer import NgramThenDraft
@@ -99,6 +99,29 @@ class Guessing:
         from nanovllm.speculative.judge import judge
 
         return judge
+
+
+# The compiled step has given classes that do the same faster; they make way for a student's own.
+
+
+def _verifier(engine: type[Engine]) -> type:
+    if hasattr(engine, "guess") and not is_mine("speculative"):
+        from nanovllm.fast.speculative import FastSpeculativeEngine
+
+        return FastSpeculativeEngine
+    from nanovllm.speculative.verify import SpeculativeEngine
+
+    return SpeculativeEngine
+
+
+def _drafter(engine: Engine) -> type:
+    if hasattr(engine, "guess") and not is_mine("speculative"):
+        from nanovllm.fast.speculative import FastDraft
+
+        return FastDraft
+    from nanovllm.speculative.draft_model import DraftModel
+
+    return DraftModel
 
 
 def speculation(

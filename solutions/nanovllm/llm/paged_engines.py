@@ -41,7 +41,8 @@ def step_kind(model: Transformer, options: EngineOptions) -> str:
         return f"plain: {why}"
     if on_gpu:
         return "CUDA graphs"
-    mine = [package for package in ABOVE if is_mine(package)]
+    above = (*ABOVE, "speculative") if options.speculative_config is not None else ABOVE
+    mine = [package for package in above if is_mine(package)]
     return f"compiled, beneath your own {', '.join(mine)}" if mine else "compiled"
 
 
@@ -93,8 +94,8 @@ def make_engine(
     guessing: what `speculation` made of the options; if None, it is asked now.
     """
     config = options.config(max_model_len)
-    kind = step_kind(model, options)
     guessing = guessing or speculation(model, max_model_len, options)
+    kind = step_kind(model, options)
     if kind.startswith("compiled"):
         from nanovllm.fast import FastEngine
 

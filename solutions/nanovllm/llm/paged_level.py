@@ -19,8 +19,8 @@ class PagedRung(ContinuousRung):
         super().prepare()
         device = weight_of(self.model).device
         self.options.num_blocks(self.max_model_len, self.kv_bytes_per_token, device)
-        self.step = step_kind(self.model, self.options)
         self.guessing = speculation(self.model, self.max_model_len, self.options, self.tokenizer)
+        self.step = step_kind(self.model, self.options)
 
     def make_engine(self) -> Engine:
         """An engine on blocks."""

@@ -3,6 +3,8 @@
 #include <omp.h>
 #endif
 
+#include <numeric>
+
 #include "layers.h"
 #include "room.h"
 
@@ -116,6 +118,32 @@ void nv_step(const Model* model, const Step* step, void* room) {
 #else
   run.thread(0);
 #endif
+}
+
+// A step of N sequences, each with a row of logits for its last token; then steps of one token, the
+// likeliest one behind it, for those that want further ones. What is drawn goes to guesses [N,
+// most], up to wanted[n] tokens of sequence n, or to the first -1. The blocks have room for all.
+void nv_guess(const Model* model, const Step* given, void* room, const int32_t* wanted,
+              int32_t most, int32_t* guesses) {
+  Step step = *given;
+  const int count = step.num_seqs;
+  std::vector<int32_t> who(count), ids(count), starts(count + 1), ends(count), blocks(count);
+  for (int n = 0; n < count; ++n) who[n] = n, ends[n] = step.context_lens[n];
+  std::iota(starts.begin(), starts.end(), 0);
+  for (int depth = 0; step.num_seqs; ++depth) {
+    nv_step(model, &step, room);
+    int left = 0;
+    for (int i = 0; i < step.num_seqs; ++i) {
+      const int n = who[i], token = step.tokens[i];
+      guesses[n * most + depth] = token;
+      if (token < 0 || depth + 1 >= wanted[n]) continue;
+      who[left] = n, ids[left] = token, ends[left] = ends[i] + 1;
+      blocks[left++] = given->block_starts[n];
+    }
+    step.num_seqs = step.num_outputs = left;
+    step.token_ids = ids.data(), step.query_starts = starts.data();
+    step.context_lens = ends.data(), step.block_starts = blocks.data();
+  }
 }
 
 }
