@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from nanovllm.batching.interface import SchedulerInterface
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request, Status
 from nanovllm.speculative.costs import Costs
+from nanovllm.speculative.credit import Credit
 from nanovllm.speculative.guess_policy import GuessPolicy
 from nanovllm.speculative.guessed_plan import GuessedChunk
 from nanovllm.speculative.proposer import Ask, Guesses, Proposer
@@ -31,15 +33,19 @@ class SpeculativeScheduler:
         *,
         max_chunk: int | None = None,
         costs: Costs | None = None,
+        credit: Credit | None = None,
         notify: Callable[[str], None] = lambda message: None,
     ) -> None:
-        """notify: is told once of each kind of trouble with guesses, in a sentence."""
+        """credit: says by the clock when nobody is to guess; None: the policy alone does. notify:
+        is told once of each kind of trouble with guesses, in a sentence."""
         self.inner, self.proposer, self.guessing = inner, proposer, policy
         self.vocab_size, self.max_chunk = vocab_size, max_chunk
-        self.costs, self.notify = costs or Costs(), notify
+        self.costs, self.credit, self.notify = costs or Costs(), credit, notify
         self._said: set[str] = set()
-        self._tokens, self._drafting = 0, 0.0  # of this step
         self._lengthened: list[Request] = []  # in the last step
+        # a machine that is busy with others says nothing about guesses
+        self._timer = time.thread_time if inner.clock is time.perf_counter else inner.clock
+        self._plan, self._tried, self._started, self._drafting = Plan(), True, 0.0, 0.0  # this step
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -49,12 +55,21 @@ class SpeculativeScheduler:
 
         First, blocks of guesses that fell go back to a store that takes them: others may want them.
         """
+        self._started = self._timer()
         for request in self._lengthened:
             if not request.ended and hasattr(self.inner.store, "trim"):
                 self.inner.store.trim(request)
-        plan = self.lengthen(self.inner.schedule())
+        plan = self.inner.schedule()
+        self._tried = self.credit is None or self.credit.allows(
+            sum(c.completes for c in plan.chunks)
+        )
+        if self._tried:
+            plan = self.lengthen(plan)
+        else:
+            for request in plan.preempted:
+                self.proposer.forget(request)
         self._lengthened = [c.request for c in plan.chunks if isinstance(c, GuessedChunk)]
-        self._tokens = plan.num_tokens
+        self._plan = plan
         return plan
 
     def lengthen(self, plan: Plan) -> Plan:
@@ -93,7 +108,7 @@ class SpeculativeScheduler:
 
     def ask(self, asks: Sequence[Ask]) -> dict[Request, Guesses]:
         """What the proposer says, as far as it can be used; an error costs the guesses alone."""
-        started = self.inner.clock()
+        started = self._timer()
         try:
             found = self.proposer.propose(asks)
             pairs = list(zip(asks, found, strict=True))
@@ -105,7 +120,7 @@ class SpeculativeScheduler:
                 self.proposer.forget(ask.request)
             return {}
         guessed = {ask.request: self._usable(guesses.first(ask.most)) for ask, guesses in pairs}
-        self._drafting = self.inner.clock() - started
+        self._drafting = self._timer() - started
         self.costs.guessing(
             [len(g.token_ids) for g in guessed.values() if g.source == "draft"], self._drafting
         )
@@ -133,6 +148,8 @@ class SpeculativeScheduler:
 
         None that would take a block which neighbours may need for their next token.
         """
+        if not guesses:
+            return 0
         store, request = self.inner.store, chunk.request
         places = len(store.block_ids(request)) * store.block_size - chunk.start
         if places < chunk.length + guesses:
@@ -143,7 +160,13 @@ class SpeculativeScheduler:
 
     def observe(self, seconds: float) -> None:
         """A step took so long."""
-        self.costs.step(self._tokens, max(seconds - self._drafting, 0.0))
+        own = self._timer() - self._started
+        if self._tried:
+            self.costs.step(self._plan.num_tokens, own - self._drafting)
+        if self.credit is not None and self._tried:
+            self.credit.tried(self._plan, own, self._drafting, self.costs.token)
+        elif self.credit is not None:
+            self.credit.plain(self._plan, own)
         self._drafting = 0.0
         self.inner.observe(seconds)
 

@@ -40,6 +40,8 @@ class Guesses:
         >>> Guesses((5, 6, 7)).first(2).token_ids
         (5, 6)
         """
+        if count >= len(self.token_ids):
+            return self
         probs = None if self.probs is None else self.probs[:count]
         return Guesses(self.token_ids[:count], self.source, self.match, probs)
 

@@ -18,6 +18,7 @@ from nanovllm.batching.slot_store_base import SlotStoreBase
 from nanovllm.generation.events import Sampled
 from nanovllm.generation.rows import SamplingRow
 from nanovllm.speculative.costs import Costs
+from nanovllm.speculative.credit import Credit
 from nanovllm.speculative.errors import SpeculationError
 from nanovllm.speculative.guess_policy import GuessPolicy
 from nanovllm.speculative.guessed_plan import GuessedChunk, Verified, at_places, spread, standing
@@ -59,6 +60,7 @@ class SpeculativeEngine(EngineBase):
         guess_policy: GuessPolicy,
         judge: Judge | None = None,
         costs: Costs | None = None,
+        credit: Credit | None = None,
         warn: Callable[[str], None] = lambda message: None,
         make_scheduler: SchedulerMaker = Scheduler,
         **settings: Any,
@@ -67,9 +69,8 @@ class SpeculativeEngine(EngineBase):
             inner = make_scheduler(*parts, **limits)
             vocab = self.model.config.vocab_size
             chunk = limits.get("max_chunk")
-            return SpeculativeScheduler(
-                inner, proposer, guess_policy, vocab, max_chunk=chunk, costs=costs, notify=warn
-            )
+            given = {"max_chunk": chunk, "costs": costs, "credit": credit, "notify": warn}
+            return SpeculativeScheduler(inner, proposer, guess_policy, vocab, **given)
 
         self.judge = judge
         self._counts: dict[tuple[int, int], tuple[int, int]] = {}  # of this step, by sample

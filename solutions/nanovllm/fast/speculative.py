@@ -82,7 +82,6 @@ class FastDraft(DraftModel):
             told.append(Guesses(tuple(guessed), "draft"))
             if count:
                 known = copy.num_tokens
-                self._keep(copy, known - 1)
                 self._fed[copy] = known + max(len(guessed) - 1, 0)
                 copy.sequence.output_token_ids += guessed
         return told
