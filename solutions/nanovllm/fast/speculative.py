@@ -75,14 +75,13 @@ class FastDraft(DraftModel):
         ]
         plan = Plan(tuple(self._chunk(c) for c, n in zip(copies, counts, strict=True) if n))
         found = iter(self.engine.guess(plan, list(filter(None, counts))) if plan.chunks else ())
-        self.num_forwards += max(counts)
+        self.num_forwards += max(counts, default=0)
         told = []
         for copy, count in zip(copies, counts, strict=True):
             guessed = next(found) if count else ()
             told.append(Guesses(tuple(guessed), "draft"))
             if count:
-                known = copy.num_tokens
-                self._fed[copy] = known + max(len(guessed) - 1, 0)
+                self._fed[copy] = copy.num_tokens + max(len(guessed) - 1, 0)
                 copy.sequence.output_token_ids += guessed
         return told
 

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the newest tokens when they were last written, earlier on."""
+"""Prompt lookup: what followed the newest tokens where they stood for the first time."""
 
 ### BEGIN SOLUTION
 from collections.abc import Sequence
