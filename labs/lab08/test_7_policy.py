@@ -162,8 +162,8 @@ def test_forward(rng):
         wanted = run(policy, batch, 160, lambda i, s, rates=rates: chain(rng, rates[i]), most=4)
         found[good] = sum(sum(counts) for counts in wanted[80:])
     expect.that(
-        found[1] <= 40,
-        "where one of eight is right, at most 40 guesses are made in 80 steps",
+        found[1] <= 64,
+        "where one of eight is right, each guesses in one of ten steps at most",
         observed=found[1],
         call="guesses of a batch of 8 in steps 80 to 159; rate 0.75 for one, 0.02 for the others",
         given={"costs": costs_of(costs)},
@@ -260,24 +260,26 @@ def test_new_request():
 
 @pytest.mark.check(task=7, points=2, title="The next request with this number")
 def test_forget():
-    policy = AdaptivePolicy(4, Costs(1.0, 0.2, 0.05, 0.05))
-    batch = [request_of(n) for n in range(8)]
-    bad = batch[3]
-    wanted = run(policy, batch, 60, lambda i, s: 0 if i == 3 else 9, most=4)
-    expect.that(
-        sum(counts[3] for counts in wanted[40:]) <= 4,
-        "the one whose guesses fall has at most 4 in 20 steps",
-        observed=sum(counts[3] for counts in wanted[40:]),
-        call="the guesses of request 3 in steps 40 to 59, when those of seven others always stand",
-    )
-    policy.forget(bad)
-    batch[3] = request_of(3)
-    counts = policy.lengths(batch, (4,) * 8, 8)
+    told = []
+    for number in (3, 99):
+        policy = AdaptivePolicy(4, Costs(1.0, 0.2, 0.05, 0.05))
+        batch = [request_of(n) for n in range(8)]
+        wanted = run(policy, batch, 60, lambda i, s: 0 if i == 3 else 9, most=4)
+        expect.that(
+            sum(counts[3] for counts in wanted[40:]) <= 4,
+            "the one whose guesses fall has at most 4 in 20 steps",
+            observed=sum(counts[3] for counts in wanted[40:]),
+            call="the guesses of request 3 in steps 40 to 59, when those of seven others always "
+            "stand",
+        )
+        policy.forget(batch[3])
+        batch[3] = request_of(number)
+        told.append(list(policy.lengths(batch, (4,) * 8, 8)))
     expect(
-        [count >= 3 for count in counts],
-        [True] * 8,
-        call="whether each has 3 guesses or more, when request 3 has been forgotten and another "
-        "one with its number has come",
+        told[0],
+        told[1],
+        call="lengths, when request 3 has been forgotten and another one with its number has come; "
+        "expected: the same for a number that nobody had before",
         cause="a number may be used again; what the old one showed says nothing about the new one",
     )
     for request in batch:

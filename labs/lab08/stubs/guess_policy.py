@@ -15,12 +15,14 @@ class GuessPolicy(Protocol):
     def lengths(self, requests: Sequence[Request], most: Sequence[int], tokens: int) -> list[int]:
         """How many guesses each request is to have in this step: 0 to its `most`, in order.
 
-        tokens: what the step computes without guesses.
+        Requests come in any order, may be away for some steps, or be none. tokens: what the step
+        computes without guesses, those of prompts too; whether it is used is the policy's choice.
         """
 
     def judged(self, request: Request, guesses: Guesses, accepted: int) -> None:
         """Of these guesses of a request, the first `accepted` stood; those behind the first that
-        fell were never reached."""
+        fell were never reached. They may be fewer than wanted; where there are none, it need not
+        be called."""
 
     def forget(self, request: Request) -> None:
         """The request has ended; it may never have been seen."""

@@ -78,7 +78,8 @@ class SpeculativeScheduler:
         First the proposer forgets every request that the plan has preempted. Then the policy,
         `guessing`, says how many guesses each chunk that completes is to have. It is told the
         requests of these chunks, in the plan's order; the most that each can have, looked at
-        alone; and the tokens of the plan. The most is what three limits leave: the plan's
+        alone; and the tokens of the plan. Where no chunk completes, it may be asked about nobody,
+        or not at all. The most is what three limits leave: the plan's
         `budget_left`; `limit` of the request, which no computed token may pass; and `max_chunk`,
         where there is one, for the chunk's own tokens and its guesses together. What the policy
         wants beyond it is not asked for. `ask` is given all that is wanted in this step, in one

@@ -1,3 +1,3 @@
-"""Prompt lookup: what followed the newest tokens when they were last written, earlier on."""
+"""Prompt lookup: what followed the newest tokens where they stood for the first time."""
 
 # lab08 task 1: this file is yours to write. Its interface stands in labs/lab08/README.md.

@@ -52,7 +52,8 @@ class Proposer(Protocol):
     def propose(self, asks: Sequence[Ask]) -> list[Guesses]:
         """Guesses for each request, in order; fewer than asked, or none, where it knows no more.
 
-        A request may come after any number of its tokens, and again after a preemption.
+        Requests come in any order: each after any number of new tokens, or none; with a text that
+        is long already; and again after a preemption, with all its tokens.
         """
 
     def forget(self, request: Request) -> None:

@@ -99,6 +99,6 @@ def best_tree(
     with the largest products. logits_behind(path) gives the draft's logits [V] behind the tokens
     of a path (empty: behind the known token); it is asked at most once for each path that can be
     continued, and only for the empty path and those in the tree. Fewer than `nodes` where no more
-    are to be had.
+    are to be had; whether paths of probability 0 count is left open.
     """
     raise NotImplementedError("lab08 task 5: best_tree")
