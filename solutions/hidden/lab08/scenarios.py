@@ -434,12 +434,7 @@ def samples_of_one_request_in_little_room(nanovllm, rng):
     from nanovllm.speculative.proposer import Ask
 
     params, same, first = SamplingParams(max_tokens=60), [], []
-<<<<<<< HEAD
-    make = _draft(rng, blocks=14, max_model_len=40)
-    engine = make()
-=======
     engine = _draft(rng, blocks=14, max_model_len=40)()
->>>>>>> d038c84896505cd1ab0d0b397ced7a994ec131a5
     draft = DraftModel(engine, sampled=True)
     live, number, made = [], 0, 0
     for group in range(10):
