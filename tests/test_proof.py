@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from grader.authoring import mistakes, mistakes_json
 from grader.checks import hints_file
 from grader.checks.markers import collect_checks
 from grader.checks.run_checks import Run, fresh_processes, run_checks
+from grader.course import checks_json
 from grader.course.lab_toml import Lab
 from grader.course.outcome import Status
 from grader.course.stubs import BEGIN, functions
@@ -170,16 +173,10 @@ def test_points_and_tasks_agree(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("change", ["edit", "delete", "add"])
-def test_changed_checks_are_noticed(
-    lab: Lab, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import shutil
-
-    from grader.course import checks_json, lab_toml
-
-    copy = tmp_path / "labs" / lab.key
+def test_changed_checks_are_noticed(lab: Lab, change: str, tmp_path: Path) -> None:
+    copy = tmp_path / lab.key
     shutil.copytree(lab.folder, copy)
-    monkeypatch.setattr(lab_toml, "LABS", tmp_path / "labs")
+    lab = replace(lab, home=tmp_path)
     assert checks_json.problems(lab) == []
     victim = sorted(copy.glob("test_*.py"))[0]
     if change == "edit":

@@ -819,7 +819,7 @@ MISTAKES = [
         says="Your policy wants more guesses than a request may have: each has a limit of its own.",
     ),
     Mistake(
-        name="most-ignored",
+        name="own-most-ignored",
         task=7,
         symbol="adaptive:AdaptivePolicy.lengths",
         old="max(min(limit, self.most), 0) for limit in most",
