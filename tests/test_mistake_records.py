@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,14 @@ import pytest
 from grader.authoring import mistakes_json
 from grader.authoring.mistakes import Mistake, MistakeError, plant
 from grader.course import lab_toml
-from grader.course.lab_toml import Lab
+from grader.course.lab_toml import Lab, find_lab
 from grader.course.paths import LABS
 
 
 @pytest.fixture
-def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of lab 02's folder, which the catalog now takes for the lab's."""
-    shutil.copytree(LABS / "lab02", tmp_path / "labs" / "lab02")
-    monkeypatch.setattr(lab_toml, "LABS", tmp_path / "labs")
-    return tmp_path / "labs" / "lab02"
+def copy(tmp_path: Path) -> Path:
+    """A copy of lab 02's folder."""
+    return Path(shutil.copytree(LABS / "lab02", tmp_path / "lab02"))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_what_a_record_depends_on(copy: Path, old: str, new: str, stays: bool) -> None:
-    lab = lab_toml.find_lab(2)
+    lab = replace(find_lab(2), home=copy.parent)
     before = mistakes_json.mistake_digests(lab)
     check = sorted(copy.glob("test_1_*.py"))[0]
     text = check.read_text(encoding="utf-8")
