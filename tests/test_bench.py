@@ -284,7 +284,8 @@ class TestCommands:
         ]  # fmt: skip
         assert all(stage["same_answers"] and not stage["mine"] for stage in found[:5])
         assert "not here" in found[5]["why_not"]
-        assert found[-1]["name"] == "speculative" and found[-1]["same_answers"]
+        assert found[-1]["name"] == "speculative"
+        assert found[-1]["same_answers"], found[-1]["why_not"]
 
     def test_progression_marks_the_students_labs(self, model, tmp_path):
         for package in ("generation", "batching"):

@@ -142,15 +142,18 @@ def fast(model: Transformer, room: Room) -> Answer:
 def speculative(model: Transformer, room: Room) -> Answer:
     """The best engine that is here, with guesses: of the bundled draft model, if it fits, too."""
     from nanovllm.llm.paged_engines import make_engine
-    from nanovllm.model.loader import load_config
 
     lookup: dict[str, Any] = {"method": "ngram", "adaptive": True}
-    draft = BUNDLED.parent / "draft"
-    if load_config(draft).vocab_size == model.config.vocab_size:
-        lookup |= {"method": "ngram_then_draft", "model": str(draft)}
-    engine = make_engine(
-        model, None, room.max_model_len, replace(room.options, speculative_config=lookup)
-    )
+    both = lookup | {"method": "ngram_then_draft", "model": str(BUNDLED.parent / "draft")}
+
+    def engine_with(guesses: dict[str, Any]) -> "Engine":
+        options = replace(room.options, speculative_config=guesses)
+        return make_engine(model, None, room.max_model_len, options)
+
+    try:
+        engine = engine_with(both)
+    except OptionError:  # a draft for another model
+        engine = engine_with(lookup)
     settle(engine)
     return _drain(engine)
 
