@@ -108,10 +108,10 @@ def main(
             RECORD.write_text(json.dumps(new, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         else:
             failed.append(part.name)
-    if failed or left:
-        told = [f"failed: {', '.join(failed)}"] * bool(failed)
-        told += [f"no time for: {', '.join(left)} (make proof goes on)"] * bool(left)
-        typer.echo("; ".join(told), err=True)
+    if left:
+        typer.echo(f"No time for: {', '.join(left)}. They are not proved; make proof goes on.")
+    if failed:
+        typer.echo(f"Failed: {', '.join(failed)}.", err=True)
         raise typer.Exit(1)
 
 
