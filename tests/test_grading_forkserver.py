@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def test_workers_are_forks_of_one_server(box: Sandbox) -> None:
     with ThreadPoolExecutor(3) as pool:
         done = list(pool.map(lambda _: box.run(LAB, TWO, Limits(), 60), range(6)))
     assert all(not answers.of_tasks[-1].ended for answers in done)
-    assert [key for key in box._servers if key != TRUSTED] == [f"bubblewrap {LAB.key}"]
+    assert [key for key in box._servers if key != TRUSTED] == [f"bubblewrap {LAB.folder}"]
 
 
 def test_a_lost_worker_and_a_lost_server_are_replaced(box: Sandbox) -> None:
@@ -91,8 +92,8 @@ def test_the_templates_of_few_labs_are_kept(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("grader.sandbox.sandbox.ForkServer", Idle)
     sandbox = Sandbox()
     for number in range(KEPT + 2):
-        sandbox._server("limits", type("Lab", (), {"key": f"lab{number}"}))
-    assert closed == ["lab0", "lab1"]
+        sandbox._server("limits", dataclasses.replace(LAB, number=number))
+    assert closed == ["lab00", "lab01"]
     assert len(sandbox._servers) == KEPT
 
 
