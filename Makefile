@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
+# Hundreds of processes start below, and each would compile anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: start test proof setup lint build reference clean-environment
 
