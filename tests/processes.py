@@ -16,16 +16,38 @@ import sys
 import tempfile
 import termios
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from grader.checks.run_checks import PRELOADED, fresh_processes
+
 ROOT = Path(__file__).parent.parent
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(
-    ["torch", "huggingface_hub", "huggingface_hub.hf_api", "safetensors", "jinja2.sandbox",
-     "jaxtyping", "regex", "typer.main", "rich.live", "rich.table", "rich.progress"]
-)  # fmt: skip
+# A process has one such server, whoever starts it: runs of checks fork from this one too.
+_SERVER.set_forkserver_preload([*PRELOADED, "typer.main", "rich.live", "rich.progress"])
+
+
+def lines_of(program: str, *words: str, env: dict[str, str]) -> list[str]:
+    """What a program prints, in a fork that has the heavy imports done; its errors are raised."""
+    [lines] = fresh_processes(_lines, [(program, words, env)], 1)
+    return lines
+
+
+def _lines(work: tuple[str, tuple[str, ...], dict[str, str]]) -> list[str]:
+    program, words, env = work
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = ["-c", *words]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            exec(program, {"__name__": "__main__"})
+    except BaseException:  # not every error can be sent to the process that waits
+        raise AssertionError(said.getvalue() + traceback.format_exc()) from None
+    return said.getvalue().splitlines()
 
 
 @dataclass(frozen=True)

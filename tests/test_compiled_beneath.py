@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from grader.course.paths import REFERENCE, ROOT
+from grader.course.paths import REFERENCE
 from nanovllm.fast import available
+from tests.processes import lines_of
 
 PROGRAM = """
 import json
@@ -31,12 +30,8 @@ print(json.dumps({
 
 def answer(mine: Path) -> dict:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("NANOVLLM_")}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=False,
-        env=environment | {"NANOVLLM_MINE": str(mine), "NANOVLLM_STATE": str(mine / "state")},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    environment |= {"NANOVLLM_MINE": str(mine), "NANOVLLM_STATE": str(mine / "state")}
+    return json.loads(lines_of(PROGRAM, env=environment)[-1])
 
 
 def start(mine: Path, *packages: str) -> Path:
