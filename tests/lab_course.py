@@ -221,9 +221,7 @@ print(lab_state.record_run(lab.key, {mode!r}, outcomes, lab_state.digest(lab)))
 
 def make_course(root: Path, started: str = "") -> Course:
     """Write the small course with the repository's own grader in it, some labs started."""
-    shutil.copytree(
-        REPOSITORY / "grader", root / "grader", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    shutil.copytree(REPOSITORY / "grader", root / "grader")
     (root / "nanovllm").mkdir()
     for name in ("nanovllm/__init__.py", "pyproject.toml", "requirements.txt"):
         shutil.copy(REPOSITORY / name, root / name)

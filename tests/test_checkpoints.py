@@ -390,20 +390,19 @@ def test_shards_without_an_index(llama_folder, tmp_path):
         load_model(tmp_path / "model")
 
 
-@pytest.mark.parametrize(
-    "name", ["some-owner/not-in-the-cache", "nowhere", "/no/such/folder", "./missing", "a b", ""]
-)
-def test_names_that_are_not_cached_while_offline(name, tmp_path):
+def test_names_that_are_not_cached_while_offline(tmp_path):
     """In a process of its own: huggingface_hub reads HF_HUB_OFFLINE when it is imported."""
+    names = ["some-owner/not-in-the-cache", "nowhere", "/no/such/folder", "./missing", "a b", ""]
     code = (
         "import sys\n"
         "from nanovllm.model.errors import ModelFolderError\n"
         "from nanovllm.model.loader import load_model\n"
-        "try:\n    load_model(sys.argv[1])\n"
-        "except ModelFolderError as error:\n    print(error)\n"
+        "for name in sys.argv[1:]:\n"
+        "    try:\n        load_model(name)\n"
+        "    except ModelFolderError as error:\n        print(repr(str(error)))\n"
     )
     run = subprocess.run(
-        [sys.executable, "-c", code, name],
+        [sys.executable, "-c", code, *names],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
         cwd=MODELS.parent,
         capture_output=True,
@@ -411,7 +410,9 @@ def test_names_that_are_not_cached_while_offline(name, tmp_path):
         timeout=120,
     )
     assert run.returncode == 0, run.stderr
-    assert "there is no folder" in run.stdout and "name a local folder" in run.stdout
+    assert len(run.stdout.splitlines()) == len(names)
+    for said in run.stdout.splitlines():
+        assert "there is no folder" in said and "name a local folder" in said
 
 
 def test_a_cached_hub_name_loads_while_offline(llama_folder, tmp_path):
