@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import nbconvert
 import nbformat
+import pytest
 
 from grader.authoring.mistakes import bank, plant
 from grader.classroom.class_folder import Course, new_course, open_course
@@ -69,6 +71,15 @@ class Class:
             "PYTHONPATH": str(ROOT), "JUPYTER_PATH": str(shared), "COLUMNS": "200",
             "PYTHONWARNINGS": "ignore",
         }  # fmt: skip
+
+    @contextmanager
+    def own_jupyter(self) -> Iterator[None]:
+        """The same for what runs in this process."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self.environment.items():
+                if name.startswith(("JUPYTER", "IPYTHON")):
+                    patch.setenv(name, value)
+            yield
 
     def run(
         self, *words: str, cwd: Path | None = None, code: int = 0

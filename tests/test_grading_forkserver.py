@@ -18,6 +18,7 @@ from grader.sandbox.job import Answer, Work
 from grader.sandbox.sandbox import KEPT, TRUSTED
 from tests.grading_corpus import LAB, boxed
 
+pytestmark = pytest.mark.xdist_group("forkserver")  # its box takes seconds to start
 SOURCE = "from grader.checks.scenarios import scenario\none = scenario(1)(lambda nanovllm, rng: {})"
 SMALL = [
     {"kind": "hidden", "lab": LAB.key, "items": ["<lambda>#0"], "seeds": [1],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import zipfile
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from tests.nbgrader_class import LAB, Class, make_class, pack
 
-pytestmark = pytest.mark.xdist_group("nbgrader")
+pytestmark = pytest.mark.xdist_group("collecting")
 ROSTER = """id,first_name,last_name,email,lms_user_id
 ada,Ada,Lovelace,ada@example.edu,1001
 kim1,Kim,Lee,k1@example.edu,
@@ -32,9 +33,10 @@ def hand_in(klass: Class, name: str, **files: bytes) -> Path:
 @pytest.fixture(scope="module")
 def klass(tmp_path_factory: pytest.TempPathFactory) -> Class:
     made = make_class(tmp_path_factory.mktemp("collecting"))
-    (made.root / "roster.csv").write_text(ROSTER)
-    made.run("nbgrader", "db", "student", "import", str(made.root / "roster.csv"))
-    made.run("nbgrader", "generate_assignment", LAB.key)
+    with made.own_jupyter(), (course := made.course).gradebook() as gradebook:
+        for row in csv.DictReader(ROSTER.splitlines()):
+            gradebook.add_student(row.pop("id"), **row)
+        course.require_generated(LAB)
     return made
 
 

@@ -22,7 +22,7 @@ from grader.grading.journal import Journal
 from grader.grading.report import CheckReport, TaskReport
 from tests.nbgrader_class import LAB, Class, cell, make_class, mistaken_files, pack, reference_files
 
-pytestmark = pytest.mark.xdist_group("nbgrader")
+pytestmark = pytest.mark.xdist_group("traps")
 MISTAKE = "merge-overlaps"
 SETTINGS = "c.BoxedExecute.timeout = 15"
 LATE = "[late]\npercent_per_day = 10.0\ngrace_minutes = 30.0\nlast_day = 5\n"
@@ -114,8 +114,9 @@ def listener() -> Iterator[int]:
 @pytest.fixture(scope="module")
 def klass(tmp_path_factory: pytest.TempPathFactory, listener: int) -> Class:
     made = make_class(tmp_path_factory.mktemp("traps"), SETTINGS)
-    made.run("nbgrader", "generate_assignment", LAB.key)
-    made.run("nbgrader", "db", "assignment", "add", LAB.key, "--duedate", "2026-03-01 12:00 UTC")
+    with made.own_jupyter(), (course := made.course).gradebook() as gradebook:
+        course.require_generated(LAB)
+        gradebook.update_or_create_assignment(LAB.key, duedate="2026-03-01 12:00 UTC")
     (made.folder / "grading.toml").write_text(LATE)
     at = made.root / "at"
     right = pack(at, reference_files())
@@ -159,13 +160,10 @@ def results(klass: Class) -> Iterator[dict[str, Graded]]:
     real = module_points.grade_submission
     anyone = lambda *args, **options: real(*args, **{**options, "student": "anyone"})  # noqa: E731
     patch.setattr(module_points, "grade_submission", anyone)
-    for name, value in klass.environment.items():
-        if name.startswith(("JUPYTER", "IPYTHON")):
-            patch.setenv(name, value)
     patch.setenv("NBGRADER_SPY", "visible")
-    course = klass.course
-    found = {one.student: one for one in autograde(course, LAB, course.submitted(LAB))}
-    yield found
+    with klass.own_jupyter():
+        course = klass.course
+        yield {one.student: one for one in autograde(course, LAB, course.submitted(LAB))}
     patch.undo()
 
 
