@@ -64,9 +64,10 @@ def parts() -> dict[str, Part]:
     for lab in labs():
         # checks.json has the digests of the lab's checks and stubs.
         homes = [f"labs/{lab.key}/checks.json", f"solutions/nanovllm/{lab.package}"]
-        kinds = ("hidden/{}", "mistakes/{}.py", "variants/{}", "mutants/{}.toml")
+        kinds = ("hidden/{}", "mistakes/{}.py", "variants/{}", "mutants/{}.toml", "notebooks/{}.py")
         homes += [f"solutions/{kind.format(lab.key)}" for kind in kinds]
-        tests = tuple(f"tests/test_{name}.py" for name in ("proof", "variants", "mutants"))
+        files = ("proof", "variants", "mutants", "scenarios", "notebooks")
+        tests = tuple(f"tests/test_{name}.py" for name in files)
         found.append(Part(lab.key, tests, tuple(homes), lab.key))
     return {part.name: part for part in found}
 

@@ -15,10 +15,15 @@ from grader.course.lab_toml import Lab
 from grader.course.paths import NOTEBOOK_SOURCES, NOTEBOOKS
 from grader.student.notebook import needs
 
+# Each cell of checks starts pytest: how many of them are run.
+checked = pytest.mark.parametrize("checks", [1, pytest.param(99, marks=pytest.mark.proof)])
 
-def execute(path: Path) -> nbformat.NotebookNode:
-    """Run a notebook where Jupyter runs it: in its own folder."""
+
+def execute(path: Path, checks: int) -> nbformat.NotebookNode:
+    """Run a notebook where Jupyter runs it, in its own folder, with its first cells of checks."""
     notebook = nbformat.read(path, as_version=4)
+    for cell in [c for c in notebook.cells if c.source.startswith("check_task(")][checks:]:
+        notebook.cells.remove(cell)
     NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": path.parent}}
     ).execute()
@@ -29,22 +34,24 @@ def outputs(notebook: nbformat.NotebookNode) -> list:
     return [out for cell in notebook.cells for out in cell.get("outputs", [])]
 
 
-def test_instructors_version_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+@checked
+def test_instructors_version_runs(lab: Lab, checks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOVLLM_CODE", "reference")
-    done = execute(NOTEBOOK_SOURCES / lab.key / f"{lab.key}.ipynb")
+    done = execute(NOTEBOOK_SOURCES / lab.key / f"{lab.key}.ipynb", checks)
     pictures = [out for out in outputs(done) if "image/png" in out.get("data", {})]
     assert len(pictures) >= 3
     text = "".join(out.get("text", "") for out in outputs(done))
     assert "This cell needs" not in text
 
 
+@checked
 def test_students_version_runs_on_stubs(
-    lab: Lab, stub_package: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, checks: int, stub_package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NANOVLLM_CODE", lab.key)
     monkeypatch.setenv("NANOVLLM_MINE", str(stub_package))
     monkeypatch.setenv("NANOVLLM_STATE", os.fspath(stub_package / "state"))
-    done = execute(NOTEBOOKS / lab.key / f"{lab.key}.ipynb")
+    done = execute(NOTEBOOKS / lab.key / f"{lab.key}.ipynb", checks)
     text = "".join(out.get("text", "") for out in outputs(done))
     assert "This cell needs" in text
 
