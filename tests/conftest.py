@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from grader.course.lab_toml import Lab, labs
 from grader.course.paths import find_commands
 from grader.course.stubs import write_stubs
+from tests import processor_time
 from tests.system_tools import not_tested
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -20,6 +24,7 @@ os.environ["NANOVLLM_ENFORCE_EAGER"] = "1"  # the compiled step has tests of its
 # The course is tested with the reference, whatever labs have been started in this copy of it.
 os.environ["NANOVLLM_MINE"] = tempfile.mkdtemp(prefix="nothing-started-")
 LABS = labs()
+SPENT: Counter[str] = Counter()  # processor seconds by area
 find_commands()
 # A shell that starts `make test` in the background has Ctrl-C ignored, and every program that the
 # tests start would inherit that.
@@ -32,6 +37,33 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     line = not_tested(str(report.longrepr) for report in skipped)
     if line:
         terminalreporter.write_line(line, yellow=True)
+    if SPENT.total() > 60:  # not for a file or two
+        for line in processor_time.table(SPENT):
+            terminalreporter.write_line(line)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Note the processor time of a test under its area."""
+    before = processor_time.used()
+    done = yield
+    SPENT[processor_time.area(item.nodeid)] += max(0.0, processor_time.used() - before)
+    return done
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker sends what it has noted, and the time for its imports, to the one that tells it."""
+    if hasattr(session.config, "workeroutput"):
+        SPENT[processor_time.REST] += max(0.0, processor_time.used() - SPENT.total())
+        session.config.workeroutput["spent"] = dict(SPENT)
+    else:
+        SPENT[processor_time.LINT] += processor_time.before()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take what a worker has sent; one that crashed has sent nothing."""
+    SPENT.update(getattr(node, "workeroutput", {}).get("spent", {}))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
