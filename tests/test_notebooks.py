@@ -15,8 +15,8 @@ from grader.course.lab_toml import Lab
 from grader.course.paths import NOTEBOOK_SOURCES, NOTEBOOKS
 from grader.student.notebook import needs
 
-# Each cell of checks starts pytest: how many of them are run.
-checked = pytest.mark.parametrize("checks", [1, pytest.param(99, marks=pytest.mark.proof)])
+# Each cell of checks starts pytest; how many of them are run.
+ALL = pytest.param(99, marks=pytest.mark.proof)
 
 
 def execute(path: Path, checks: int) -> nbformat.NotebookNode:
@@ -34,7 +34,7 @@ def outputs(notebook: nbformat.NotebookNode) -> list:
     return [out for cell in notebook.cells for out in cell.get("outputs", [])]
 
 
-@checked
+@pytest.mark.parametrize("checks", [0, ALL])
 def test_instructors_version_runs(lab: Lab, checks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOVLLM_CODE", "reference")
     done = execute(NOTEBOOK_SOURCES / lab.key / f"{lab.key}.ipynb", checks)
@@ -44,7 +44,7 @@ def test_instructors_version_runs(lab: Lab, checks: int, monkeypatch: pytest.Mon
     assert "This cell needs" not in text
 
 
-@checked
+@pytest.mark.parametrize("checks", [1, ALL])
 def test_students_version_runs_on_stubs(
     lab: Lab, checks: int, stub_package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
