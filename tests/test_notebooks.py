@@ -106,17 +106,23 @@ def test_questions_reach_students_and_answers_do_not(lab: Lab) -> None:
         assert f"({points:g} points).**" in cells[number - 1].source
 
 
-def test_student_notebooks_are_what_nbgrader_generates(lab: Lab, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def nbgrader_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A class of all labs: the first assignment pays for its gradebook."""
+    return tmp_path_factory.mktemp("class")
+
+
+def test_student_notebooks_are_what_nbgrader_generates(lab: Lab, nbgrader_folder: Path) -> None:
     """Byte for byte, so that a notebook from the repository and one from the exchange agree."""
     from nbgrader.apps import NbGraderAPI
     from traitlets.config import Config
 
     config = Config()
-    config.CourseDirectory.root = str(tmp_path)
+    config.CourseDirectory.root = str(nbgrader_folder)
     config.CourseDirectory.source_directory = str(NOTEBOOK_SOURCES)
     done = NbGraderAPI(config=config).generate_assignment(lab.key)
     assert done["success"], done
-    made = tmp_path / "release" / lab.key / f"{lab.key}.ipynb"
+    made = nbgrader_folder / "release" / lab.key / f"{lab.key}.ipynb"
     assert made.read_bytes() == (NOTEBOOKS / lab.key / f"{lab.key}.ipynb").read_bytes()
 
 
