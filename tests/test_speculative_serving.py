@@ -17,6 +17,7 @@ from nanovllm.bench.serve_process import own_server
 from nanovllm.llm.read_options import BUNDLED
 from tests.serving_tools import live, wait_until
 
+pytestmark = pytest.mark.xdist_group("server that guesses")  # one for all
 GUESSES = {"method": "ngram_then_draft", "model": str(BUNDLED.parent / "draft"),
            "num_speculative_tokens": 5}  # fmt: skip
 PROMPT = "Once upon a time there was a little"
