@@ -14,6 +14,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.processes import Done, run_copy
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 LAB01 = """
@@ -160,18 +162,31 @@ class Course:
         }
 
     def lab(
-        self, *words: str, answer: str = "", cwd: Path | None = None, **extra: str
-    ) -> subprocess.CompletedProcess[str]:
-        """Run `lab` with these words; `extra` are environment variables."""
-        return subprocess.run(
-            [sys.executable, "-m", "grader.student.lab_command", *words],
-            cwd=cwd or self.root,
-            input=answer,
-            capture_output=True,
-            text=True,
-            env=self.environment | extra,
-            timeout=600,
-        )
+        self,
+        *words: str,
+        answer: str = "",
+        cwd: Path | None = None,
+        apart: bool = False,
+        **extra: str,
+    ) -> Done:
+        """Run `lab` with these words in a fork, or `apart`, in a new interpreter.
+
+        `extra` are environment variables.
+        """
+        words = ("-m", "grader.student.lab_command", *words)
+        return self._run(words, answer, cwd or self.root, apart, extra)
+
+    def _run(
+        self, words: tuple[str, ...], answer: str, cwd: Path, apart: bool, extra: dict[str, str]
+    ) -> Done:
+        env = self.environment | extra
+        if not apart:
+            return run_copy(self.root, *words, cwd=cwd, env=env, stdin=answer)
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=cwd, input=answer, capture_output=True, text=True, env=env, timeout=600,
+        )  # fmt: skip
+        return Done(done.returncode, done.stdout, done.stderr)
 
     def refused(self, *words: str, **extra: str) -> str:
         """The sentence with which `lab` refuses: exit code 2, one line, no traceback."""
@@ -183,22 +198,15 @@ class Course:
         assert len(sentence.splitlines()) == 1, sentence
         return sentence
 
-    def python(self, code: str, **extra: str) -> str:
+    def python(self, code: str, apart: bool = True, **extra: str) -> str:
         """Run some Python with the course's own grader and return what it prints."""
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=self.root,
-            capture_output=True,
-            text=True,
-            env=self.environment | extra,
-            timeout=600,
-        )
+        done = self._run(("-c", code), "", self.root, apart, extra)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def record(self, mode: str = "isolated", key: str = "lab01", **statuses: str) -> None:
         """Record outcomes of a lab's checks on the files as they are, without running them."""
-        self.python(f"""
+        code = f"""
 from grader.course import integrity
 from grader.student_files import lab_state
 from grader.course.lab_toml import find_lab
@@ -208,7 +216,8 @@ outcomes = [Outcome(c.id, lab.key, c.task, c.title, c.points, Status(statuses[c.
             for c in integrity.read(lab).checks.values() if c.name in statuses]
 assert len(outcomes) == len(statuses)
 print(lab_state.record_run(lab.key, {mode!r}, outcomes, lab_state.digest(lab)))
-""")
+"""
+        self.python(code, apart=False)
 
     def solve(self, *names: str) -> None:
         """Write the student's files as one who has solved the lab would."""
@@ -243,7 +252,8 @@ def make_course(root: Path, started: str = "") -> Course:
             "from grader.course.lab_toml import find_lab\n"
             "from grader.student_files import lab_folder\n"
             f"for name in {started.split()!r}:\n"
-            "    lab_folder.start(find_lab(name))"
+            "    lab_folder.start(find_lab(name))",
+            apart=False,
         )
     return course
 

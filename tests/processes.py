@@ -11,12 +11,14 @@ import multiprocessing
 import os
 import pty
 import re
+import runpy
 import select
 import sys
 import tempfile
 import termios
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -24,6 +26,7 @@ from typing import Self
 from grader.checks.run_checks import PRELOADED, fresh_processes
 
 ROOT = Path(__file__).parent.parent
+OF_THE_COURSE = {"grader", "models", "nanovllm", "tests"}
 _SERVER = multiprocessing.get_context("forkserver")
 # A process has one such server, whoever starts it: runs of checks fork from this one too.
 _SERVER.set_forkserver_preload([*PRELOADED, "typer.main", "rich.live", "rich.progress"])
@@ -96,15 +99,24 @@ def run_apart(
     interrupt_after: str = "",
 ) -> Done:
     """Run the command in its own process, with a Ctrl-C once its stdout holds `interrupt_after`."""
+    return _forked(_child, ([str(a) for a in args], environment(**(env or {}))), stdin,
+                   interrupt_after)  # fmt: skip
+
+
+def run_copy(root: Path, *words: str, cwd: Path, env: dict[str, str], stdin: str) -> Done:
+    """Python with these words, `-m` or `-c` first, where the course is the copy at `root`."""
+    return _forked(_child_of_copy, (list(words), env, [cwd, root]), stdin)
+
+
+def _forked(
+    child: Callable[..., None], args: tuple, stdin: str | bytes, interrupt_after: str = ""
+) -> Done:
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("stdin", "stdout", "stderr")]
         for file in files:
             file.touch()
         files[0].write_bytes(stdin if isinstance(stdin, bytes) else stdin.encode())
-        paths = [str(file) for file in files]
-        process = _SERVER.Process(
-            target=_child, args=([str(a) for a in args], environment(**(env or {})), paths)
-        )
+        process = _SERVER.Process(target=child, args=(*args, [str(file) for file in files]))
         process.start()
         while interrupt_after and process.is_alive():
             if interrupt_after in files[1].read_text("utf-8", "replace"):
@@ -116,7 +128,31 @@ def run_apart(
         return Done(process.exitcode, *texts)
 
 
+def _child_of_copy(
+    words: list[str], env: dict[str, str], places: list[Path], paths: list[str]
+) -> None:
+    for name in [one for one in sys.modules if one.partition(".")[0] in OF_THE_COURSE]:
+        del sys.modules[name]
+    sys.path[:] = [*map(str, places), *(path for path in sys.path if Path(path) != ROOT)]
+    os.chdir(places[0])
+    _take_over(env, paths)
+    sys.argv = words[1:]
+    if words[0] == "-m":
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        exec(words[1], {"__name__": "__main__"})
+
+
 def _child(args: list[str], env: dict[str, str], paths: list[str]) -> None:
+    _take_over(env, paths)
+    sys.argv = ["nanovllm", *args]
+    from nanovllm.cli import main
+
+    main()
+
+
+def _take_over(env: dict[str, str], paths: list[str]) -> None:
+    """Make this fork's environment and standard streams those of a process of its own."""
     os.environ.clear()
     os.environ.update(env)
     in_terminal = len(set(paths)) == 1
@@ -134,10 +170,6 @@ def _child(args: list[str], env: dict[str, str], paths: list[str]) -> None:
         open(number, "w", encoding=encoding, errors=errors, buffering=1, closefd=False)
         for number, errors in ((1, "strict"), (2, "backslashreplace"))
     )
-    sys.argv = ["nanovllm", *args]
-    from nanovllm.cli import main
-
-    main()
 
 
 class Terminal:

@@ -151,7 +151,7 @@ def test_twice():
     checks.write_text(text + more.format("double(4)"))
     record = tmp_path / "record.json"
     pytest_run = f"import pytest; pytest.main(['labs/lab01', '--record', {str(record)!r}])"
-    course.python(pytest_run)
+    course.python(pytest_run, apart=False)
     seen = json.loads(record.read_text())["observations"]
     entries = {
         check: [{"name": "twice", "says": "You double twice.", **observation}]
@@ -161,7 +161,7 @@ def test_twice():
     table = tmp_path / "labs" / "lab01" / "mistakes.json"
     table.write_text(json.dumps({"made_from": {}, "observations": entries}))
     checks.write_text(text + more.format(second).replace("expect(8,", "expect([8, 0],"))
-    assert says in course.python(pytest_run)
+    assert says in course.python(pytest_run, apart=False)
 
 
 def test_what_fits_others_too_is_no_fact() -> None:
