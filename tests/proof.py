@@ -61,12 +61,13 @@ def parts() -> dict[str, Part]:
     packages = ("batching", "paging", "speculative", "fast", "gpu")
     engine = tuple(f"solutions/nanovllm/{name}" for name in packages)
     found = [Part("speculation", ("tests/test_speculative_engine.py",), engine)]
+    found.append(Part("notebooks", ("tests/test_notebooks.py",), ("solutions/notebooks",)))
     for lab in labs():
         # checks.json has the digests of the lab's checks and stubs.
         homes = [f"labs/{lab.key}/checks.json", f"solutions/nanovllm/{lab.package}"]
-        kinds = ("hidden/{}", "mistakes/{}.py", "variants/{}", "mutants/{}.toml", "notebooks/{}.py")
+        kinds = ("hidden/{}", "mistakes/{}.py", "variants/{}", "mutants/{}.toml")
         homes += [f"solutions/{kind.format(lab.key)}" for kind in kinds]
-        files = ("proof", "variants", "mutants", "scenarios", "notebooks")
+        files = ("proof", "variants", "mutants", "scenarios")
         tests = tuple(f"tests/test_{name}.py" for name in files)
         found.append(Part(lab.key, tests, tuple(homes), lab.key))
     return {part.name: part for part in found}
