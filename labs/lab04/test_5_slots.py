@@ -44,8 +44,7 @@ class Twin:
     def step(self, *chunks):
         """Run a plan through store and twin, all layers; both results [L, T, H, D]."""
         plan = plan_of(*chunks)
-        for chunk in plan.chunks:
-            assert self.store.reserve(chunk.request, chunk.length)
+        self.reserve(plan)
         attend = self.store.bind(plan)
         got, want = [], []
         for layer in range(CONFIG.num_layers):
@@ -58,6 +57,17 @@ class Twin:
         for chunk in plan.chunks:
             chunk.request.num_computed_tokens = chunk.end
         return torch.stack(got), torch.stack(want)
+
+    def reserve(self, plan):
+        """There is room for every chunk, up to the last place of its slot."""
+        expect(
+            [self.store.reserve(chunk.request, chunk.length) for chunk in plan.chunks],
+            [True] * len(plan.chunks),
+            call="reserve(request, n) for each chunk, with places enough",
+            given={"chunks": [(c.request.number, c.start, c.length) for c in plan.chunks],
+                   "places in a slot": CAPACITY},
+            cause="the new tokens go behind the computed ones, up to the last place",
+        )  # fmt: skip
 
     def answer(self, layer, plan, q, k, v):
         out, at = [], 0
@@ -273,7 +283,7 @@ def test_stale_slot(generator):
     twin = Twin(store, generator)
     twin.step((other, 0, 8))
     plan = plan_of((old, 0, CAPACITY))
-    assert store.reserve(old, CAPACITY)
+    twin.reserve(plan)
     attend = store.bind(plan)
     for layer in range(CONFIG.num_layers):  # a request that went wrong
         wrong = torch.full((CAPACITY, CONFIG.num_kv_heads, CONFIG.head_dim), torch.nan)

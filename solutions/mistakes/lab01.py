@@ -730,9 +730,9 @@ MISTAKES = [
     Mistake(
         name="stream-each-token-alone",
         task=4,
-        symbol="detokenizer:StreamingDetokenizer.push",
-        old="self.decoder.decode(self.tokenizer.token_bytes(token_id))",
-        new='self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")',
+        symbol="detokenizer:_Decoder.decode",
+        old="text = super().decode(data, final)",
+        new='text = data.decode("utf-8", "replace")',
         says="You decode each token alone, so that a character spread over two breaks.",
     ),
     Mistake(
@@ -762,9 +762,9 @@ MISTAKES = [
     Mistake(
         name="stream-holds-surrogates",
         task=4,
-        symbol="detokenizer:StreamingDetokenizer.__init__",
-        old='_Decoder("replace")',
-        new='codecs.getincrementaldecoder("utf-8")("replace")',
+        symbol="detokenizer:_Decoder.decode",
+        old='text += super().decode(b"", final=True)',
+        new="pass",
         says="Your stream waits for a third byte after ED A0, half a surrogate, which becomes no character.",
     ),
     Mistake(

@@ -148,7 +148,8 @@ class EngineInterface(Protocol):
         """Take a request on, or refuse it at once; its id, by which events and `abort` name it.
 
         Each of its n samples becomes a Request of its own. Without a request_id, the smallest
-        number that was not given out yet and is not in use. deadline: seconds from now in which
+        number that was not given out yet and is not in use; whether one that a caller has chosen
+        is given out after its request has ended is left open. deadline: seconds from now in which
         the answer should be complete. A refused request leaves nothing behind; whether its
         number is given out is left open.
 

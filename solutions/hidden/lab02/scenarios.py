@@ -182,6 +182,13 @@ def attention_of_masks_and_formats(nanovllm, rng):
 
     q = _tensor(rng, 6, 4, 8, scale=3.0)
     k, v = (_tensor(rng, 9, 2, 8, scale=3.0) for _ in "kv")
+    # Scores of thousands are rounded to 0.001, and a weight changes by as much. Those of whole
+    # numbers, with a D whose root is whole, are exact in any order of arithmetic.
+    whole_q, whole_k = (
+        torch.from_numpy(rng.integers(-4, 5, shape).astype("float32"))
+        for shape in ((6, 4, 16), (9, 2, 16))
+    )
+    wide_v = _tensor(rng, 9, 2, 16, scale=3.0)
     mask = torch.from_numpy(rng.random((6, 9)) < 0.3)
     mask[int(rng.integers(0, 6))] = False
     mask[:, 8] = False
@@ -191,9 +198,9 @@ def attention_of_masks_and_formats(nanovllm, rng):
     return {
         "masked": attention(q, loud, v, mask=mask),
         "window is ignored": attention(q, k, v, mask=mask, window=1),
-        "sizes": attention(sizes * q, k, v),
+        "sizes": attention(sizes * whole_q, whole_k, wide_v),
         "bfloat16": attention(q.bfloat16(), k.bfloat16(), v.bfloat16()),
-        "float16": attention((60 * q).half(), (60 * k).half(), v.half()),
+        "float16": attention((60 * whole_q).half(), (60 * whole_k).half(), wide_v.half()),
         "dtype": [
             str(attention(*(x.to(d) for x in (q, k, v))).dtype) for d in (torch.half, torch.float)
         ],

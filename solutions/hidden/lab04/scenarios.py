@@ -310,7 +310,7 @@ def trouble_of_every_kind(nanovllm, rng):
                 prompt,
                 params,
                 seed=number,
-                request_id=[None, int(rng.integers(9))][number % 2],
+                request_id=[None, 20 + int(rng.integers(9))][number % 2],
                 priority=list(Priority)[int(rng.integers(3))],
                 deadline=[None, float(rng.integers(1, 9))][int(rng.integers(2))],
             )
@@ -318,7 +318,7 @@ def trouble_of_every_kind(nanovllm, rng):
             said.append(f"{number} is refused")
         clock.advance(0.5)
         if rng.random() < 0.4:
-            said.append(engine.abort(int(rng.integers(12))))
+            said.append(engine.abort(20 * int(rng.integers(2)) + int(rng.integers(9))))
         for _ in range(int(rng.integers(1, 4))):
             steps.append(engine.step())
             engine.check()
