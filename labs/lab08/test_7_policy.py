@@ -95,12 +95,12 @@ def test_limits():
 
 @pytest.mark.check(task=7, points=4, title="One rate: near the best fixed number")
 def test_steady(rng):
-    cases = [(0.9, 0.1, 0.05), (0.97, 0.3, 0.05), (0.8, 0.02, 0.4), (0.4, 0.02, 0.05),
-             (0.1, 0.5, 0.05)]  # fmt: skip
-    for rate, token, forward in cases:
+    cases = [(0.9, 0.1, 0.05, 1, 3), (0.97, 0.3, 0.05, 1, 3), (0.8, 0.02, 0.4, 1, 3),
+             (0.4, 0.02, 0.05, 1, 3), (0.1, 0.5, 0.05, 1, 3), (0.855, 0.02, 0.29, 8)]  # fmt: skip
+    for rate, token, forward, *batches in cases:
         costs = Costs(1.0, token, 0.02, forward)
-        texts = [RecordedText.of(rng.random(160) < rate) for _ in range(5)]
-        for batch in (1, 3):
+        texts = [RecordedText.of(rng.random(160) < rate) for _ in range(2 * max(batches))]
+        for batch in batches:
             found = gain(texts, AdaptivePolicy(8, costs), costs, batch)
             best = max(gain(texts, FixedPolicy(k), costs, batch) for k in range(9))
             expect.that(
