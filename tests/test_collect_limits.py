@@ -52,17 +52,42 @@ QUICK = {
 }
 
 
+SLOW = """
+def add(a: int, b: int) -> int:
+    for _ in range(1_000_000):
+        pass
+    return a + b
+"""
+# As on a machine so busy that a look takes longer than the time between two of them.
+BUSY = {
+    "TICK = 0.25": "TICK = 0.001",
+    "        if is_debug": "        time.sleep(0.01)\n        if is_debug",
+}
+
+
+def _changed(course: Course, changes: dict[str, str]) -> None:
+    """Change the course's copy of what stops checks."""
+    path = course.root / "grader" / "checks" / "runaway.py"
+    text = path.read_text()
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+
+
 @pytest.fixture
 def quick(tmp_path: Path) -> Course:
     """A course whose checks are stopped soon."""
     course = make_course(tmp_path, started="1")
-    path = course.root / "grader" / "checks" / "runaway.py"
-    text = path.read_text()
-    for long, short in QUICK.items():
-        assert long in text
-        text = text.replace(long, short)
-    path.write_text(text)
+    _changed(course, QUICK)
     return course
+
+
+def test_looks_that_take_long_do_not_pile_up(tmp_path: Path) -> None:
+    course = make_course(tmp_path, started="1")
+    _changed(course, BUSY)
+    (course.mine / "sums.py").write_text(SLOW + WAITS)
+    assert "10/10" in course.lab("check", "1", "--task", "1").stdout
 
 
 def test_a_loop_is_told_with_its_place_and_the_next_check_waits_less(quick: Course) -> None:

@@ -45,14 +45,15 @@ class Stopping:
             return None
         self.patience = settings.timeout
         self._begin()
-        signal.signal(signal.SIGALRM, self._look)
-        signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
+        signal.signal(signal.SIGALRM, self._tick)
+        signal.setitimer(signal.ITIMER_REAL, TICK)
         return True
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_cancel_timer(self, item: pytest.Item) -> bool | None:
         if self.session.info(item) is None or not hasattr(signal, "setitimer"):
             return None
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # first, or a last tick sets the timer again
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         return True
@@ -62,7 +63,14 @@ class Stopping:
         self.all_began = self.worked = time.process_time()
         self.at = self.waits_since = time.monotonic()
 
-    def _look(self, number: int, frame: FrameType | None) -> None:
+    def _tick(self, number: int, frame: FrameType | None) -> None:
+        """Look; the next tick is set behind it, so that looks never pile up on a busy machine."""
+        try:
+            self._look(frame)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, TICK)
+
+    def _look(self, frame: FrameType | None) -> None:
         if is_debugging():
             self._begin()
             return
@@ -70,7 +78,7 @@ class Stopping:
         if worked - self.worked > WORK_SECONDS:
             self.worked, self.waits_since = worked, now
         loops, waits = time.thread_time() - self.began, now - self.waits_since
-        share = AGAIN if _called(frame) in self.stopped else 1.0
+        share = AGAIN if self.stopped and _called(frame) in self.stopped else 1.0
         if loops > share * LOOP_SECONDS:
             self._stop(frame, f"did not end in {loops:.0f} s of processor time")
         elif waits > share * self.patience:
