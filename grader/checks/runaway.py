@@ -46,7 +46,7 @@ class Stopping:
         self.patience = settings.timeout
         self._begin()
         signal.signal(signal.SIGALRM, self._look)
-        signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
+        signal.setitimer(signal.ITIMER_REAL, TICK)
         return True
 
     @pytest.hookimpl(optionalhook=True)
@@ -63,20 +63,29 @@ class Stopping:
         self.at = self.waits_since = time.monotonic()
 
     def _look(self, number: int, frame: FrameType | None) -> None:
-        if is_debugging():
-            self._begin()
-            return
+        try:
+            why = self._why(frame)
+            if why and is_debugging():  # asked last: where a check traces, it reads all modules
+                self._begin()
+            elif why:
+                self._stop(frame, why)
+        finally:  # not earlier: on a busy machine one look would begin within another
+            signal.setitimer(signal.ITIMER_REAL, TICK)
+
+    def _why(self, frame: FrameType | None) -> str:
+        """Why it has to stop, "" as long as it has not."""
         now, worked = time.monotonic(), time.process_time()
         if worked - self.worked > WORK_SECONDS:
             self.worked, self.waits_since = worked, now
         loops, waits = time.thread_time() - self.began, now - self.waits_since
         share = AGAIN if _called(frame) in self.stopped else 1.0
         if loops > share * LOOP_SECONDS:
-            self._stop(frame, f"did not end in {loops:.0f} s of processor time")
-        elif waits > share * self.patience:
-            self._stop(frame, f"waits: nothing has happened for {waits:.0f} s")
-        elif now - self.at > self.patience and worked - self.all_began > LOOP_SECONDS:
-            self._stop(frame, "did not end, while another thread was at work")
+            return f"did not end in {loops:.0f} s of processor time"
+        if waits > share * self.patience:
+            return f"waits: nothing has happened for {waits:.0f} s"
+        if now - self.at > self.patience and worked - self.all_began > LOOP_SECONDS:
+            return "did not end, while another thread was at work"
+        return ""
 
     def _stop(self, frame: FrameType | None, why: str) -> None:
         self.stopped.add(_called(frame))
