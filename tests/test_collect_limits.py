@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from grader.checks import runaway
 from grader.checks.plugin_collect import RUNAWAY_SECONDS, runaway_seconds
+from grader.checks.run_checks import Record, Run, fresh_processes, run_checks
+from grader.course.outcome import Status
 from tests.lab_course import Course, make_course
 
 
@@ -122,3 +125,15 @@ def test_hypothesis_does_not_run_it_again(quick: Course) -> None:
     done = quick.lab("check", "1", "--task", "1")
     assert done.stdout.count("did not end in 1 s of processor time") == 1
     assert "Flaky" not in done.stdout and "Falsifying" not in done.stdout
+
+
+def test_the_clock_is_not_counted_as_work() -> None:
+    """Of checks that count steps of Python, which it interrupts."""
+    [record] = fresh_processes(interrupted, [Run("lab08", only="test_work")], 1)
+    assert [outcome.status for outcome in record.outcomes] == [Status.PASSED], record.printed
+
+
+def interrupted(run: Run) -> Record:
+    """As on a machine so busy that the clock is looked at all the time."""
+    runaway.TICK = 0.02
+    return run_checks(run)

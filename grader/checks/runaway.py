@@ -45,7 +45,7 @@ class Stopping:
             return None
         self.patience = settings.timeout
         self._begin()
-        signal.signal(signal.SIGALRM, self._tick)
+        signal.signal(signal.SIGALRM, self._look)
         signal.setitimer(signal.ITIMER_REAL, TICK)
         return True
 
@@ -53,7 +53,7 @@ class Stopping:
     def pytest_timeout_cancel_timer(self, item: pytest.Item) -> bool | None:
         if self.session.info(item) is None or not hasattr(signal, "setitimer"):
             return None
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # first, or a last tick sets the timer again
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # first: a last look sets the next tick
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         return True
@@ -63,28 +63,30 @@ class Stopping:
         self.all_began = self.worked = time.process_time()
         self.at = self.waits_since = time.monotonic()
 
-    def _tick(self, number: int, frame: FrameType | None) -> None:
-        """Look; the next tick is set behind it, so that looks never pile up on a busy machine."""
+    def _look(self, number: int, frame: FrameType | None) -> None:
         try:
-            self._look(frame)
-        finally:
+            why = self._why(frame)
+            if why and is_debugging():  # asked last: where a check traces, it reads all modules
+                self._begin()
+            elif why:
+                self._stop(frame, why)
+        finally:  # not earlier: on a busy machine one look would begin within another
             signal.setitimer(signal.ITIMER_REAL, TICK)
 
-    def _look(self, frame: FrameType | None) -> None:
-        if is_debugging():
-            self._begin()
-            return
+    def _why(self, frame: FrameType | None) -> str:
+        """Why it has to stop, "" as long as it has not."""
         now, worked = time.monotonic(), time.process_time()
         if worked - self.worked > WORK_SECONDS:
             self.worked, self.waits_since = worked, now
         loops, waits = time.thread_time() - self.began, now - self.waits_since
         share = AGAIN if self.stopped and _called(frame) in self.stopped else 1.0
         if loops > share * LOOP_SECONDS:
-            self._stop(frame, f"did not end in {loops:.0f} s of processor time")
-        elif waits > share * self.patience:
-            self._stop(frame, f"waits: nothing has happened for {waits:.0f} s")
-        elif now - self.at > self.patience and worked - self.all_began > LOOP_SECONDS:
-            self._stop(frame, "did not end, while another thread was at work")
+            return f"did not end in {loops:.0f} s of processor time"
+        if waits > share * self.patience:
+            return f"waits: nothing has happened for {waits:.0f} s"
+        if now - self.at > self.patience and worked - self.all_began > LOOP_SECONDS:
+            return "did not end, while another thread was at work"
+        return ""
 
     def _stop(self, frame: FrameType | None, why: str) -> None:
         self.stopped.add(_called(frame))
