@@ -1,0 +1,45 @@
+"""A linear whose weight is codes on a grid, 2 to 8 bits each (given)."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from nanovllm.quantization.grid import Grid, QuantizedWeight
+from nanovllm.quantization.linear import QuantizedLinear
+from nanovllm.quantization.packing import pack, unpack
+
+
+class GroupedLinear(QuantizedLinear):
+    """Weight-only: codes are kept packed, scales in float16; x is multiplied in its own dtype.
+
+    Buffers: words [N, ceil(K / (32 // bits))] int32, scales [N, M] float16, zeros [N, M] uint8,
+    group_of [K] int32.
+    """
+
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
+        rows, columns = weight.codes.shape
+        super().__init__(columns, rows, bias)
+        grid = weight.grid
+        self.bits, self.symmetric = grid.bits, grid.symmetric
+        self.register_buffer("words", pack(weight.codes, grid.bits))
+        self.register_buffer("scales", grid.scales.half())
+        self.register_buffer("zeros", grid.zeros)
+        self.register_buffer("group_of", grid.group_of.int())
+
+    @property
+    def weight_codes(self) -> QuantizedWeight:
+        """The codes and their grid."""
+        codes = unpack(self.words, self.bits, self.in_features)
+        return QuantizedWeight(
+            codes, Grid(self.bits, self.scales.float(), self.zeros, self.group_of)
+        )
+
+    def dequantize(self) -> Float[Tensor, "N K"]:
+        return self.weight_codes.dequantize()
+
+    @property
+    def stored_bits(self) -> int:
+        """32 a word of codes, 16 a scale, `bits` a zero point where they are not all the same."""
+        zeros = 0 if self.symmetric else self.bits * self.zeros.numel()
+        return 32 * self.words.numel() + 16 * self.scales.numel() + zeros
