@@ -11,8 +11,8 @@ class Grid:
     """For a weight [N, K] in M groups of columns: code q of column k in row n stands for
     (q - zeros[n, g]) * scales[n, g], where g = group_of[k].
 
-    bits: codes are 0 .. 2**bits - 1. scales: float32 that float16 holds exactly, since checkpoints
-    store them so; above 0. zeros: codes themselves, whole numbers in 0 .. 2**bits - 1.
+    bits: codes are 0 .. 2**bits - 1. scales: float32, above 0; float16 holds all that the lab makes
+    exactly, since checkpoints store them so. zeros: codes themselves, 0 .. 2**bits - 1, too.
     """
 
     bits: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -11,7 +12,8 @@ from nanovllm.quantization.packing import pack, unpack
 
 
 class GroupedLinear(QuantizedLinear):
-    """Weight-only: codes are kept packed, scales in float16; x is multiplied in its own dtype.
+    """Weight-only: codes are kept packed, scales in float16 (in float32 if it does not hold those
+    of a file); x is multiplied in its own dtype.
 
     Buffers: words [N, ceil(K / (32 // bits))] int32, scales [N, M] float16, zeros [N, M] uint8,
     group_of [K] int32.
@@ -23,7 +25,9 @@ class GroupedLinear(QuantizedLinear):
         grid = weight.grid
         self.bits, self.symmetric = grid.bits, grid.symmetric
         self.register_buffer("words", pack(weight.codes, grid.bits))
-        self.register_buffer("scales", grid.scales.half())
+        half = grid.scales.half()
+        exact = torch.equal(half.float(), grid.scales)
+        self.register_buffer("scales", half if exact else grid.scales)
         self.register_buffer("zeros", grid.zeros)
         self.register_buffer("group_of", grid.group_of.int())
 
@@ -40,6 +44,6 @@ class GroupedLinear(QuantizedLinear):
 
     @property
     def stored_bits(self) -> int:
-        """32 a word of codes, 16 a scale, `bits` a zero point where they are not all the same."""
+        """32 a word of codes, 16 a scale, `bits` a zero point unless all are the middle code."""
         zeros = 0 if self.symmetric else self.bits * self.zeros.numel()
-        return 32 * self.words.numel() + 16 * self.scales.numel() + zeros
+        return 32 * self.words.numel() + 8 * self.scales.nbytes + zeros
