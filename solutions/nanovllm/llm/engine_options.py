@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # the labs that these belong to may not be here
 DEFAULT_KV_BYTES = 1 << 30
 GPU_KV_SHARE = 0.8  # the rest is for activations, logits and graphs
 _SIZES = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
+KV_CACHE_DTYPES = ("auto", "int8", "int4", "fp8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,8 @@ class EngineOptions:
     NANOVLLM_ENFORCE_EAGER=1 in the environment says so for all. engine: static (lab 03),
     continuous (lab 04) or paged (lab 05); by default the highest whose labs are here.
     speculative_config: lab 08's, a dict such as {"method": "ngram"}; None for no guesses.
+    kv_cache_dtype: auto keeps K and V in the model's dtype; int8, int4 and fp8 are lab 09's codes,
+    with a scale for every token and head.
 
     >>> EngineOptions(max_num_seqs=0)
     Traceback (most recent call last):
@@ -50,6 +53,7 @@ class EngineOptions:
     enforce_eager: bool = field(default_factory=lambda: "NANOVLLM_ENFORCE_EAGER" in os.environ)
     engine: str | None = None
     speculative_config: Mapping[str, Any] | None = None
+    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "block_size", *_SIZES):
@@ -66,6 +70,15 @@ class EngineOptions:
         for name in ("enable_prefix_caching", "enforce_eager"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise OptionError(
+                f"kv_cache_dtype must be auto, int8, int4 or fp8; got {self.kv_cache_dtype!r}."
+            )
+
+    @property
+    def kv_codes(self) -> bool:
+        """Whether K and V are kept as codes."""
+        return self.kv_cache_dtype != "auto"
 
     def num_blocks(
         self, max_model_len: int, bytes_per_token: int, device: torch.device | str = "cpu"

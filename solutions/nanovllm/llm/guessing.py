@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from nanovllm.batching.engine import Engine
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_options import EngineOptions
+from nanovllm.llm.kv_codes import token_bytes
 from nanovllm.llm.lab_packages import is_mine, why_missing
 from nanovllm.llm.read_options import OptionError
 from nanovllm.model.errors import ModelFolderError
@@ -204,10 +205,8 @@ def _tokens(tokenizer: Tokenizer) -> tuple[object, ...]:
 
 
 def _places(model: Transformer, max_model_len: int, options: EngineOptions) -> int:
-    from nanovllm.model.accounting import kv_bytes_per_token
-
     weight = weight_of(model)
-    per_token = kv_bytes_per_token(model.config, weight.element_size())
+    per_token = token_bytes(model.config, weight.element_size(), options)
     return options.num_blocks(max_model_len, per_token, weight.device) * options.block_size
 
 

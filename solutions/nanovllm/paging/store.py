@@ -86,6 +86,11 @@ class PagedStore:
         self.attention = attention
         self.total_tokens = self.manager.total_tokens
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved on the device, whether used or not."""
+        return self.cache.nbytes
+
     def bind(self, plan: Plan) -> Attend:
         """Make the copies that are due; then every layer writes its tokens and attends."""
         self.make_copies()

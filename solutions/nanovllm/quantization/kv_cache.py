@@ -99,12 +99,13 @@ class QuantizedCache:
     def __init__(
         self,
         config: ModelConfig,
-        kind: str,
         num_blocks: int,
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         num_host_blocks: int = 0,
+        *,
+        kind: str = "int8",
     ) -> None:
         check_kind(kind)
         self.kind, self.dtype, self.head_dim = kind, dtype, config.head_dim

@@ -41,12 +41,13 @@ class QuantizedCacheInterface(Protocol):
     def __init__(
         self,
         config: ModelConfig,
-        kind: str,
         num_blocks: int,
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         num_host_blocks: int = 0,
+        *,
+        kind: str = "int8",
     ) -> None:
         """kind: int8, int4 or fp8. dtype: what `read` gives. Raises QuantizationError."""
 
@@ -63,12 +64,12 @@ class QuantizedCacheInterface(Protocol):
         layer: int,
         k: Float[Tensor, "T G D"],
         v: Float[Tensor, "T G D"],
-        slot_mapping: Int[Tensor, "T"],
+        slot_mapping: Int[Tensor, T],
     ) -> None:
         """Put every token's k and v of one layer into its slot; slot -1 is written nowhere."""
 
     def read(
-        self, layer: int, block_ids: Int[Tensor, "N"]
+        self, layer: int, block_ids: Int[Tensor, N]
     ) -> tuple[Float[Tensor, "N P G D"], Float[Tensor, "N P G D"]]:
         """K and V of these blocks of one layer, in this order; what unused slots give is open."""
 

@@ -44,7 +44,7 @@ def attend_to_codes(
 
 
 class QuantizedStore(PagedStore):
-    """`Engine(model, store=QuantizedStore(config, "int8", num_blocks))`: K and V in codes.
+    """`Engine(model, store=QuantizedStore(config, num_blocks, kind="int4"))`: K and V in codes.
 
     kind: int8, int4 or fp8. All else is as in a PagedStore; there is no `cache` to be given.
     """
@@ -52,12 +52,12 @@ class QuantizedStore(PagedStore):
     def __init__(
         self,
         config: ModelConfig,
-        kind: str,
         num_blocks: int = 0,
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         *,
+        kind: str = "int8",
         num_host_blocks: int = 0,
         manager: BlockManagerInterface | None = None,
         **options: Any,
@@ -69,10 +69,11 @@ class QuantizedStore(PagedStore):
             config,
             *sizes,
             num_host_blocks=num_host_blocks,
-            cache=QuantizedCache(config, kind, *sizes, num_host_blocks),
+            cache=QuantizedCache(config, *sizes, num_host_blocks, kind=kind),
             manager=manager,
             **options,
         )
+        self.kv_cache_dtype = kind  # a server tells
 
     def attend(self, batch: PagedBatch) -> Attend:
         return attend_to_codes(self.cache, self.config, batch, self.attention)
@@ -83,16 +84,17 @@ class QuantizedBeamCache(PagedBeamCache):
 
     def __init__(
         self,
-        kind: str,
         config: ModelConfig,
         width: int,
         capacity: int,
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        *,
+        kind: str = "int8",
     ) -> None:
         num_blocks = width * blocks_for(capacity, block_size)
-        cache = QuantizedCache(config, kind, num_blocks, block_size, dtype, device)
+        cache = QuantizedCache(config, num_blocks, block_size, dtype, device, kind=kind)
         super().__init__(config, width, capacity, block_size, dtype, device, cache=cache)
 
     def attend(self, batch: PagedBatch) -> Attend:
