@@ -145,7 +145,8 @@ def _tensors(model: Transformer, source: Path, stored: StoredAs) -> Iterator[tup
             module, _, last = target.rpartition(".")
             if isinstance(modules.get(module), QuantizedLinear) and last == "weight":
                 codes = to_tensors(modules[module].weight_codes, stored)
-                yield from ((f"{name.removesuffix('weight')}{n}", t) for n, t in codes.items())
+                stem = name.removesuffix("weight")
+                yield from ((stem + n, tensor.cpu().contiguous()) for n, tensor in codes.items())
                 continue
             value = values.get(target, was).cpu()  # a tied model has no head
             same = torch.equal(value.to(was.dtype).to(value.dtype), value)

@@ -27,8 +27,8 @@ class GroupedLinear(QuantizedLinear):
         self.register_buffer("words", pack(weight.codes, grid.bits))
         half = grid.scales.half()
         exact = torch.equal(half.float(), grid.scales)
-        self.register_buffer("scales", half if exact else grid.scales)
-        self.register_buffer("zeros", grid.zeros)
+        self.register_buffer("scales", (half if exact else grid.scales).contiguous())
+        self.register_buffer("zeros", grid.zeros.contiguous())
         self.register_buffer("group_of", grid.group_of.int())
 
     @property

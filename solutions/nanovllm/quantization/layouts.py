@@ -42,7 +42,7 @@ def to_pack_quantized(weight: QuantizedWeight, scheme: Scheme) -> Tensors:
         "weight_shape": torch.tensor(weight.codes.shape),
     }
     if not scheme.symmetric:
-        tensors["weight_zero_point"] = pack(grid.zeros.T, grid.bits).T.contiguous()
+        tensors["weight_zero_point"] = pack(grid.zeros.T, grid.bits).T
     return tensors
     ### END SOLUTION
 
@@ -58,7 +58,7 @@ def from_pack_quantized(tensors: Tensors, scheme: Scheme) -> QuantizedWeight:
     codes = unpack(tensors["weight_packed"], bits, columns)
     zeros = torch.full(scales.shape, 2 ** (bits - 1), dtype=torch.uint8)
     if not scheme.symmetric:
-        zeros = unpack(tensors["weight_zero_point"].T, bits, rows).T.contiguous()
+        zeros = unpack(tensors["weight_zero_point"].T, bits, rows).T
     group_of = tensors.get("weight_g_idx", _one_after_another(columns, scheme))
     return QuantizedWeight(codes, Grid(bits, scales, zeros, group_of.long()))
     ### END SOLUTION
@@ -100,9 +100,9 @@ def to_gptq(weight: QuantizedWeight, version: int = 1) -> Tensors:
     grid = weight.grid
     zeros = grid.zeros if version == 2 else (grid.zeros - 1) & (grid.num_codes - 1)
     return {
-        "qweight": pack(weight.codes, grid.bits).T.contiguous(),
+        "qweight": pack(weight.codes, grid.bits).T,
         "qzeros": pack(zeros.T, grid.bits),
-        "scales": grid.scales.T.half().contiguous(),
+        "scales": grid.scales.T.half(),
         "g_idx": grid.group_of.int(),
     }
     ### END SOLUTION
@@ -113,10 +113,10 @@ def from_gptq(tensors: Tensors, scheme: Scheme, version: int = 1) -> QuantizedWe
     ### BEGIN SOLUTION
     bits, scales, group_of = scheme.bits, tensors["scales"].T.float(), tensors["g_idx"].long()
     codes = unpack(tensors["qweight"].T, bits, len(group_of))
-    zeros = unpack(tensors["qzeros"], bits, len(scales)).T.contiguous()
+    zeros = unpack(tensors["qzeros"], bits, len(scales)).T
     if version == 1:
         zeros = (zeros + 1) & (2**bits - 1)
-    return QuantizedWeight(codes, Grid(bits, scales.contiguous(), zeros, group_of))
+    return QuantizedWeight(codes, Grid(bits, scales, zeros, group_of))
     ### END SOLUTION
 
 
@@ -137,7 +137,7 @@ def to_awq(weight: QuantizedWeight) -> Tensors:
     return {
         "qweight": _pack_awq(weight.codes.T, grid.bits),
         "qzeros": _pack_awq(grid.zeros.T, grid.bits),
-        "scales": grid.scales.T.half().contiguous(),
+        "scales": grid.scales.T.half(),
     }
     ### END SOLUTION
 
@@ -145,9 +145,9 @@ def to_awq(weight: QuantizedWeight) -> Tensors:
 def from_awq(tensors: Tensors, scheme: Scheme) -> QuantizedWeight:
     """`to_awq` undone."""
     ### BEGIN SOLUTION
-    bits, scales = scheme.bits, tensors["scales"].T.float().contiguous()
-    codes = _unpack_awq(tensors["qweight"], bits, len(scales)).T.contiguous()
-    zeros = _unpack_awq(tensors["qzeros"], bits, len(scales)).T.contiguous()
+    bits, scales = scheme.bits, tensors["scales"].T.float()
+    codes = _unpack_awq(tensors["qweight"], bits, len(scales)).T
+    zeros = _unpack_awq(tensors["qzeros"], bits, len(scales)).T
     group_of = _one_after_another(codes.shape[1], scheme)
     return QuantizedWeight(codes, Grid(bits, scales, zeros, group_of))
     ### END SOLUTION
