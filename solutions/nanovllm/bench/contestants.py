@@ -36,8 +36,9 @@ class Settings:
     max_num_seqs: int = 64
     max_model_len: int = 512
     vllm_python: str | None = None
-    speculative_config: dict[str, Any] | None = None  # of ours alone, and this too:
+    speculative_config: dict[str, Any] | None = None  # of ours alone, as the rest is:
     kv_cache_dtype: str | None = None
+    quantization: str | None = None
 
     def check(self, names: Sequence[str]) -> None:
         """Raise OptionError for a contestant that cannot be started."""
@@ -61,8 +62,9 @@ class Settings:
             options: dict[str, Any] = {"speculative_config": self.speculative_config}
             if name == PLAIN:
                 options = {"enforce_eager": True}
-            if self.kv_cache_dtype is not None:
-                options["kv_cache_dtype"] = self.kv_cache_dtype
+            for option in ("kv_cache_dtype", "quantization"):
+                if getattr(self, option) is not None:
+                    options[option] = getattr(self, option)
             return [sys.executable, "-m", "nanovllm.bench.ours", json.dumps(options)]
         adapter, argument = PEERS[name]
         interpreter = self.vllm_python if name.startswith("vllm") else sys.executable

@@ -19,6 +19,8 @@ DEFAULT_KV_BYTES = 1 << 30
 GPU_KV_SHARE = 0.8  # the rest is for activations, logits and graphs
 _SIZES = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
 KV_CACHE_DTYPES = ("auto", "int8", "int4", "fp8")
+AT_LOAD = ("int8", "int4", "w8a8")
+QUANTIZATIONS = (*AT_LOAD, "gptq", "awq", "compressed-tensors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,9 @@ class EngineOptions:
     continuous (lab 04) or paged (lab 05); by default the highest whose labs are here.
     speculative_config: lab 08's, a dict such as {"method": "ngram"}; None for no guesses.
     kv_cache_dtype: auto keeps K and V in the model's dtype; int8, int4 and fp8 are lab 09's codes,
-    with a scale for every token and head.
+    with a scale for every token and head. quantization: int8, int4 or w8a8 (int8 activations, too)
+    round the weights of a model when it is loaded, by lab 09; a folder that is quantized is read as
+    it is, and gptq, awq or compressed-tensors ask for such a folder.
 
     >>> EngineOptions(max_num_seqs=0)
     Traceback (most recent call last):
@@ -54,6 +58,7 @@ class EngineOptions:
     engine: str | None = None
     speculative_config: Mapping[str, Any] | None = None
     kv_cache_dtype: str = "auto"
+    quantization: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "block_size", *_SIZES):
@@ -73,6 +78,11 @@ class EngineOptions:
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             raise OptionError(
                 f"kv_cache_dtype must be auto, int8, int4 or fp8; got {self.kv_cache_dtype!r}."
+            )
+        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
+            raise OptionError(
+                f"quantization {self.quantization!r} is not known; use {', '.join(AT_LOAD)}, or "
+                f"{', '.join(QUANTIZATIONS[len(AT_LOAD) :])} for a folder that is quantized so."
             )
 
     @property

@@ -23,7 +23,8 @@ from nanovllm.llm.read_options import BUNDLED, read_device, read_dtype, read_max
 from nanovllm.llm.results import beam_outputs, completion_output
 from nanovllm.llm.runner import Call, Runner
 from nanovllm.llm.tracking import Tracker, UseTqdm
-from nanovllm.model.loader import load_model, resolve_folder
+from nanovllm.llm.weight_codes import check_quantization, load_weights
+from nanovllm.model.loader import resolve_folder
 from nanovllm.outputs import CompletionOutput, RequestOutput, StreamOutput
 from nanovllm.tokenization.chat import ChatTemplate
 from nanovllm.tokenization.tokenizer import Tokenizer
@@ -59,6 +60,7 @@ class LLM:
         self.level = choose(self.options.engine)
         self.level.check_options(engine_options)
         check_kv_cache(self.options)
+        check_quantization(self.options.quantization)
         self.folder = resolve_folder(model if model is not None else BUNDLED)
         self.name = self.folder.name if model is None else str(model)
         self.device = read_device(device)
@@ -71,7 +73,7 @@ class LLM:
             if isinstance(tokenizer, Tokenizer)
             else Tokenizer.from_pretrained(self._template_folder)
         )
-        self.model = load_model(self.folder, self.dtype, self.device)
+        self.model = load_weights(self.folder, self.dtype, self.device, self.options.quantization)
         stops = (*self.model.config.eos_token_ids, *sorted(self.tokenizer.stop_ids))
         # A chat model may stop at a token that only its tokenizer's files name.
         self.model.config = replace(self.model.config, eos_token_ids=tuple(dict.fromkeys(stops)))
