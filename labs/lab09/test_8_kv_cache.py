@@ -238,6 +238,9 @@ def test_dtype(generator):
                 cache.write(0, *x, slots)
             half, full = (rows_at(cache, 0, slots) for cache in caches)
             expect(
+                str(half.dtype), str(dtype), call=f"dtype of what a cache of {dtype} reads, {kind}"
+            )
+            expect(
                 half,
                 full.to(dtype),
                 call=f"read of a cache of {dtype}, {kind}; expected: what one of float32 reads, "
