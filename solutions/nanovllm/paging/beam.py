@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from nanovllm.generation.beam import BeamSearchParams, Hypothesis, beam_search
 from nanovllm.generation.request import weight_of
