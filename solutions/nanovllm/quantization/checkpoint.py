@@ -114,12 +114,7 @@ def save_quantized(
             hold these weights.
     """
     source, to = resolve_folder(source), Path(to)
-    if to.exists():
-        raise QuantizationError(f"{to} is there already; name another folder, or remove it.")
-    if read_quantization(source) is not None:
-        raise QuantizationError(f"{source} is quantized already; begin with the unquantized model.")
-    if model.config.family == "gpt2":
-        raise QuantizationError("GPT-2 stores its linears in another way; it is not written.")
+    check_places(source, to)
     stored = stored_as(model, layout)
     begun = to.with_name(f".{to.name}.{os.getpid()}.unfinished")
     begun.mkdir(parents=True)
@@ -135,6 +130,17 @@ def save_quantized(
     finally:
         shutil.rmtree(begun, ignore_errors=True)
     return to
+
+
+def check_places(source: Path, to: Path) -> None:
+    """Raise QuantizationError where no quantized model can be written from one folder to another;
+    ask before much is computed."""
+    if to.exists():
+        raise QuantizationError(f"{to} is there already; name another folder, or remove it.")
+    if read_quantization(source) is not None:
+        raise QuantizationError(f"{source} is quantized already; begin with the unquantized model.")
+    if ModelConfig.from_pretrained(source).family == "gpt2":
+        raise QuantizationError("GPT-2 stores its linears in another way; it is not written.")
 
 
 def _tensors(model: Transformer, source: Path, stored: StoredAs) -> Iterator[tuple[str, Tensor]]:

@@ -20,8 +20,7 @@ def stored_as(model: Transformer, layout: str) -> StoredAs:
     Raises:
         QuantizationError: the layout is unknown or does not hold them.
     """
-    if layout not in BITS_OF:
-        raise QuantizationError(f"layout {layout!r} is not known; use {', '.join(BITS_OF)}.")
+    check_layout(layout)
     weights = {}
     for name, linear in linears(model):
         if not isinstance(linear, QuantizedLinear):
@@ -33,11 +32,7 @@ def stored_as(model: Transformer, layout: str) -> StoredAs:
         weights[name] = linear.weight_codes
     activations = {linear.int8_activations for _, linear in linears(model)}
     scheme = _scheme(weights)
-    if scheme.bits not in BITS_OF[layout]:
-        held = " or ".join(map(str, BITS_OF[layout]))
-        raise QuantizationError(
-            f"{layout} holds codes of {held} bits, not of {scheme.bits}; use compressed-tensors."
-        )
+    check_layout(layout, scheme.bits)
     if activations == {True}:
         if layout != "compressed-tensors":
             raise QuantizationError(f"{layout} knows no int8 activations; use compressed-tensors.")
@@ -47,6 +42,17 @@ def stored_as(model: Transformer, layout: str) -> StoredAs:
     if layout == "gptq":  # a zero point of 0, less 1, is read in two ways: version 2 ended that
         return StoredAs("gptq" if scheme.symmetric else "gptq_v2", scheme)
     return StoredAs("awq", scheme)
+
+
+def check_layout(layout: str, bits: int | None = None) -> None:
+    """Raise QuantizationError for an unknown layout, or one that has no codes of so many bits."""
+    if layout not in BITS_OF:
+        raise QuantizationError(f"format {layout!r} is not known; use {', '.join(BITS_OF)}.")
+    if bits is not None and bits not in BITS_OF[layout]:
+        held = " or ".join(map(str, BITS_OF[layout]))
+        raise QuantizationError(
+            f"{layout} holds codes of {held} bits, not of {bits}; use compressed-tensors."
+        )
 
 
 def _scheme(weights: dict[str, QuantizedWeight]) -> Scheme:
