@@ -323,3 +323,70 @@ def kv_histories_of_requests(nanovllm, rng):
         story.append(all(wanted[key] == text for key, text in found.items()))
         story.append(len({i for i, _ in found}) >= 3)
     return {"story": story}
+
+
+# task 7
+
+
+@scenario(task=7)
+def int8_linears_of_random_shapes(nanovllm, rng):
+    """Tokens of whole steps, so that no rounding is near; in float32 and bfloat16."""
+    import torch
+
+    from nanovllm.quantization.grid import Grid, QuantizedWeight
+    from nanovllm.quantization.int8_activations import Int8Linear, int8_matmul, quantize_tokens
+
+    story = []
+    for _ in range(6):
+        rows, columns = int(rng.integers(1, 40)), int(rng.integers(2, 300))
+        shape = [(int(rng.integers(1, 30)),), (2, int(rng.integers(1, 9)))][int(rng.integers(2))]
+        dtype = [torch.float32, torch.bfloat16][int(rng.integers(2))]
+        steps = torch.from_numpy(rng.integers(-110, 111, size=(*shape, columns))).float()
+        steps[..., -1] = 127.5
+        x = (steps * 2.0 ** int(rng.integers(-9, 9))).to(dtype)
+        codes, scales = quantize_tokens(x)
+        weight = torch.from_numpy(rng.integers(0, 256, size=(rows, columns))).to(torch.uint8)
+        weight[:, -1] = 128
+        grid = Grid(8, torch.from_numpy(rng.uniform(0.01, 1, size=(rows, 1))).half().float(),
+                    torch.full((rows, 1), 128, dtype=torch.uint8),
+                    torch.zeros(columns, dtype=torch.int32))  # fmt: skip
+        bias = torch.from_numpy(rng.normal(size=rows)).to(dtype) if rng.random() < 0.5 else None
+        out = Int8Linear(QuantizedWeight(weight, grid), bias)(x)
+        flat = codes.reshape(-1, columns)
+        sums = int8_matmul(flat[:, :-1].contiguous(), flat[:, :-1].contiguous())
+        story.append([codes[..., :-1], scales, sums, out, str(out.dtype)])
+    return {"story": story}
+
+
+@scenario(task=7)
+def smoothing_of_random_blocks(nanovllm, rng):
+    """Scales of any strength, and the parameters of smoothed blocks of two families."""
+    import torch
+
+    from nanovllm.model.block import DecoderBlock
+    from nanovllm.model.config import ModelConfig
+    from nanovllm.quantization.smoothquant import smooth_block, smoothing_scale
+
+    def random(*shape, scale=1.0):
+        return torch.from_numpy(scale * rng.normal(size=shape)).float()
+
+    story = []
+    for family in ("llama", "gpt2"):
+        strength, biased = float(rng.uniform(0, 1)), family == "gpt2"
+        config = ModelConfig(family, 50, 8, 1, 4, 2, 4, 12, 64, qkv_bias=True, output_bias=biased,
+                             mlp_bias=biased)  # fmt: skip
+        block = DecoderBlock(config, 0).requires_grad_(False)
+        for parameter in block.parameters():
+            parameter.copy_(random(*parameter.shape))
+        inputs = {name: random(11, module.in_features, scale=3.0)
+                  for name, module in block.named_modules()
+                  if isinstance(module, torch.nn.Linear)}  # fmt: skip
+        for one in "kv":
+            inputs[f"self_attn.{one}_proj"] = inputs["self_attn.q_proj"]
+        if "mlp.gate_proj" in inputs:
+            inputs["mlp.up_proj"] = inputs["mlp.gate_proj"]
+        weights = [random(3, 12), random(1, 12)]
+        story.append(smoothing_scale(inputs["mlp.down_proj"], weights, strength))
+        smooth_block(block, inputs, config.head_dim, strength)
+        story.append({name: value.clone() for name, value in block.state_dict().items()})
+    return {"story": story}
