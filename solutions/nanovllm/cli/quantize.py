@@ -21,7 +21,7 @@ ROW = 512  # tokens of a row of calibration
 def quantize(
     model: Annotated[str, typer.Argument(help="Folder or hub name, or bundled.")],
     to: Annotated[Path, typer.Option(help="The folder to write; it appears when it is whole.")],
-    method: Annotated[str, typer.Option(help="rtn, gptq or awq.")] = "gptq",
+    method: Annotated[str, typer.Option(help="rtn, gptq, awq, squeezellm, smoothquant.")] = "gptq",
     bits: Annotated[int, typer.Option(help="2, 3, 4 or 8 bits of a weight.")] = 4,
     group: Annotated[int, typer.Option(help="Columns that share a scale; -1 for whole rows.")] = 64,
     symmetric: Annotated[
@@ -36,11 +36,15 @@ def quantize(
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows of 512 tokens of it.")] = 24,
     format: Annotated[
-        str, typer.Option(help="compressed-tensors, gptq or awq: who can read it.")
-    ] = "compressed-tensors",
+        str | None,
+        typer.Option(
+            help="Who can read it: compressed-tensors, gptq or awq. (default: compressed-tensors; "
+            "squeezellm has a format of its own)"
+        ),
+    ] = None,
     code: Code = None,
 ) -> None:
-    """Quantize the linears of a model, and write it where vLLM and transformers read it."""
+    """Quantize the linears of a model into a folder that vLLM and transformers read."""
     select_code(code)
     from nanovllm.llm.read_options import BUNDLED
     from nanovllm.llm.weight_codes import check_quantization
@@ -48,13 +52,16 @@ def quantize(
 
     check_quantization(method)
     from nanovllm.quantization.checkpoint import check_places, save_quantized
-    from nanovllm.quantization.methods import METHODS
+    from nanovllm.quantization.methods import check_method
     from nanovllm.quantization.scheme import Scheme
     from nanovllm.quantization.storing import check_layout
 
-    if method not in METHODS:
-        raise Refused(f"--method {method} is not known; use {', '.join(METHODS)}.")
     scheme = Scheme(bits, None if group == -1 else group, symmetric)
+    check_method(method, scheme)
+    tables = method == "squeezellm"
+    format = format or ("squeezellm" if tables else "compressed-tensors")
+    if tables != (format == "squeezellm"):
+        raise Refused(f"--format {format} has no place for what {method} makes; leave it out.")
     check_layout(format, bits)
     source = BUNDLED if model == "bundled" else resolve_folder(model)
     check_places(source, to)
@@ -77,7 +84,7 @@ def _quantize(
     from nanovllm.quantization.methods import quantize
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"{method}, layer by layer", total=None)
+        task = progress.add_task(method, total=None)
 
         def show(done: int, of: int) -> None:
             progress.update(task, completed=done, total=of)

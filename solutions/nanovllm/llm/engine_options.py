@@ -20,7 +20,7 @@ GPU_KV_SHARE = 0.8  # the rest is for activations, logits and graphs
 _SIZES = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
 KV_CACHE_DTYPES = ("auto", "int8", "int4", "fp8")
 AT_LOAD = ("int8", "int4", "w8a8")
-QUANTIZATIONS = (*AT_LOAD, "gptq", "awq", "compressed-tensors")
+QUANTIZATIONS = (*AT_LOAD, "gptq", "awq", "compressed-tensors", "squeezellm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class EngineOptions:
     kv_cache_dtype: auto keeps K and V in the model's dtype; int8, int4 and fp8 are lab 09's codes,
     with a scale for every token and head. quantization: int8, int4 or w8a8 (int8 activations, too)
     round the weights of a model when it is loaded, by lab 09; a folder that is quantized is read as
-    it is, and gptq, awq or compressed-tensors ask for such a folder.
+    it is, and gptq, awq, compressed-tensors or squeezellm ask for such a folder.
 
     >>> EngineOptions(max_num_seqs=0)
     Traceback (most recent call last):

@@ -106,8 +106,9 @@ def save_quantized(
 ) -> Path:
     """Write a model whose linears were quantized, and all files of the folder that it came from.
 
-    layout: compressed-tensors, gptq or awq. What is no quantized linear keeps the dtype that it
-    has in `source` where that loses nothing, else the model's. `to` appears when it is whole.
+    layout: compressed-tensors, gptq, awq or squeezellm. What is no quantized linear keeps the dtype
+    that it has in `source` where that loses nothing, else it has the model's. `to` appears when it
+    is whole.
 
     Raises:
         QuantizationError: `to` is there already, `source` is quantized, or this layout cannot
@@ -150,7 +151,7 @@ def _tensors(model: Transformer, source: Path, stored: StoredAs) -> Iterator[tup
         for target, _ in module_tensors(model.config.family, name, was):
             module, _, last = target.rpartition(".")
             if isinstance(modules.get(module), QuantizedLinear) and last == "weight":
-                codes = to_tensors(modules[module].weight_codes, stored)
+                codes = to_tensors(modules[module], stored)
                 stem = name.removesuffix("weight")
                 yield from ((stem + n, tensor.cpu().contiguous()) for n, tensor in codes.items())
                 continue

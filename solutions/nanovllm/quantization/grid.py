@@ -30,6 +30,12 @@ class Grid:
         """Whether every zero point is the middle code, so that none need be stored."""
         return bool((self.zeros == self.num_codes // 2).all())
 
+    @property
+    def stored_scales(self) -> Float[Tensor, "N M"]:
+        """The scales in float16; as they are where float16 does not hold those of a file."""
+        half = self.scales.half()
+        return half if bool((half.float() == self.scales).all()) else self.scales
+
     def column_scales(self) -> Float[Tensor, "N K"]:
         """The scale of each weight."""
         return self.scales[:, self.group_of]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -25,9 +24,7 @@ class GroupedLinear(QuantizedLinear):
         grid = weight.grid
         self.bits, self.symmetric = grid.bits, grid.symmetric
         self.register_buffer("words", pack(weight.codes, grid.bits))
-        half = grid.scales.half()
-        exact = torch.equal(half.float(), grid.scales)
-        self.register_buffer("scales", (half if exact else grid.scales).contiguous())
+        self.register_buffer("scales", grid.stored_scales.contiguous())
         self.register_buffer("zeros", grid.zeros.contiguous())
         self.register_buffer("group_of", grid.group_of.int())
 

@@ -30,6 +30,10 @@ def read_linear(tensors: Tensors, stored: StoredAs, rows: int, columns: int) -> 
     Raises:
         QuantizationError: what does not fit, as the end of a sentence that begins with the name.
     """
+    if stored.layout == "squeezellm":
+        from nanovllm.quantization.tables import from_tables  # a later task
+
+        return from_tables(tensors, stored.scheme.bits, rows, columns)
     size = stored.scheme.group_size or columns
     groups = -(-columns // size)
     _check_shapes(tensors, _wanted(stored, rows, columns, groups), size)
@@ -62,8 +66,13 @@ def made_linear(
     return Int8Linear(weight, bias)
 
 
-def to_tensors(weight: QuantizedWeight, stored: StoredAs) -> Tensors:
-    """The tensors of a weight in a layout, by their last names."""
+def to_tensors(linear: QuantizedLinear, stored: StoredAs) -> Tensors:
+    """The tensors of a linear's weight in a layout, by their last names."""
+    if stored.layout == "squeezellm":
+        from nanovllm.quantization.tables import to_tables
+
+        return to_tables(linear)
+    weight = linear.weight_codes
     match stored.layout:
         case "pack-quantized":
             return layouts.to_pack_quantized(weight, stored.scheme)

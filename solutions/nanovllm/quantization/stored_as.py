@@ -15,8 +15,9 @@ from nanovllm.quantization.scheme import Scheme
 class StoredAs:
     """How a linear lies in a file.
 
-    layout: pack-quantized, int-quantized, gptq, gptq_v2 or awq. activations: whether what it
-    multiplies is rounded to int8 too, with a scale a token.
+    layout: pack-quantized, int-quantized, gptq, gptq_v2, awq or squeezellm (of its scheme only the
+    bits count). activations: whether what it multiplies is rounded to int8 too, with a scale a
+    token.
     """
 
     layout: str
@@ -70,6 +71,12 @@ def _awq(config: Json) -> StoredAt:
     return lambda name: stored
 
 
+def _squeezellm(config: Json) -> StoredAt:
+    _require("wbits", config["wbits"], 2, 3, 4)
+    stored = StoredAs("squeezellm", Scheme(config["wbits"], None))
+    return lambda name: stored
+
+
 def _compressed_tensors(config: Json) -> StoredAt:
     for key in ("kv_cache_scheme", "transform_config"):
         if config.get(key):
@@ -114,7 +121,8 @@ def _of_group(group: Json, layout: str) -> StoredAs:
 
 _ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token",
                 "dynamic": True}  # fmt: skip
-METHODS = {"compressed-tensors": _compressed_tensors, "gptq": _gptq, "awq": _awq}
+METHODS = {"compressed-tensors": _compressed_tensors, "gptq": _gptq, "awq": _awq,
+           "squeezellm": _squeezellm}  # fmt: skip
 
 
 def _require(what: str, value: object, *known: object) -> None:
@@ -148,6 +156,8 @@ def write_config(stored: StoredAs) -> Json:
         return {"quant_method": "gptq", "checkpoint_format": stored.layout, "bits": scheme.bits,
                 "group_size": size, "sym": scheme.symmetric, "desc_act": False,
                 "lm_head": False}  # fmt: skip
+    if stored.layout == "squeezellm":
+        return {"quant_method": "squeezellm", "wbits": scheme.bits}
     if stored.layout == "awq":
         return {"quant_method": "awq", "version": "gemm", "bits": scheme.bits, "group_size": size,
                 "zero_point": True, "modules_to_not_convert": None}  # fmt: skip

@@ -11,11 +11,12 @@ from nanovllm.quantization.linear import QuantizedLinear, linears
 from nanovllm.quantization.scheme import Scheme
 from nanovllm.quantization.stored_as import StoredAs
 
-BITS_OF = {"compressed-tensors": (2, 3, 4, 8), "gptq": (2, 4, 8), "awq": (4, 8)}
+BITS_OF = {"compressed-tensors": (2, 3, 4, 8), "gptq": (2, 4, 8), "awq": (4, 8),
+           "squeezellm": (2, 3, 4)}  # fmt: skip
 
 
 def stored_as(model: Transformer, layout: str) -> StoredAs:
-    """How the linears of a model are stored in folders of compressed-tensors, gptq or awq.
+    """How the linears of a model are stored by compressed-tensors, gptq, awq or squeezellm.
 
     Raises:
         QuantizationError: the layout is unknown or does not hold them.
@@ -25,10 +26,12 @@ def stored_as(model: Transformer, layout: str) -> StoredAs:
     for name, linear in linears(model):
         if not isinstance(linear, QuantizedLinear):
             raise QuantizationError(f"{name} is not quantized; quantize all linears, then save.")
-        if not hasattr(linear, "weight_codes"):
+        if hasattr(linear, "table") != (layout == "squeezellm"):
             raise QuantizationError(
                 f"{name} is a {type(linear).__name__}, which {layout} has no tensors for."
             )
+        if layout == "squeezellm":
+            return StoredAs(layout, Scheme(linear.bits, None))
         weights[name] = linear.weight_codes
     activations = {linear.int8_activations for _, linear in linears(model)}
     scheme = _scheme(weights)
