@@ -390,3 +390,38 @@ def smoothing_of_random_blocks(nanovllm, rng):
         smooth_block(block, inputs, config.head_dim, strength)
         story.append({name: value.clone() for name, value in block.state_dict().items()})
     return {"story": story}
+
+
+# task 6
+
+
+@scenario(task=6)
+def products_of_packed_weights(nanovllm, rng):
+    """Random shapes, groups and strides; small whole numbers, so that every sum is exact."""
+    import torch
+
+    from nanovllm.kernels.runtime import DEVICE
+    from nanovllm.quantization.w4a16 import w4a16
+
+    story = []
+    for _ in range(7):
+        rows, outputs, inputs = (int(rng.integers(1, n)) for n in (40, 50, 150))
+        groups = int(rng.integers(1, 1 + min(inputs, 9)))
+        dtype = [torch.float32, torch.bfloat16, torch.float16][int(rng.integers(3))]
+        x = torch.from_numpy(rng.integers(-2, 3, size=(rows, inputs))).to(dtype)
+        words = rng.integers(-(1 << 31), 1 << 31, size=(outputs, -(-inputs // 8)))  # tails, too
+        words = torch.from_numpy(words).int()
+        scales = torch.from_numpy(rng.choice([0.5, 1.0, 2.0], size=(outputs, groups))).half()
+        zeros = torch.from_numpy(rng.integers(0, 16, size=(outputs, groups))).to(torch.uint8)
+        group_of = rng.integers(0, groups, size=inputs)
+        if rng.random() < 0.5:  # one after another
+            group_of.sort()
+        group_of = torch.from_numpy(group_of).int()
+        parts = [part.to(DEVICE) for part in (x, words, scales, zeros, group_of)]
+        if rng.random() < 0.5:
+            parts[0], parts[1] = (part.t().contiguous().t() for part in parts[:2])
+        out = torch.empty(rows, outputs, device=DEVICE)
+        given = rng.random() < 0.5
+        found = w4a16(*parts, out) if given else w4a16(*parts)
+        story.append([found.cpu(), str(found.dtype)])
+    return {"story": story}
