@@ -119,7 +119,9 @@ def test_by_layer(rng):
         seen, told, changed = [], [], []
 
         def coarse(block, inputs, model=model, seen=seen, changed=changed):
-            seen.append([list(model.layers).index(block), {n: x.clone() for n, x in inputs.items()}])
+            seen.append(
+                [list(model.layers).index(block), {n: x.clone() for n, x in inputs.items()}]
+            )
             for module in block.modules():
                 if isinstance(module, nn.Linear):
                     module.weight.copy_(module.weight.mul(2).round() / 2)
@@ -143,7 +145,7 @@ def test_by_layer(rng):
                     x,
                     call=f"inputs of {name} in layer {layer}: {call}",
                     given={"the quantizer": "rounds the weights of its block to halves"},
-                    cause="the layers before are quantized, this one is not; a row sees itself only",
+                    cause="the layers before are quantized, this one is not; a row sees only itself",
                     atol=2e-5,
                 )
             for module in truth.layers[layer].modules():
@@ -212,8 +214,8 @@ def test_damping(rng):
             one_by_one(weight, h, grid, damping).tolist(),
             call=f"codes of gptq with damping={damping}; dead columns: {list(dead)}",
             given={"weight": weight.tolist(), "diagonal of H": np.diag(h).tolist()},
-            cause="a dead column has the diagonal 1 and weights 0; then every diagonal gets damping "
-            "times the mean of them more",
+            cause="a dead column has the diagonal 1 and weights 0; then each diagonal gets damping "
+            "times their mean more",
         )
 
 
@@ -292,9 +294,10 @@ def smallest(weight, h, grid, options, size):
     """The layer with rows and columns left out while its codes are still wrong; None if right."""
 
     def wrong(weight, h, grid):
-        return codes_of(weight, h, grid, block_size=size, **options) != one_by_one(
-            weight, h, grid, **options
-        ).tolist()
+        return (
+            codes_of(weight, h, grid, block_size=size, **options)
+            != one_by_one(weight, h, grid, **options).tolist()
+        )
 
     if not wrong(weight, h, grid):
         return None

@@ -1,4 +1,4 @@
-"""Calibration layer by layer: each layer is quantized for what the quantized ones before it give."""
+"""Calibration layer by layer: each one is quantized for what the quantized ones before it give."""
 
 from collections.abc import Callable
 
@@ -43,26 +43,21 @@ def quantize_by_layer(
     attend, rotation = RowsAttend(len(rows)), model.positions.rotation(positions)
     x = model.positions.embed(model.embed_tokens(rows.flatten()), positions)
     for number, block in enumerate(model.layers):
-        quantizer(block, _inputs(block, lambda block=block, x=x: block(x, rotation, attend)))
+        inputs: Inputs = {}
+
+        def note(name: str, inputs: Inputs = inputs) -> Callable[..., None]:
+            return lambda _, given: inputs.update({name: given[0]})
+
+        hooks = [
+            module.register_forward_pre_hook(note(name))
+            for name, module in block.named_modules()
+            if isinstance(module, nn.Linear)
+        ]
+        block(x, rotation, attend)
+        for hook in hooks:
+            hook.remove()
+        quantizer(block, inputs)
         x = block(x, rotation, attend)
         if on_progress is not None:
             on_progress(number + 1, len(model.layers))
-
-
-def _inputs(block: DecoderBlock, forward: Callable[[], Tensor]) -> Inputs:
-    """What the linears of the block are given while `forward` runs."""
-    found: Inputs = {}
-
-    def note(name: str) -> Callable[[nn.Module, tuple[Tensor]], None]:
-        return lambda _, given: found.update({name: given[0]})
-
-    hooks = [
-        module.register_forward_pre_hook(note(name))
-        for name, module in block.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    forward()
-    for hook in hooks:
-        hook.remove()
-    return found
     ### END SOLUTION

@@ -8,7 +8,9 @@ from nanovllm.model.transformer import Transformer
 
 
 @torch.no_grad()
-def plant_outliers(model: Transformer, factor: float, channels: Sequence[int] = (3, 70, 131, 200)):
+def plant_outliers(
+    model: Transformer, factor: float, channels: Sequence[int] = (3, 70, 131, 200)
+) -> None:
     """Multiply these channels of both norms of every layer by `factor`, and divide the columns
     that read them by it, in place: the model computes what it did before."""
     for block in model.layers:

@@ -45,9 +45,7 @@ def fisher_diagonal(
     ### END SOLUTION
 
 
-def kept_apart(
-    weight: Float[Tensor, "N K"], fisher: Float[Tensor, "N K"]
-) -> Bool[Tensor, "N K"]:
+def kept_apart(weight: Float[Tensor, "N K"], fisher: Float[Tensor, "N K"]) -> Bool[Tensor, "N K"]:
     """Which weights go to the sparse part: of all N * K the share LARGEST by their absolute value,
     and the share MOST_SENSITIVE by the Fisher diagonal, each rounded to a whole number; some may be
     in both."""

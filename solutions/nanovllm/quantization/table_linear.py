@@ -65,12 +65,12 @@ class TableLinear(QuantizedLinear):
         return 8 * sum(part.nbytes for part in parts)
 
     def forward(self, x: Float[Tensor, "... K"]) -> Float[Tensor, "... N"]:
-        """x times the dense part in x's dtype, plus x times the sparse part, whose sums run in
-        float32 over the weights that are there; plus the bias. The result has x's dtype."""
+        """x times the dense part in x's dtype, plus x times the sparse part, which stays sparse and
+        whose sums run in float32; plus the bias. The result has x's dtype."""
         ### BEGIN SOLUTION
         out = F.linear(x, self.dense().to(x.dtype), self.bias)
-        more = self.sparse() @ x.flatten(0, -2).float().T  # [N, T]
-        return out + more.T.view(out.shape).to(x.dtype)
+        more = self.sparse() @ x.reshape(-1, self.in_features).float().T  # [N, T]
+        return out + more.T.reshape(out.shape).to(x.dtype)
         ### END SOLUTION
 
 
