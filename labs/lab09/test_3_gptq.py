@@ -145,7 +145,7 @@ def test_by_layer(rng):
                     x,
                     call=f"inputs of {name} in layer {layer}: {call}",
                     given={"the quantizer": "rounds the weights of its block to halves"},
-                    cause="the layers before are quantized, this one is not; a row sees only itself",
+                    cause="the layers before are quantized, this one is not; rows are apart",
                     atol=2e-5,
                 )
             for module in truth.layers[layer].modules():
