@@ -2,7 +2,7 @@
 
 import triton
 import triton.language as tl
-from jaxtyping import Float, Float16, Int32, UInt8
+from jaxtyping import Float, Int32, UInt8
 from torch import Tensor
 
 from nanovllm.kernels.runtime import launch
@@ -46,7 +46,7 @@ def w4a16_kernel(
 def w4a16(
     x: Float[Tensor, "T K"],
     words: Int32[Tensor, "N W"],
-    scales: Float16[Tensor, "N M"],
+    scales: Float[Tensor, "N M"],
     zeros: UInt8[Tensor, "N M"],
     group_of: Int32[Tensor, "K"],
     out: Float[Tensor, "T N"] | None = None,
