@@ -23,6 +23,7 @@ style()
 ROWS = 4  # held-out rows that pictures judge by: half a second a model
 SPAN = 32  # tokens that share the scale of a channel: as many as a head has dimensions
 WALK = "layers.2.self_attn.o_proj"  # its first 64 inputs are two heads
+BYTES_S, FLOPS = 3.35e12, 989e12  # of an H100
 ROW = "layers.2.self_attn.q_proj", 191  # of this linear this row is looked at
 SHOWN = 96  # columns
 AWQ = "layers.1.mlp.up_proj"
@@ -225,19 +226,40 @@ def levels(
     movable(draw, group=[16, 32, 64, 128, "whole row"], bits=[2, 3, 4])
 
 
-def methods(found: Mapping[str, Mapping[str, tuple[float, float]]]) -> None:
+def methods(found: Mapping[str, Mapping[Any, tuple[float, float]]]) -> None:
     """Loss over stored bits, a curve for each method."""
     _, axis = plt.subplots(figsize=(8, 3.8), layout="constrained")
     for (name, points), mark in zip(found.items(), "osD^v", strict=False):
         stored, losses = zip(*sorted(points.values()), strict=True)
-        axis.plot(stored, losses, mark + "-", label=name, color="0.6" if name == "RTN" else None)
-        for label, (x, y) in points.items():
-            if name == "RTN":
-                axis.annotate(label, (x, y), (5, 4), textcoords="offset points", fontsize=8,
-                              color="0.5")  # fmt: skip
+        axis.plot(stored, losses, mark + "-", label=name)
+        for label, place in points.items() if name.startswith("RTN") else ():
+            axis.annotate(label, place, (6, 3), textcoords="offset points", fontsize=8)
+    axis.set_title("labels: RTN's group size; all others have groups of 64", fontsize=9)
     axis.set(yscale="log", xlabel="bits stored for each weight", ylabel="loss above exact weights")
     axis.margins(0.08, 0.1)
     axis.legend(frameon=False)
+    plt.show()
+
+
+def gain_of_w4a16(loads: Callable[[int], float], guess: float | None) -> None:
+    """How many times as fast 4 bits are as 16 on a large GPU, over the rows of the input."""
+    rows, seconds = [1, 4, 16, 32, 64, 96, 128, 192, 256, 384, 512], {}
+    ways = {"each word loaded once": lambda _: 1.0, "words as your kernel loads them": loads}
+    arithmetic = [2 * count / FLOPS for count in rows]  # a weight is used once for each row
+    plain = [max(2 / BYTES_S, slow) for slow in arithmetic]
+    for name, times in ways.items():
+        moved = [4.5 / 8 * times(count) / BYTES_S for count in rows]
+        seconds[name] = [max(pair) for pair in zip(moved, arithmetic, strict=True)]
+    _, axis = plt.subplots(figsize=(8, 3), layout="constrained")
+    for (name, found), line in zip(seconds.items(), ("o--", "s-"), strict=True):
+        axis.plot(rows, [a / b for a, b in zip(plain, found, strict=True)], line, ms=4, label=name)
+    axis.axhline(1, color="black", lw=1)
+    if guess is not None and guess > 0:
+        axis.axvline(guess, ls=":", color="C2", label="your guess")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks([2**n for n in range(10)], [2**n for n in range(10)])
+    axis.set(xlabel="rows of the input (tokens in a step)", ylabel="times as fast", ylim=(0, 4))
+    axis.legend(frameon=False, loc="lower left")
     plt.show()
 
 
@@ -251,11 +273,11 @@ def smoothed(before: Transformer, after: Transformer, found: Mapping[str, float]
         axis.set(yscale="log", xlabel="channel", ylim=(1e-3, 1e3))
         axis.set_title(f"outliers, {name}", fontsize=9)
     axes[0].set_ylabel("largest value of a channel")
-    axes[0].legend(loc="center right", frameon=False)
-    bars = axes[2].barh(range(len(found)), list(found.values()), color="C2")
-    axes[2].bar_label(bars, fmt="%+.4f", padding=2, fontsize=8)
+    axes[0].legend(loc=(0.3, 0.25), frameon=False)
+    costs = [max(cost, 0.0) for cost in found.values()]  # four rows: 0 may come out as -0.0001
+    axes[2].bar_label(axes[2].barh(range(len(costs)), costs, color="C2"), fmt=" %.4f", fontsize=8)
     axes[2].set_yticks(range(len(found)), list(found))
-    axes[2].set(xlabel="loss above exact", xlim=(0, 1.4 * max(found.values())))
+    axes[2].set(xlabel="loss above exact", xlim=(0, 1.4 * max(costs)))
     axes[2].invert_yaxis()
     axes[2].grid(axis="y", visible=False)
     plt.show()

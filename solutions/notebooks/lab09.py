@@ -21,7 +21,10 @@
 # the dots.
 
 # %%
+import os
 from copy import deepcopy
+
+os.environ["TRITON_INTERPRET"] = "1"  # loads are counted in the interpreter, on a GPU machine too
 
 from grader.student.notebook import answer, needs, plots_of, predict
 
@@ -238,9 +241,9 @@ check_task("09", 5)
 # %% [markdown]
 # ## 6. What each method buys
 #
-# All methods with groups of 64, calibrated on two rows only, and SqueezeLLM with its sparse part, at
-# 2 bits. RTN's curves are those of experiment 1, with their group sizes. **Predict** the order at
-# 2 bits, and again at 3. Where would you rather store smaller groups than run a better method?
+# RTN's curves are those of experiment 1. The others are calibrated on four rows; SqueezeLLM has its sparse
+# part and is at 2 bits only, to save time. **Predict** the order of the methods at 2 bits, and again at 3.
+# Would you rather store smaller groups, or run a better method?
 
 # %%
 with needs("09", 1, 2, 3, 4, 5):
@@ -249,12 +252,50 @@ with needs("09", 1, 2, 3, 4, 5):
     from nanovllm.quantization.scheme import Scheme
 
     curves = {f"RTN, {bits} bits": found[bits] for bits in (2, 3)}
-    for method in ("awq", "gptq", "squeezellm"):
-        for bits in (2,) if method == "squeezellm" else (2, 3):
-            done = quantize(deepcopy(model), method, Scheme(bits, 64), calibration_rows(2))
-            stored, loss = plots.stored_bits(done), plots.loss(done) - exact
-            curves.setdefault(method, {})[str(bits)] = stored, loss
+    for method, tried in {"AWQ": (2, 3), "GPTQ": (2, 3), "SqueezeLLM": (2,)}.items():
+        for bits in tried:
+            done = quantize(deepcopy(model), method.lower(), Scheme(bits, 64), calibration_rows(4))
+            point = plots.stored_bits(done), plots.loss(done) - exact
+            curves.setdefault(method, {})[bits] = point
     plots.methods(curves)
+
+# %% [markdown]
+# ## 7. W4A16: when it pays
+#
+# Fewer bytes help while a step waits for memory. The picture is computed for an H100 (3,350 GB/s,
+# 989 TFLOP/s), as if every load went to memory; how often a word is loaded comes from your kernel, in the
+# interpreter. **Predict**: up to how many rows are 4 bits faster than 16? And from where on does your
+# kernel load words more than once?
+
+# %%
+guess = ...  # your guess in place of the dots, in rows
+
+
+# %%
+def loads(rows: int) -> float:
+    """How often your kernel loads a word of the weight, for so many rows of x."""
+    import torch
+
+    from nanovllm.kernels.traffic import traced
+    from nanovllm.quantization.grids import round_to_nearest
+    from nanovllm.quantization.grouped import GroupedLinear
+    from nanovllm.quantization.scheme import Scheme
+    from nanovllm.quantization.w4a16 import w4a16
+
+    linear = GroupedLinear(round_to_nearest(torch.randn(32, 128), Scheme(4, 64)))
+    with traced() as trace:
+        w4a16(torch.randn(rows, 128), linear.words, linear.scales, linear.zeros, linear.group_of)
+    return sum(len(numbers) for _, numbers in trace.elements(linear.words)) / linear.words.numel()
+
+
+# %%
+with needs("09", 1, 2, 6):
+    plots.gain_of_w4a16(loads, None if guess is ... else guess)
+
+# %% nbgrader={"grade": true, "grade_id": "lab09-task-6", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="09" nanovllm_task=6
+from grader.student.notebook import check_task
+
+check_task("09", 6)
 
 # %% [markdown]
 # ## 8. Int8 activations
