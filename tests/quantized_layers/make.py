@@ -94,7 +94,8 @@ def gptqmodel(folder: Path) -> None:
     made = layer(7, 4, 16)
     stored = nn.Module()
     stored.bits, stored.maxq, stored.planar, stored.pack_factor = 4, 15, False, 8
-    stored.pack_dtype_bits, stored.pack_np_math_dtype, stored.pack_np_dtype = 32, np.uint32, np.int32
+    stored.pack_dtype_bits, stored.pack_np_dtype = 32, np.int32
+    stored.pack_np_math_dtype = np.uint32
     pack(stored, linear_of(made), made["scales"].float(), made["zeros"].float(),
          made["group_of"].int())  # fmt: skip
     made["outputs"] = made["rows"] @ made["weight"].T
