@@ -230,6 +230,13 @@ def guesses() -> None:
     same(GREEDY, speculative_config=config, num_gpu_blocks_override=6, kinds=("int4",))
 
 
+def weights() -> None:
+    for name in ("int8", "int4"):
+        found = [answers(llm_in("int8", quantization=name, **options), GREEDY)
+                 for options in ({}, {"max_num_batched_tokens": 4, "max_num_seqs": 3})]  # fmt: skip
+        assert found[0] == found[1]
+
+
 def slots() -> None:
     for engine in ("continuous", "static"):
         with pytest.raises(OptionError, match="kv_cache_dtype needs lab05"):
@@ -255,6 +262,7 @@ ROWS: dict[str, Callable[[], None]] = {
     "`n`, `logprobs`, `seed`": samples,
     "`beam_search`": beams,
     "`speculative_config`": guesses,
+    "`quantization`: weights in codes, too": weights,
     '`engine="continuous"` or `"static"` (slots)': slots,
     "another `kv_cache_dtype`": unknown,
 }
