@@ -10,14 +10,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from nanovllm.model.transformer import Transformer
-from nanovllm.quantization.at_load import round_linears
+from nanovllm.quantization.at_load import BY_CHANNEL, round_linears
 from nanovllm.quantization.errors import QuantizationError
 from nanovllm.quantization.linear import linears, replace_linear
 from nanovllm.quantization.scheme import Scheme
 
 OnProgress = Callable[[int, int], None]  # how much is done, of how much
 METHODS = ("rtn", "gptq", "awq", "squeezellm", "smoothquant")
-BY_CHANNEL = Scheme(bits=8, group_size=None, symmetric=True)
 
 
 def quantize(

@@ -7,14 +7,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nanovllm.model.block import DecoderBlock
+from nanovllm.quantization.at_load import BY_CHANNEL
 from nanovllm.quantization.awq import fold, folds
 from nanovllm.quantization.by_layer import Inputs
 from nanovllm.quantization.grids import round_to_nearest
 from nanovllm.quantization.int8_activations import Int8Linear
 from nanovllm.quantization.linear import replace_linear
-from nanovllm.quantization.scheme import Scheme
 
-BY_CHANNEL = Scheme(bits=8, group_size=None, symmetric=True)
 SMALLEST = 1e-5  # of a channel's largest value, so that nothing is divided by 0
 
 
