@@ -179,6 +179,289 @@ def from_one_layout_to_another(nanovllm, rng):
     }
 
 
+# task 3
+
+
+@scenario(task=3)
+def gptq_on_odd_hessians(nanovllm, rng):
+    """Equal inputs, few inputs, none; groups that do not lie side by side; one row or column."""
+    import torch
+
+    from nanovllm.quantization.gptq import gptq, hessian
+    from nanovllm.quantization.grid import Grid
+
+    story = []
+    for _ in range(8):
+        rows, columns, n = (int(rng.integers(1, top)) for top in (7, 50, 60))
+        bits, groups = int(rng.choice([2, 3, 4, 8])), int(rng.integers(1, 6))
+        x = torch.from_numpy(rng.normal(size=(n, columns)) * rng.exponential(size=columns)).float()
+        if columns > 3:
+            x[:, 1] = x[:, 0]
+            x[:, 2] = 0.0
+        if rng.random() < 0.15:
+            x *= 0.0
+        scales = torch.from_numpy(rng.uniform(0.05, 0.9, size=(rows, groups))).half().float()
+        zeros = torch.from_numpy(rng.integers(0, 2**bits, size=(rows, groups))).to(torch.uint8)
+        group_of = torch.from_numpy(rng.integers(0, groups, size=columns))
+        grid = Grid(bits, scales, zeros, group_of)
+        weight = torch.from_numpy(rng.normal(size=(rows, columns))).float()
+        h = hessian(x)
+        damping, size = float(rng.choice([0.003, 0.01, 0.5])), int(rng.integers(1, 60))
+        found = gptq(weight, h, grid, damping, size, bool(rng.integers(2)))
+        story.append([h, found.codes, found.dequantize()])
+    return {"story": story}
+
+
+@scenario(task=3)
+def layers_that_are_replaced(nanovllm, rng):
+    """A quantizer that puts other modules in place; biases, shared heads; the model afterwards."""
+    import torch
+    from torch import nn
+
+    from nanovllm.model.config import ModelConfig
+    from nanovllm.model.loader import dummy_model
+    from nanovllm.quantization.by_layer import quantize_by_layer
+    from nanovllm.quantization.held_out import hidden_states
+    from nanovllm.quantization.linear import replace_linear
+
+    biased = bool(rng.integers(2))
+    config = ModelConfig("qwen2", 30, 12, 3, 4, 1, 4, 10, 40, qkv_bias=biased, mlp_bias=biased)
+    model = dummy_model(config, seed=int(rng.integers(1000)))
+    rows = torch.from_numpy(rng.integers(0, 30, size=[int(n) for n in rng.integers(1, 9, size=2)]))
+    story, told = [], []
+
+    def halve(block, inputs):
+        story.append({name: inputs[name].clone() for name in sorted(inputs)})
+        for name in sorted(inputs)[:: int(rng.integers(1, 3))]:
+            old = block.get_submodule(name)
+            new = nn.Linear(old.in_features, old.out_features, bias=old.bias is not None)
+            new.weight.data = old.weight.data * 0.5
+            if old.bias is not None:
+                new.bias.data = old.bias.data + 0.1
+            replace_linear(block, name, new)
+
+    quantize_by_layer(model, rows, halve, lambda *done: told.append(list(done)))
+    with torch.no_grad():
+        return {"inputs": story, "told": told, "hidden": hidden_states(model, rows)}
+
+
+@scenario(task=3)
+def gptq_of_blocks_in_bfloat16(nanovllm, rng):
+    """Blocks of two families in bfloat16, symmetric and not, in groups or whole rows."""
+    import torch
+    from torch import nn
+
+    from nanovllm.model.config import ModelConfig
+    from nanovllm.model.loader import dummy_model
+    from nanovllm.quantization.gptq import gptq_block
+    from nanovllm.quantization.scheme import Scheme
+
+    story = {}
+    more = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
+    for family in ("gpt2", "llama"):
+        config = ModelConfig(family, 30, 12, 1, 2, 2, 6, 14, 40, **more)
+        seed = int(rng.integers(1000))
+        [block] = dummy_model(config, seed=seed, dtype=torch.bfloat16).layers
+        inputs = {
+            name: torch.from_numpy(rng.normal(size=(25, m.in_features))).bfloat16()
+            for name, m in block.named_modules()
+            if isinstance(m, nn.Linear)
+        }
+        size = [None, int(rng.integers(3, 15))][int(rng.integers(2))]
+        scheme = Scheme(int(rng.choice([2, 4])), size, bool(rng.integers(2)))
+        gptq_block(block, inputs, scheme, act_order=bool(rng.integers(2)))
+        for name in inputs:
+            found = block.get_submodule(name)
+            story[f"{family} {name}"] = [found.weight_codes.codes, found.bias, found.stored_bits]
+    return story
+
+
+# task 4
+
+
+@scenario(task=4)
+def scales_of_random_readers(nanovllm, rng):
+    """Channels read by any number of columns, any schemes, inputs of very different sizes."""
+    import torch
+
+    from nanovllm.quantization.awq import search_scale
+    from nanovllm.quantization.scheme import Scheme
+
+    story = []
+    for _ in range(6):
+        channels = int(rng.integers(2, 8))
+        channel_of = rng.permutation([*range(channels), *rng.integers(0, channels, size=9)])
+        columns = len(channel_of)
+        x = rng.normal(size=(30, columns)) * rng.exponential(size=columns) ** 3
+        weights = [
+            torch.from_numpy(rng.normal(size=(int(n), columns))).float()
+            for n in rng.integers(1, 7, size=int(rng.integers(1, 4)))
+        ]
+        size = [None, int(rng.integers(2, 9))][int(rng.integers(2))]
+        scheme = Scheme(int(rng.choice([2, 3, 4])), size, bool(rng.integers(2)))
+        inputs = torch.from_numpy(x).float()
+        story.append(search_scale(weights, inputs, torch.from_numpy(channel_of), scheme).float())
+    return {"story": story}
+
+
+@scenario(task=4)
+def folds_into_any_module(nanovllm, rng):
+    """Norms and linears, with and without bias, wide and narrow; one and several readers."""
+    import torch
+    from torch import nn
+
+    from nanovllm.model.norms import LayerNorm, RMSNorm
+    from nanovllm.quantization.awq import fold, value_channels
+
+    torch.manual_seed(int(rng.integers(1000)))
+    story = []
+    for _ in range(6):
+        kv_heads, shared, dim = (int(n) for n in rng.integers(1, 4, size=3))
+        size = kv_heads * dim
+        channel_of = value_channels(kv_heads * shared, kv_heads, dim)
+        kinds = [
+            RMSNorm(size, 1e-6),
+            LayerNorm(size, 1e-6),
+            nn.Linear(size, size),
+            nn.Linear(5, size, bias=False),
+        ]
+        for source in kinds:
+            readers = [nn.Linear(len(channel_of), 4, bias=bool(i)) for i in range(2)]
+            scale = torch.from_numpy(rng.uniform(0.2, 4, size=size)).float()
+            fold(source, readers, channel_of, scale)
+            parts = [*source.parameters(), *(p for r in readers for p in r.parameters())]
+            story.append([p.detach().clone() for p in parts])
+    return {"story": story}
+
+
+@scenario(task=4)
+def clipping_with_dead_and_lone_weights(nanovllm, rng):
+    """Groups of one weight, of zeros, and whose inputs are always 0; last groups cut short."""
+    import torch
+
+    from nanovllm.quantization.awq import clip
+    from nanovllm.quantization.scheme import Scheme
+
+    story = []
+    for size in (1, 4, None):
+        x = torch.from_numpy(rng.normal(size=(20, 9))).float()
+        weight = torch.from_numpy(rng.standard_t(3, size=(4, 9))).float()
+        weight[0, :4] = 0.0
+        x[:, 4:8] = 0.0
+        scheme = Scheme(int(rng.choice([2, 3])), size, bool(rng.integers(2)))
+        story.append(clip(weight, x, scheme).float())
+    return {"story": story}
+
+
+@scenario(task=4)
+def awq_of_blocks_by_layer(nanovllm, rng):
+    """Whole small models: what the norms have become, and what the linears keep on average."""
+    import torch
+
+    from nanovllm.model.config import ModelConfig
+    from nanovllm.model.loader import dummy_model
+    from nanovllm.quantization.awq import awq_block
+    from nanovllm.quantization.linear import linears
+    from nanovllm.quantization.plant_outliers import plant_outliers
+    from nanovllm.quantization.scheme import Scheme
+
+    config = ModelConfig("qwen3", 30, 16, 1, 4, 2, 4, 24, 40, qk_norm=True)
+    model = dummy_model(config, seed=int(rng.integers(1000)))
+    plant_outliers(model, 20.0, rng.choice(16, size=2, replace=False).tolist())
+    [block] = model.layers
+    wide = {name: m.in_features for name, m in linears(model)}
+    one = {size: rng.normal(size=(30, size)) for size in wide.values()}
+    inputs = {
+        name.removeprefix("layers.0."): torch.from_numpy(one[size]).float()
+        for name, size in wide.items()
+    }
+    awq_block(block, inputs, Scheme(int(rng.choice([3, 4])), 8), config.head_dim)
+    norms = [block.input_layernorm.weight, block.post_attention_layernorm.weight]
+    kept = [round(float(m.dequantize().abs().mean()), 2) for _, m in linears(model)]
+    return {"norms": norms, "kept": kept, "kinds": [type(m).__name__ for _, m in linears(model)]}
+
+
+# task 5
+
+
+@scenario(task=5)
+def tables_of_random_rows(nanovllm, rng):
+    """Values of other kinds: heavy tails, far from 0, in two heaps; weights over many sizes."""
+    import torch
+
+    from nanovllm.quantization.kmeans import weighted_kmeans
+
+    story = []
+    for _ in range(6):
+        rows, n, k = (
+            int(rng.integers(1, 5)),
+            int(rng.integers(1, 70)),
+            int(rng.choice([2, 3, 4, 8])),
+        )
+        values = rng.standard_t(2, size=(rows, n)) * rng.exponential(size=(rows, 1))
+        values += rng.choice([0.0, 3.0], size=values.shape) + rng.normal() * 10
+        weights = torch.from_numpy(rng.exponential(size=(rows, n)) ** 3).float()
+        values = torch.from_numpy(values).float()
+        table, codes = weighted_kmeans(values, weights, k)
+        off = (values - table.gather(1, codes.long())).double()
+        error = (weights * off.square()).sum(dim=1)
+        spread = (weights * (values - values.mean(dim=1, keepdim=True)).square()).sum(dim=1) + 1e-9
+        story.append([(error / spread).float(), table.dtype, codes.dtype])
+    return {"story": story}
+
+
+@scenario(task=5)
+def fisher_of_rows_and_their_parts(nanovllm, rng):
+    """Rows by ones, twos and all; a model that asks for some gradients already."""
+    import torch
+
+    from nanovllm.model.config import ModelConfig
+    from nanovllm.model.loader import dummy_model
+    from nanovllm.quantization.squeezellm import fisher_diagonal
+
+    config = ModelConfig("llama", 30, 12, 2, 2, 1, 6, 14, 40, qkv_bias=True)
+    model = dummy_model(config, seed=int(rng.integers(1000)))
+    model.layers[0].self_attn.o_proj.weight.requires_grad_(True)
+    rows = torch.from_numpy(rng.integers(0, 30, size=(4, int(rng.integers(2, 12)))))
+    story = []
+    for some in (rows, rows[:1], rows[1:3]):
+        found = fisher_diagonal(model, some)
+        top = max(float(value.mean()) for value in found.values())
+        story.append({name: found[name] / top for name in sorted(found)})
+    asks = [name for name, p in model.named_parameters() if p.requires_grad]
+    return {"story": story, "asks": asks, "grad": [p.grad is None for p in model.parameters()]}
+
+
+@scenario(task=5)
+def squeezed_linears_at_work(nanovllm, rng):
+    """Tables, sparse parts and products of linears with a few huge weights."""
+    import torch
+    from torch import nn
+
+    from nanovllm.quantization.squeezellm import kept_apart, squeeze
+
+    story = []
+    for _ in range(4):
+        rows, columns = int(rng.integers(10, 40)), int(rng.integers(20, 50))
+        linear = nn.Linear(columns, rows, bias=bool(rng.integers(2))).requires_grad_(False)
+        linear.weight.data = torch.from_numpy(rng.standard_t(2, size=(rows, columns))).float()
+        if linear.bias is not None:
+            linear.bias.data = torch.from_numpy(rng.normal(size=rows)).float()
+        fisher = torch.from_numpy(rng.exponential(size=(rows, columns)) ** 2).float()
+        bits, sparse = int(rng.integers(2, 5)), bool(rng.random() < 0.7)
+        found = squeeze(linear, fisher, bits, sparse)
+        x = torch.from_numpy(rng.normal(size=(3, columns))).float()
+        apart = kept_apart(linear.weight, fisher)
+        off = (found.dequantize() - linear.weight).square() * fisher.masked_fill(apart, 0.0)
+        own = x @ found.dequantize().T + (0 if linear.bias is None else linear.bias)
+        story.append([
+            apart, found.bits, found.stored_bits, round(float(off.sum() / fisher.sum()), 3),
+            bool(((found(x) - own).abs() < 1e-3 * (1 + own.abs().max())).all()),
+            found(x.bfloat16()).dtype if linear.bias is None else None,
+        ])  # fmt: skip
+    return {"story": story}
+
+
 # task 8
 
 
