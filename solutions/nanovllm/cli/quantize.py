@@ -35,6 +35,9 @@ def quantize(
         typer.Option(help="Text to calibrate with. (default: the course's, for its tokenizer)"),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows of 512 tokens of it.")] = 24,
+    held_out: Annotated[
+        int, typer.Option(min=0, max=32, help="Other rows, for the loss before and after.")
+    ] = 32,
     format: Annotated[
         str | None,
         typer.Option(
@@ -68,11 +71,12 @@ def quantize(
     weights = load_model(source)
     known = _is_bundled_tokenizer(source)
     taken = None if method == "rtn" else _rows(source, calibration, rows, known, weights)
-    before = _loss(weights) if known else None
+    judged = held_out if known else 0  # the rows are tokens of the bundled tokenizer
+    before = _loss(weights, judged)
     was = _bytes(source)
     _quantize(weights, method, scheme, taken, act_order)
     save_quantized(weights, source, to, format)
-    _report(to, weights, (was, _bytes(to)), (before, _loss(weights) if known else None))
+    _report(to, weights, (was, _bytes(to)), (before, _loss(weights, judged)))
 
 
 def _quantize(
@@ -126,10 +130,10 @@ def _rows(
     return torch.tensor(ids[:whole]).view(-1, length)[:count]
 
 
-def _loss(model: "Transformer") -> float:
-    from nanovllm.quantization.held_out import held_out_loss
+def _loss(model: "Transformer", rows: int) -> float | None:
+    from nanovllm.quantization.held_out import held_out_loss, held_out_rows
 
-    return held_out_loss(model)
+    return held_out_loss(model, held_out_rows(rows)) if rows else None
 
 
 def _bytes(folder: Path) -> int:
