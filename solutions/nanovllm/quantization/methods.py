@@ -12,7 +12,7 @@ from torch import Tensor
 from nanovllm.model.transformer import Transformer
 from nanovllm.quantization.at_load import BY_CHANNEL, round_linears
 from nanovllm.quantization.errors import QuantizationError
-from nanovllm.quantization.linear import linears, replace_linear
+from nanovllm.quantization.linear import QuantizedLinear, linears, replace_linear
 from nanovllm.quantization.scheme import Scheme
 
 OnProgress = Callable[[int, int], None]  # how much is done, of how much
@@ -33,9 +33,12 @@ def quantize(
     tables, of which the scheme says only the bits; smoothquant is int8 by channel, activations too.
 
     Raises:
-        QuantizationError: the method is unknown, cannot have this scheme, or has no rows.
+        QuantizationError: the method is unknown, cannot have this scheme, or has no rows; the
+            model is quantized already.
     """
     check_method(method, scheme)
+    if any(isinstance(linear, QuantizedLinear) for _, linear in linears(model)):
+        raise QuantizationError("the model is quantized already; begin with the unquantized one.")
     if method == "rtn":
         return round_linears(model, scheme)
     if rows is None or rows.numel() == 0:
