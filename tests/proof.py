@@ -60,7 +60,11 @@ def parts() -> dict[str, Part]:
     """Every part by its name."""
     packages = ("batching", "paging", "speculative", "fast", "gpu")
     engine = tuple(f"solutions/nanovllm/{name}" for name in packages)
-    found = [Part("speculation", ("tests/test_speculative_engine.py",), engine)]
+    weights = tuple(f"solutions/nanovllm/{name}" for name in ("model", "quantization"))
+    found = [
+        Part("speculation", ("tests/test_speculative_engine.py",), engine),
+        Part("losses", ("tests/test_quantization_losses.py",), weights),
+    ]
     for lab in labs():
         # checks.json has the digests of the lab's checks and stubs.
         homes = [f"labs/{lab.key}/checks.json", f"solutions/nanovllm/{lab.package}"]
