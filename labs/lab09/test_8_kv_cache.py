@@ -169,6 +169,12 @@ def check_bounds(kind, generator, causes):
                 causes,
             )
 
+    config = shape(1, 1, 7)
+    cache, x = QuantizedCache(config, 1, 1, kind=kind), random_kv(generator, 1, config)
+    cache.write(0, *x, torch.tensor([0]))
+    what = "write, then read, of one token in one head of 7, in one block of one place"
+    judge(kind, x, rows_at(cache, 0, torch.tensor([0])), what, causes)
+
 
 @pytest.mark.check(task=8, points=3, title="Int8: half a step, row by row")
 def test_int8(generator):

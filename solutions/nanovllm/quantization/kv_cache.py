@@ -14,6 +14,11 @@ def as_bytes(*parts: Tensor) -> UInt8[Tensor, "... R"]:
     return torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=-1)
 
 
+def from_bytes(data: UInt8[Tensor, "... n"], dtype: torch.dtype) -> Tensor:
+    """The numbers of this type that these bytes are, wherever they lie in memory."""
+    return data.clone(memory_format=torch.contiguous_format).view(dtype)
+
+
 def scaled(x: Float[Tensor, "... D"], largest: float) -> tuple[Tensor, Tensor]:
     """The rows divided so that the largest value of each is `largest`; the scale of each [... 1].
 
@@ -37,7 +42,7 @@ class Int8Rows:
 
     @staticmethod
     def decode(rows: UInt8[Tensor, "... R"], head_dim: int) -> Float[Tensor, "... D"]:
-        scale = rows[..., head_dim:].contiguous().view(torch.float32)
+        scale = from_bytes(rows[..., head_dim:], torch.float32)
         return rows[..., :head_dim].view(torch.int8) * scale
 
 
@@ -55,7 +60,7 @@ class Fp8Rows:
 
     @staticmethod
     def decode(rows: UInt8[Tensor, "... R"], head_dim: int) -> Float[Tensor, "... D"]:
-        scale = rows[..., head_dim:].contiguous().view(torch.float32)
+        scale = from_bytes(rows[..., head_dim:], torch.float32)
         return rows[..., :head_dim].view(torch.float8_e4m3fn).float() * scale
 
 
@@ -81,7 +86,7 @@ class Int4Rows:
 
     @staticmethod
     def decode(rows: UInt8[Tensor, "... R"], head_dim: int) -> Float[Tensor, "... D"]:
-        step, low = rows[..., -4:].contiguous().view(torch.bfloat16).float().split(1, dim=-1)
+        step, low = from_bytes(rows[..., -4:], torch.bfloat16).float().split(1, dim=-1)
         pairs = rows[..., :-4]
         codes = torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(-2)
         return codes[..., :head_dim] * step + low
