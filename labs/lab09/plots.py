@@ -85,7 +85,7 @@ def sweep(found: Mapping[int, Mapping[str, tuple[float, float]]], guess: float |
     axis.margins(y=0.1)
     axis.set(yscale="log", xlabel="bits stored for each weight", ylabel="loss above exact weights")
     axis.set_title("a point's number: its group size", fontsize=9)
-    axis.legend(loc="upper right", frameon=False)
+    axis.legend(loc="lower left", frameon=False)
     plt.show()
 
 

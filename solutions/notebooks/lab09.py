@@ -392,3 +392,31 @@ with needs("09", 8):
 from grader.student.notebook import check_task
 
 check_task("09", 8)
+
+# %% [markdown] nbgrader={"grade": false, "grade_id": "lab09-question-1-text", "locked": true, "schema_version": 3, "solution": false, "task": false, "cell_type": "markdown"}
+# **Question 1 (5 points).** A chat service runs a model of 8 billion weights in 16 bits on a card of 24 GB.
+# Alone a request is slow, and only a dozen long requests fit at once. A colleague proposes three steps:
+# weights of 4 bits by GPTQ, an int8 KV cache, and int8 activations. Say for each step what it makes
+# faster or makes room for, with one request and with many. Which step may change answers most, and how
+# do you notice it before your users do?
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "lab09-question-1", "locked": false, "points": 5, "schema_version": 3, "solution": true, "task": false, "cell_type": "markdown"}
+# ### BEGIN SOLUTION
+# Weights: 16 GB become about 5 (embedding and head stay). One request waits for memory, so it gets about
+# three times as fast. Many requests wait for arithmetic, which is the same in 16 bits, with unpacking on
+# top: no gain, perhaps a loss. But 11 GB more are free for the KV cache, so more requests fit. KV cache:
+# half the bytes a token, so twice the tokens in the same memory; attention over long texts reads half.
+# One short request hardly notices. Activations: products in int8 are faster where arithmetic is what a
+# step waits for, with many requests and in prompts; one request gains nothing. They need weights as int8
+# for the product, so weights of 4 bits are widened to 8. Activations carry the largest risk if channels
+# have outliers (smooth them first), then 4 bits for weights; int8 K and V with a scale a token and head
+# are nearly exact. Compare with the 16-bit model: the loss on texts of the service's own kind that were
+# not used for calibration, and answers to questions whose answers are known, rare facts and numbers
+# among them; not whether texts are equal.
+#
+# - 1 point: weights: faster alone, not in a large batch; or the room that they leave for K and V.
+# - 1 point: KV cache: more tokens or requests at once, and less to read for long ones.
+# - 1 point: int8 activations help where arithmetic limits: large batches, prompts.
+# - 1 point: activations (outliers) or 4-bit weights as the largest risk, with a reason; int8 K/V least.
+# - 1 point: loss or known answers, on held-out text of one's own kind, beside the 16-bit model.
+# ### END SOLUTION
