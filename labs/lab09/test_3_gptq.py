@@ -221,16 +221,26 @@ def test_damping(rng):
 
 @pytest.mark.check(task=3, points=1, title="act_order: from the largest diagonal to the smallest")
 def test_act_order(rng):
-    for group, symmetric in ((4, False), (12, True), (5, False)):
-        weight, h, grid = some_layer(rng, group=group, symmetric=symmetric)
-        h[3] *= 3  # columns far apart
-        h[:, 3] *= 3
+    for group, symmetric, columns in (
+        (4, False, 12),
+        (12, True, 12),
+        (5, False, 12),
+        (8, True, 40),
+    ):
+        weight, h, grid = some_layer(rng, columns=columns, group=group, symmetric=symmetric)
+        if columns == 40:  # equal diagonals
+            h /= np.sqrt(np.outer(np.diag(h), np.diag(h)))
+            np.fill_diagonal(h, rng.integers(1, 4, size=columns))
+        else:  # columns far apart
+            h[3] *= 3
+            h[:, 3] *= 3
         expect(
             codes_of(weight, h, grid, act_order=True),
             one_by_one(weight, h, grid, act_order=True).tolist(),
-            call=f"codes of gptq with act_order=True, groups of {group} of 12 columns",
+            call=f"codes of gptq with act_order=True, groups of {group} of {columns} columns",
             given={"diagonal of H": np.diag(h).tolist()},
-            cause="a column keeps the scale of its own group, and its code its own place",
+            cause="a column keeps the scale of its own group, and its code its own place; of "
+            "columns with equal diagonals the first comes first",
         )
 
 
