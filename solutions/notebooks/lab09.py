@@ -30,6 +30,7 @@ from grader.student.notebook import answer, needs, plots_of, predict
 
 plots = plots_of("09")
 model = plots.load()
+exact = plots.loss(model)  # on four rows of text held out
 
 # %% [markdown]
 # ## 1. Bits and groups
@@ -67,13 +68,16 @@ def stored_and_loss(bits: int, group_size: int | None) -> tuple[float, float]:
 
 
 # %%
+def curve(bits: int) -> dict[str, tuple[float, float]]:
+    """Bits stored and loss above that of exact weights, for three group sizes."""
+    sizes = {"16": 16, "64": 64, "row": None}
+    found = {name: stored_and_loss(bits, size) for name, size in sizes.items()}
+    return {name: (stored, loss - exact) for name, (stored, loss) in found.items()}
+
+
+# %%
 with needs("09", 1, 2):
-    exact, found = plots.loss(model), {}
-    for bits in (2, 3, 4):
-        for name, size in {"16": 16, "64": 64, "row": None}.items():
-            stored, loss = stored_and_loss(bits, size)
-            found.setdefault(bits, {})[name] = stored, loss - exact
-    plots.sweep(found, guess)
+    plots.sweep({bits: curve(bits) for bits in (2, 3, 4)}, guess)
     answer("09", "a")
 
 # %% [markdown]
@@ -241,7 +245,7 @@ check_task("09", 5)
 # %% [markdown]
 # ## 6. What each method buys
 #
-# RTN's curves are those of experiment 1. The others are calibrated on four rows; SqueezeLLM has its sparse
+# RTN's curves come from experiment 1. The others are calibrated on four rows; SqueezeLLM has its sparse
 # part and is at 2 bits only, to save time. **Predict** the order of the methods at 2 bits, and again at 3.
 # Would you rather store smaller groups, or run a better method?
 
@@ -251,7 +255,7 @@ with needs("09", 1, 2, 3, 4, 5):
     from nanovllm.quantization.methods import quantize
     from nanovllm.quantization.scheme import Scheme
 
-    curves = {f"RTN, {bits} bits": found[bits] for bits in (2, 3)}
+    curves = {f"RTN, {bits} bits": curve(bits) for bits in (2, 3)}
     for method, tried in {"AWQ": (2, 3), "GPTQ": (2, 3), "SqueezeLLM": (2,)}.items():
         for bits in tried:
             done = quantize(deepcopy(model), method.lower(), Scheme(bits, 64), calibration_rows(4))
@@ -310,6 +314,7 @@ predict("09", "d", ...)
 # %%
 with needs("09", 1, 3, 4, 7):
     from nanovllm.quantization.at_load import quantize_linears
+    from nanovllm.quantization.held_out import calibration_rows
     from nanovllm.quantization.methods import BY_CHANNEL, quantize
     from nanovllm.quantization.plant_outliers import plant_outliers
 
@@ -320,7 +325,7 @@ with needs("09", 1, 3, 4, 7):
         "W8A8": quantize_linears(deepcopy(planted), "w8a8"),
         "smoothed": quantize(deepcopy(planted), "smoothquant", BY_CHANNEL, calibration_rows(2)),
     }
-    costs = {name: plots.loss(way) - plots.loss(model) for name, way in ways.items()}
+    costs = {name: plots.loss(way) - exact for name, way in ways.items()}
     plots.smoothed(ways["W8A8"], ways["smoothed"], costs)
     answer("09", "d")
 
