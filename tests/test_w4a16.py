@@ -1,4 +1,4 @@
-"""Lab 09's kernel in the engine, and compiled for GPUs that are not here."""
+"""Lab 09's GPU side: its kernel in the engine, and compiled for GPUs that are not here."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from nanovllm.quantization.errors import QuantizationError
 from nanovllm.quantization.grids import round_to_nearest
 from nanovllm.quantization.grouped import GroupedLinear
 from nanovllm.quantization.held_out import hidden_states
+from nanovllm.quantization.int8_on_gpu import padded_int_mm
 from nanovllm.quantization.linear import linears, replace_linear
 from nanovllm.quantization.scheme import Scheme
 
@@ -42,6 +43,12 @@ def test_a_model_of_4_bits_runs_on_the_kernel_where_asked(
         if bits == 4:
             with pytest.raises(QuantizationError, match="must be torch or triton"):
                 hidden_states(model, rows)
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(1, 1, 1), (17, 8, 16), (40, 33, 5)])
+def test_products_of_int8_are_filled_up_for_a_gpu(rows: int, inner: int, columns: int) -> None:
+    a, b = (torch.randint(-128, 128, (n, inner), dtype=torch.int8) for n in (rows, columns))
+    assert torch.equal(padded_int_mm(a, b), a.int() @ b.int().t())
 
 
 def test_it_compiles_for_an_a100_and_an_h100() -> None:

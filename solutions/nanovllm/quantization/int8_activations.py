@@ -7,6 +7,7 @@ from jaxtyping import Float, Int8, Int32
 from torch import Tensor
 
 from nanovllm.quantization.grid import Grid, QuantizedWeight
+from nanovllm.quantization.int8_on_gpu import padded_int_mm
 from nanovllm.quantization.linear import QuantizedLinear
 
 
@@ -31,20 +32,13 @@ def quantize_tokens(
 
 
 def int8_matmul(a: Int8[Tensor, "T K"], b: Int8[Tensor, "N K"]) -> Int32[Tensor, "T N"]:
-    """a b^T: each entry a sum of K products, exact, in int32.
+    """a b^T: each entry a sum of K products, exact, in int32. (On a GPU `padded_int_mm` does it.)
 
     >>> int8_matmul(torch.tensor([[100, 100]]).to(torch.int8), torch.tensor([[100, -128]]).char())
     tensor([[-2800]], dtype=torch.int32)
     """
     ### BEGIN SOLUTION
-    if a.device.type == "cpu":
-        return torch._int_mm(a, b.t())
-    # On a GPU it takes 17 rows or more, and multiples of 8 elsewhere.
-    rows, columns = max(len(a), 17), -len(b) % 8
-    inner = -a.shape[1] % 8
-    a = torch.nn.functional.pad(a, (0, inner, 0, rows - len(a)))
-    b = torch.nn.functional.pad(b, (0, inner, 0, columns))
-    return torch._int_mm(a, b.t())[: len(a), : len(b)]
+    return padded_int_mm(a, b) if a.is_cuda else torch._int_mm(a, b.t())
     ### END SOLUTION
 
 
