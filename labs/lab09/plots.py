@@ -234,7 +234,7 @@ def methods(found: Mapping[str, Mapping[Any, tuple[float, float]]]) -> None:
         axis.plot(stored, losses, mark + "-", label=name)
         for label, place in points.items() if name.startswith("RTN") else ():
             axis.annotate(label, place, (6, 3), textcoords="offset points", fontsize=8)
-    axis.set_title("labels: RTN's group size; all others have groups of 64", fontsize=9)
+    axis.set_title("labels: RTN's group size; AWQ and GPTQ have groups of 64", fontsize=9)
     axis.set(yscale="log", xlabel="bits stored for each weight", ylabel="loss above exact weights")
     axis.margins(0.08, 0.1)
     axis.legend(frameon=False)
