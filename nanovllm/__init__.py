@@ -32,6 +32,7 @@ _PACKAGE_OF_LAB = {
     "lab06": "kernels",
     "lab07": "serving",
     "lab08": "speculative",
+    "lab09": "quantization",
 }
 _MINE = Path(os.environ.get("NANOVLLM_MINE") or Path(__file__).parent).resolve()
 _ROOT = Path(__file__).resolve().parent.parent

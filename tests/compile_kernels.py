@@ -32,13 +32,16 @@ TYPES = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
+    torch.uint8: "*u8",
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
 
 
-def compile_only(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """What `launch` would run, compiled for compute capability 9.0."""
+def compile_only(
+    kernel: Any, grid: tuple[int, ...], *args: Any, capability: int = 90, **constants: Any
+) -> None:
+    """What `launch` would run, compiled for a compute capability, 9.0 unless told."""
     signature: dict[str, str] = {}
     for name, value in zip(kernel.arg_names, args, strict=False):
         if torch.is_tensor(value):
@@ -48,7 +51,7 @@ def compile_only(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: An
     signature |= dict.fromkeys(constants, "constexpr")
     values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=values)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
     assert len(compiled.asm["cubin"]) > 0
     print(kernel.fn.__name__, compiled.metadata.shared)
 

@@ -60,8 +60,12 @@ def parts() -> dict[str, Part]:
     """Every part by its name."""
     packages = ("batching", "paging", "speculative", "fast", "gpu")
     engine = tuple(f"solutions/nanovllm/{name}" for name in packages)
-    found = [Part("speculation", ("tests/test_speculative_engine.py",), engine)]
-    found.append(Part("notebooks", ("tests/test_notebooks.py",), ("solutions/notebooks",)))
+    weights = tuple(f"solutions/nanovllm/{name}" for name in ("model", "quantization"))
+    found = [
+        Part("speculation", ("tests/test_speculative_engine.py",), engine),
+        Part("losses", ("tests/test_quantization_losses.py",), weights),
+        Part("notebooks", ("tests/test_notebooks.py",), ("solutions/notebooks",)),
+    ]
     for lab in labs():
         # checks.json has the digests of the lab's checks and stubs.
         homes = [f"labs/{lab.key}/checks.json", f"solutions/nanovllm/{lab.package}"]
@@ -91,13 +95,13 @@ def main(
             raise typer.BadParameter(f"there is no part {name!r}; there are {', '.join(known)}.")
     record = proved()
     work = [part for name, part in known.items() if record.get(name) != part.digest]
+    typer.echo(f"{len(known) - len(work)} of {len(known)} parts are proved.")
     if also:
         keys = [name for name in known if name.startswith("lab")]
         chosen = known[keys[int(also, 16) % len(keys)]]
         work += [chosen] if chosen not in work else []
     if only:
         work = [known[name] for name in only]
-    typer.echo(f"{len(known) - len(work)} of {len(known)} parts are proved.")
     failed, left = [], []
     for number, part in enumerate(work, 1):
         if time.monotonic() - begun > 60 * minutes:

@@ -14,7 +14,7 @@ from grader.checks.expect import expect
 
 MARGIN = 1 << 13  # elements before and behind: a block that runs over stays inside the buffer
 ODD = 1000.0  # around what is written: a NaN stored over a NaN would look like no store at all
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Guard:

@@ -55,7 +55,7 @@ def _copied(selection: Selection) -> Iterator[Path]:
     yield from roots[: len(ENTRANCES)]
     yield from needed_modules(roots)
     yield ROOT / "LICENSE"
-    yield MODELS / "recall.png"
+    yield from (MODELS / name for name in ("recall.png", "rows.safetensors"))
     for name in CHECKPOINTS:
         yield from _tree(MODELS / name)
     yield ROOT / "nanovllm" / "__init__.py"
