@@ -129,7 +129,7 @@ inline void attend(const Tile& tile, const Cache& cache, const Operand* q, int t
       q + ((long(tile.group) * tokens + tile.token) * group_heads + tile.head) * cache.dim;
   float inverse[MAX_ROWS];
   float* scores = room.scores.data();
-  with_rows(tile.rows, [&](auto rows) {
+  with_rows<MAX_ROWS>(tile.rows, [&](auto rows) {
     constexpr int M = decltype(rows)::value, V = LANES < 16 ? 1 : M <= 5 ? 4 : 2;
     for (int p = from; p < tile.end(); p += V * LANES)
       score<M, V>(tile, cache, left, scale, from, p, scores, lds);
@@ -146,7 +146,7 @@ inline void attend(const Tile& tile, const Cache& cache, const Operand* q, int t
 #else
   const Operand* weights = scores;
 #endif
-  with_rows(tile.rows, [&](auto rows) {
+  with_rows<MAX_ROWS>(tile.rows, [&](auto rows) {
     constexpr int M = decltype(rows)::value, V = LANES < 16 ? 1 : M <= 5 ? 4 : 2;
     int column = 0;
     for (; column + V * LANES <= cache.dim; column += V * LANES)

@@ -18,6 +18,7 @@ struct Model {
   int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, padded_dim, intermediate, vocab;
   int32_t gated;       // SwiGLU, else GELU
   int32_t layer_norm;  // LayerNorm, else RMSNorm
+  int32_t quantized;   // whether any matrix is in codes
   float eps;
   const Stored* embedding;    // [V, E]
   const float* positions;     // [max_position, E], or null

@@ -20,6 +20,7 @@ struct Room {
   std::vector<Tile> tiles, final_tiles;
   std::vector<int> output_rows;
   std::vector<AttentionRoom> threads;
+  DigitRoom digits;
   std::vector<Loop> loops;      // of one step: no more than a few for each layer
   long lda, ldh, width;  // of the rows of a, h and qkv
 
@@ -35,7 +36,9 @@ struct Room {
     if (model.padded_dim != model.head_dim) q.clear();  // what D is filled up with must be zero
     q.resize(count * model.num_heads * model.padded_dim);
     threads.resize(step.num_threads);
-    loops = std::vector<Loop>(8 * model.num_layers + 4);
+    if (model.quantized)
+      digits.fit(count, std::max({model.hidden, model.intermediate, model.num_heads * model.head_dim}));
+    loops = std::vector<Loop>(12 * model.num_layers + 4);
     place_tokens(model, step);
   }
 

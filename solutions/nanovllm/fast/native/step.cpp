@@ -28,7 +28,7 @@ class Run {
     auto keep = [&](int t, int c, const float* sums) {
       std::memcpy(logits(t) + c, sums, std::min(PANEL, model.vocab - c) * sizeof(float));
     };
-    linear(walk, room.a.data(), room.lda, outputs, model.head, keep);
+    linear(walk, room.digits, room.a.data(), room.lda, outputs, model.head, keep);
     walk.share(outputs, [&](int t) { step.tokens[t] = likeliest(logits(t), model.vocab); });
   }
 
@@ -66,7 +66,7 @@ class Run {
     walk.share(tokens, [&](int t) {
       normalise(model, layer.input, residual(t), &room.a[t * lda]);
     });
-    linear(walk, room.a.data(), lda, tokens, layer.qkv, [&](int t, int c, const float* sums) {
+    linear(walk, room.digits, room.a.data(), lda, tokens, layer.qkv, [&](int t, int c, const float* sums) {
       std::memcpy(&room.qkv[t * width + c], sums, std::min<long>(PANEL, width - c) * sizeof(float));
     });
     walk.share(tokens, [&](int t) {
@@ -91,14 +91,14 @@ class Run {
       float* to = x(t) + c;
       for (int i = 0; i < count; ++i) to[i] += sums[i];
     };
-    linear(walk, room.h.data(), ldh, rows, layer.output, add);
+    linear(walk, room.digits, room.h.data(), ldh, rows, layer.output, add);
     walk.share(rows, [&](int t) {
       normalise(model, layer.post_attention, x(t), &room.a[t * lda]);
     });
-    linear(walk, room.a.data(), lda, rows, layer.up, [&](int t, int c, const float* sums) {
+    linear(walk, room.digits, room.a.data(), lda, rows, layer.up, [&](int t, int c, const float* sums) {
       activate(model, c, sums, &room.h[t * ldh]);
     });
-    linear(walk, room.h.data(), ldh, rows, layer.down, add);
+    linear(walk, room.digits, room.h.data(), ldh, rows, layer.down, add);
   }
 };
 
