@@ -16,25 +16,26 @@ struct Left {
 class DigitRoom {
  public:
   void fit(long rows, long longest) {
-    ld_ = (longest + 7) / 8 * 8 + LINE;  // no power of two, as in room.h
-    blocks_ = longest / 8 + 1;
+    ld_ = (longest + LINE - 1) / LINE * LINE + LINE;  // no power of two, as in room.h
     digits_.resize(rows * DIGITS * ld_);
+    numbers_.resize(rows * ld_);
     scales_.resize(rows);
-    sums_.resize(rows * blocks_);
+    sums_.resize(rows * (longest / 8 + 1));
   }
 
   void fill(int t, const Operand* x, int digits, const Matrix& w) {
     const int most = w.by_row ? 127 : largest(digits);
     scales_[t] = to_digits(x, w.inner, digits, most, w.block, &digits_[t * digits * ld_], ld_,
-                           &sums_[t * long(w.blocks())]);
+                           &numbers_[t * ld_], &sums_[t * long(w.blocks())]);
   }
 
   Left left() const { return {digits_.data(), ld_, scales_.data(), sums_.data()}; }
 
  private:
   std::vector<Digit> digits_;
+  std::vector<int32_t> numbers_;
   std::vector<float> scales_, sums_;
-  long ld_ = 0, blocks_ = 0;
+  long ld_ = 0;
 };
 
 template <int BITS, int M, int V, int J>
@@ -65,6 +66,8 @@ template <int BITS_, int DIGITS_, bool BY_ROW_>
 struct Kind {
   static constexpr int BITS = BITS_, D = DIGITS_;
   static constexpr bool BY_ROW = BY_ROW_;
+  // whether the sum of a block of up to 512 has room in 32 bits
+  static constexpr bool WHOLE = D * DIGIT_BITS - 1 + BITS + 9 <= 31;
 };
 
 // Adds blocks `from` .. `until` - 1 of the inner dimension to sums [P, ROWS, PANEL]: floats, to be
@@ -76,8 +79,11 @@ INLINE void add_codes(const Left& left, int row, const Matrix& w, int panel, int
   const uint8_t* columns[P];
   for (int p = 0; p < P; ++p) columns[p] = w.codes() + w.offset(panel + p, from);
   const Digit* a = left.digits + long(row) * D * left.ld + long(from) * w.block;
+  const int blocks = w.blocks();
+  const float* numbers = left.sums + long(row) * blocks + from;
+  const bool apart = w.middle < 0;
   auto at = [&](int m, int v) { return sums + v / 2 * ld + m * PANEL + v % 2 * LANES; };
-  for (int b = from; b < until; ++b, a += w.block) {
+  for (int b = from; b < until; ++b, a += w.block, ++numbers) {
     const int steps = w.block_steps(b);
     vint acc[M][V];
     repeat<M>(EACH(m) {
@@ -92,15 +98,21 @@ INLINE void add_codes(const Left& left, int row, const Matrix& w, int panel, int
     }
     repeat<V>(EACH(v) {
       const vint marks = load<vint>(columns[v / 2] + v % 2 * LANES * 4);
-      const bool apart = w.middle < 0;
       const vfloat zero = apart ? to_floats(marks & 255) : float(w.middle) - vfloat{};
       const vfloat scale = (vfloat)(apart ? marks & ~255 : marks);
       repeat<ROWS>(EACH(m) {
-        vfloat total = to_floats(acc[m * D][v]);
-        repeat<D - 1>(EACH(d) {
-          total = total * float(BASE) + to_floats(acc[m * D + d + 1][v]);
-        });
-        total -= zero * left.sums[long(row + m) * w.blocks() + b];
+        vfloat total;
+        if constexpr (K::WHOLE) {
+          vint whole = acc[m * D][v];
+          repeat<D - 1>(EACH(d) { whole = (whole << DIGIT_BITS) + acc[m * D + d + 1][v]; });
+          total = to_floats(whole);
+        } else {
+          total = to_floats(acc[m * D][v]);
+          repeat<D - 1>(EACH(d) {
+            total = total * float(BASE) + to_floats(acc[m * D + d + 1][v]);
+          });
+        }
+        total -= zero * numbers[m * blocks];
         store(at(m, v), load<vfloat>(at(m, v)) + total * scale);
       });
     });
