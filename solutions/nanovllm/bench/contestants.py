@@ -36,7 +36,9 @@ class Settings:
     max_num_seqs: int = 64
     max_model_len: int = 512
     vllm_python: str | None = None
-    speculative_config: dict[str, Any] | None = None  # of ours alone
+    speculative_config: dict[str, Any] | None = None  # of ours alone, as the rest is:
+    kv_cache_dtype: str | None = None
+    quantization: str | None = None
 
     def check(self, names: Sequence[str]) -> None:
         """Raise OptionError for a contestant that cannot be started."""
@@ -57,8 +59,12 @@ class Settings:
     def command(self, name: str) -> list[str]:
         """The command line of a contestant."""
         if name in (OURS, PLAIN):
-            guesses = {"speculative_config": self.speculative_config}
-            options = {"enforce_eager": True} if name == PLAIN else guesses
+            options: dict[str, Any] = {"speculative_config": self.speculative_config}
+            if name == PLAIN:
+                options = {"enforce_eager": True}
+            for option in ("kv_cache_dtype", "quantization"):
+                if getattr(self, option) is not None:
+                    options[option] = getattr(self, option)
             return [sys.executable, "-m", "nanovllm.bench.ours", json.dumps(options)]
         adapter, argument = PEERS[name]
         interpreter = self.vllm_python if name.startswith("vllm") else sys.executable

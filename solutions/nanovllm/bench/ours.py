@@ -25,12 +25,13 @@ class Ours:
         from nanovllm.llm.engine_options import EngineOptions
         from nanovllm.llm.read_options import read_dtype
         from nanovllm.llm.runner import Runner
-        from nanovllm.model.loader import load_model, resolve_folder
+        from nanovllm.llm.weight_codes import load_weights
+        from nanovllm.model.loader import resolve_folder
 
         torch.set_num_threads(threads)
         folder = resolve_folder(model)
-        weights = load_model(folder, read_dtype(dtype, folder))
         options = EngineOptions(max_num_seqs=max_num_seqs, **self.options)
+        weights = load_weights(folder, read_dtype(dtype, folder), quantization=options.quantization)
         level = choose()
         rung = level.make(weights, None, max_model_len, options)
         self.runner = Runner(rung)

@@ -1,4 +1,4 @@
-"""The command `nanovllm`: generate, chat, serve, describe and bench, on your own engine."""
+"""The command `nanovllm`: generate, chat, serve, describe, quantize, bench: your own engine."""
 
 import contextlib
 import os
@@ -15,6 +15,7 @@ from nanovllm.cli.describe import describe
 from nanovllm.cli.errors import fail
 from nanovllm.cli.generate import generate
 from nanovllm.cli.options import HELP
+from nanovllm.cli.quantize import quantize
 from nanovllm.cli.serve import serve
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(serve)
 app.command()(describe)
+app.command()(quantize)
 bench.command("serve")(bench_serve)
 app.add_typer(bench, name="bench")
 

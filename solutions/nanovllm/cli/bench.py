@@ -7,7 +7,7 @@ import typer
 
 from nanovllm.cli.engine import select_code
 from nanovllm.cli.errors import Refused
-from nanovllm.cli.options import GUESSES, HELP, Code, speculative
+from nanovllm.cli.options import GUESSES, HELP, KV_CODES, WEIGHT_CODES, Code, speculative
 
 if TYPE_CHECKING:
     from nanovllm.bench.runs import Outcome
@@ -34,6 +34,8 @@ VllmPython = Annotated[str | None, typer.Option(help="The Python of an environme
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16, for every contestant.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="(default: the processors there are)")]
 Guesses = Annotated[str | None, typer.Option("--speculative-config", help=GUESSES + " Of ours.")]
+KvCodes = Annotated[str | None, typer.Option("--kv-cache-dtype", help=KV_CODES + " Of ours.")]
+WeightCodes = Annotated[str | None, typer.Option("--quantization", help=WEIGHT_CODES + " Of ours.")]
 Out = Annotated[Path | None, typer.Option(help="Write the record to this .json file.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw it into this .png file.")]
 
@@ -43,7 +45,8 @@ def throughput(
     model: Model = "tiny", requests: Requests = 64, rounds: Rounds = 3, peers: Peers = None,
     vllm_python: VllmPython = None, dtype: Dtype = "bfloat16", threads: Threads = None,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Most at once.")] = 64,
-    speculative_config: Guesses = None,
+    speculative_config: Guesses = None, kv_cache_dtype: KvCodes = None,
+    quantization: WeightCodes = None,
     out: Out = None, plot: Plot = None, code: Code = None,
 ) -> None:  # fmt: skip
     """Output tokens a second on many requests."""
@@ -53,6 +56,7 @@ def throughput(
             model, peers or [], rounds, requests, report, dtype=dtype,
             threads=threads or _cpus(), max_num_seqs=max_num_seqs, vllm_python=vllm_python,
             speculative_config=speculative_config and speculative(speculative_config),
+            kv_cache_dtype=kv_cache_dtype, quantization=quantization,
         ), out, plot,
     )  # fmt: skip
 
@@ -63,7 +67,8 @@ def latency(
     vllm_python: VllmPython = None, dtype: Dtype = "bfloat16", threads: Threads = None,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 256,
     output_tokens: Annotated[int, typer.Option(min=2)] = 64,
-    speculative_config: Guesses = None,
+    speculative_config: Guesses = None, kv_cache_dtype: KvCodes = None,
+    quantization: WeightCodes = None,
     out: Out = None, plot: Plot = None, code: Code = None,
 ) -> None:  # fmt: skip
     """One request alone: first token, further tokens, start, memory."""
@@ -73,6 +78,7 @@ def latency(
             model, peers or [], rounds, report, prompt_tokens, output_tokens, dtype=dtype,
             threads=threads or _cpus(), vllm_python=vllm_python,
             speculative_config=speculative_config and speculative(speculative_config),
+            kv_cache_dtype=kv_cache_dtype, quantization=quantization,
         ), out, plot,
     )  # fmt: skip
 

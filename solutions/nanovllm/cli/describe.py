@@ -8,7 +8,7 @@ import typer
 
 from nanovllm.cli.engine import select_code
 from nanovllm.cli.errors import Refused
-from nanovllm.cli.options import Code, Model
+from nanovllm.cli.options import KV_CODES, Code, Model
 
 if TYPE_CHECKING:
     from nanovllm.model.config import ModelConfig
@@ -29,6 +29,7 @@ def describe(
     gflops: Annotated[
         float | None, typer.Option(help="Arithmetic rate. (default: measured here)")
     ] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(help=KV_CODES)] = "auto",
     code: Code = None,
 ) -> None:
     """What a model needs and at best gives here: memory, load time, time a token. Loads nothing.
@@ -42,6 +43,9 @@ def describe(
     from rich.console import Console
     from rich.table import Table
 
+    from nanovllm.llm.engine_options import EngineOptions
+    from nanovllm.llm.kv_codes import token_bytes
+
     config = shape_of(model)
     rates = (memory_gb_s or measured_bandwidth(), gflops or measured_gflops(dtype))
     name = model or "the bundled model"
@@ -49,7 +53,9 @@ def describe(
     table.add_column("what")
     table.add_column("expect", justify="right")
     table.add_column("why", style="dim")
-    for row in rows(config, BYTES[dtype], context, cache_gb * GB, disk_gb_s * GB, rates):
+    width = BYTES[dtype]
+    token = token_bytes(config, width, EngineOptions(kv_cache_dtype=kv_cache_dtype))
+    for row in rows(config, width, context, cache_gb * GB, disk_gb_s * GB, rates, token):
         table.add_row(*row)
     Console().print(table)
 
@@ -86,21 +92,25 @@ def rows(
     cache: float,
     disk: float,
     rates: tuple[float, float],
+    token: int | None = None,
 ) -> list[tuple[str, str, str]]:
-    """What, how much, why, for each line of the table; sizes in bytes, rates in GB/s, GFLOP/s."""
-    from nanovllm.model.accounting import kv_bytes_per_token, step_seconds, tokens_in_budget
+    """What, how much, why, for each line of the table; sizes in bytes, rates in GB/s, GFLOP/s.
+
+    token: bytes of K and V a token, where they are not in the model's dtype.
+    """
+    from nanovllm.model.accounting import kv_bytes_per_token, step_seconds
 
     bandwidth, arithmetic = rates[0] * GB, rates[1] * GB
     weights = parameters(config) * width
-    token = kv_bytes_per_token(config, width)
-    fits = tokens_in_budget(config, int(cache), width)
+    plain = kv_bytes_per_token(config, width)
+    token = token or plain
+    fits = int(cache) // token
+    codes = "2 x L x G x D x bytes" if token == plain else f"{plain / token:.3g} times less"
 
     def least(new: int, cached: int, several: int = 1) -> float:
         """Seconds of a step of `several` equal requests, which share the reading of the weights."""
-        alone = step_seconds(config, new, cached, bandwidth, arithmetic, width)
-        if several == 1:
-            return alone
-        read = step_seconds(config, several * new, several * cached, bandwidth, 1e30, width)
+        stored = several * cached * token // plain  # as many tokens of the dtype
+        read = step_seconds(config, several * new, stored, bandwidth, 1e30, width)
         return max(read, several * step_seconds(config, new, cached, 1e30, arithmetic, width))
 
     one, many, prompt = least(1, context), least(1, context, 32), least(context, 0)
@@ -110,7 +120,7 @@ def rows(
          f"D={config.head_dim}, V={config.vocab_size}"),
         ("weights", f"{weights / GB:.2f} GB", f"{width} bytes a parameter"),
         ("load time", _told(weights / disk), f"a disk that reads {disk / GB:g} GB/s"),
-        ("KV cache a token", f"{token / 1024:.0f} KiB", "2 x L x G x D x bytes"),
+        ("KV cache a token", f"{token / 1024:.0f} KiB", codes),
         (f"a request of {context} tokens", f"{context * token / 1e6:.0f} MB", "its KV cache"),
         (f"tokens in {cache / GB:g} GB", f"{fits:,}", f"{fits // context} such requests at once"),
         ("one token, alone", _told(one), "at least: weights and cache are read once"),

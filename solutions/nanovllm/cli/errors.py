@@ -22,6 +22,7 @@ _REFUSALS = {
     "nanovllm.generation.errors": ("RequestError",),
     "nanovllm.generation.params": ("ParamsError",),
     "nanovllm.batching.errors": ("ConfigError",),
+    "nanovllm.quantization.errors": ("QuantizationError",),
 }
 
 

@@ -40,6 +40,8 @@ Code = Annotated[
 
 
 GUESSES = 'Lab 08, as JSON: {"method": "ngram", "num_speculative_tokens": 4}.'
+KV_CODES = "Lab 09: K and V in int8, int4 or fp8; auto is the model's dtype."
+WEIGHT_CODES = "Lab 09: int8, int4 or w8a8 rounds the weights; a quantized folder needs no word."
 
 
 def _option(help: str, *names: str, panel: str = SAMPLING) -> Any:
@@ -81,6 +83,8 @@ class BatchingOptions:
         _engine("static (lab 03), continuous (04) or paged (05). (default: the best that is here)"),
     ] = None
     speculative_config: Annotated[str | None, _engine(GUESSES)] = None
+    kv_cache_dtype: Annotated[str | None, _engine(KV_CODES)] = None
+    quantization: Annotated[str | None, _engine(WEIGHT_CODES)] = None
 
     def given(self) -> dict[str, Any]:
         """What was asked for, by EngineOptions' names."""

@@ -5,8 +5,8 @@ from nanovllm.batching.events import Aborted, Failed, Stepped
 from nanovllm.batching.slot_store import SlotStore
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_levels import EventKinds
+from nanovllm.llm.kv_codes import token_bytes
 from nanovllm.llm.static_level import StaticRung
-from nanovllm.model.accounting import kv_bytes_per_token
 
 
 class ContinuousRung(StaticRung):
@@ -21,7 +21,8 @@ class ContinuousRung(StaticRung):
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V that one token takes in all layers."""
-        return kv_bytes_per_token(self.model.config, weight_of(self.model).element_size())
+        weight = weight_of(self.model)
+        return token_bytes(self.model.config, weight.element_size(), self.options)
 
     def make_engine(self) -> Engine:
         """An engine with a slot for each sample that runs, or as many as fit into memory."""

@@ -86,7 +86,7 @@ class Level:
     def check_options(self, given: dict[str, Any]) -> None:
         """Raise OptionError for an option that asks for what only a higher level has."""
         for name, value in given.items():
-            if name in OPTIONS_OF and value is not None and value is not False:
+            if name in OPTIONS_OF and value not in (None, False, "auto"):
                 self.require(OPTIONS_OF[name], name)
 
     def make(
@@ -115,6 +115,7 @@ OPTIONS_OF = {
     "kv_cache_memory_bytes": "lab05",
     "enable_prefix_caching": "lab05",
     "speculative_config": "lab05",
+    "kv_cache_dtype": "lab05",
 }
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:  # the labs that these belong to may not be here
 DEFAULT_KV_BYTES = 1 << 30
 GPU_KV_SHARE = 0.8  # the rest is for activations, logits and graphs
 _SIZES = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
+KV_CACHE_DTYPES = ("auto", "int8", "int4", "fp8")
+AT_LOAD = ("int8", "int4", "w8a8")
+QUANTIZATIONS = (*AT_LOAD, "gptq", "awq", "compressed-tensors", "squeezellm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,10 @@ class EngineOptions:
     NANOVLLM_ENFORCE_EAGER=1 in the environment says so for all. engine: static (lab 03),
     continuous (lab 04) or paged (lab 05); by default the highest whose labs are here.
     speculative_config: lab 08's, a dict such as {"method": "ngram"}; None for no guesses.
+    kv_cache_dtype: auto keeps K and V in the model's dtype; int8, int4 and fp8 are lab 09's codes,
+    with a scale for every token and head. quantization: int8, int4 or w8a8 (int8 activations, too)
+    round the weights of a model when it is loaded, by lab 09; a folder that is quantized is read as
+    it is, and gptq, awq, compressed-tensors or squeezellm ask for such a folder.
 
     >>> EngineOptions(max_num_seqs=0)
     Traceback (most recent call last):
@@ -50,6 +57,8 @@ class EngineOptions:
     enforce_eager: bool = field(default_factory=lambda: "NANOVLLM_ENFORCE_EAGER" in os.environ)
     engine: str | None = None
     speculative_config: Mapping[str, Any] | None = None
+    kv_cache_dtype: str = "auto"
+    quantization: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "block_size", *_SIZES):
@@ -66,6 +75,20 @@ class EngineOptions:
         for name in ("enable_prefix_caching", "enforce_eager"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise OptionError(
+                f"kv_cache_dtype must be auto, int8, int4 or fp8; got {self.kv_cache_dtype!r}."
+            )
+        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
+            raise OptionError(
+                f"quantization {self.quantization!r} is not known; use {', '.join(AT_LOAD)}, or "
+                f"{', '.join(QUANTIZATIONS[len(AT_LOAD) :])} for a folder that is quantized so."
+            )
+
+    @property
+    def kv_codes(self) -> bool:
+        """Whether K and V are kept as codes."""
+        return self.kv_cache_dtype != "auto"
 
     def num_blocks(
         self, max_model_len: int, bytes_per_token: int, device: torch.device | str = "cpu"

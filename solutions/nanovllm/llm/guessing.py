@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from nanovllm.batching.engine import Engine
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_options import EngineOptions
+from nanovllm.llm.kv_codes import token_bytes
 from nanovllm.llm.lab_packages import is_mine, why_missing
 from nanovllm.llm.read_options import OptionError
+from nanovllm.llm.weight_codes import load_weights
 from nanovllm.model.errors import ModelFolderError
-from nanovllm.model.loader import load_model, resolve_folder
+from nanovllm.model.loader import resolve_folder
 from nanovllm.model.transformer import Transformer
 from nanovllm.tokenization.errors import TokenizerError
 from nanovllm.tokenization.tokenizer import Tokenizer
@@ -169,7 +171,7 @@ def load_draft(
     weight = weight_of(model)
     try:
         folder = resolve_folder(config.model)
-        draft = load_model(folder, weight.dtype, weight.device)
+        draft = load_weights(folder, weight.dtype, weight.device)
         file = folder / "tokenizer.json"
         theirs = Tokenizer.from_file(file) if file.is_file() else None
     except (ModelFolderError, TokenizerError) as error:
@@ -204,10 +206,8 @@ def _tokens(tokenizer: Tokenizer) -> tuple[object, ...]:
 
 
 def _places(model: Transformer, max_model_len: int, options: EngineOptions) -> int:
-    from nanovllm.model.accounting import kv_bytes_per_token
-
     weight = weight_of(model)
-    per_token = kv_bytes_per_token(model.config, weight.element_size())
+    per_token = token_bytes(model.config, weight.element_size(), options)
     return options.num_blocks(max_model_len, per_token, weight.device) * options.block_size
 
 

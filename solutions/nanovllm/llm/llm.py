@@ -17,13 +17,14 @@ from nanovllm.generation.keys import sample_seed
 from nanovllm.generation.params import SamplingParams
 from nanovllm.llm.engine_levels import choose
 from nanovllm.llm.engine_options import read_engine_options
+from nanovllm.llm.kv_codes import check_kv_cache, token_bytes
 from nanovllm.llm.prompts import AnyPrompt, Prompt, read_params, read_prompt, read_prompts
 from nanovllm.llm.read_options import BUNDLED, read_device, read_dtype, read_max_model_len
 from nanovllm.llm.results import beam_outputs, completion_output
 from nanovllm.llm.runner import Call, Runner
 from nanovllm.llm.tracking import Tracker, UseTqdm
-from nanovllm.model.accounting import kv_bytes_per_token
-from nanovllm.model.loader import load_model, resolve_folder
+from nanovllm.llm.weight_codes import check_quantization, load_weights
+from nanovllm.model.loader import resolve_folder
 from nanovllm.outputs import CompletionOutput, RequestOutput, StreamOutput
 from nanovllm.tokenization.chat import ChatTemplate
 from nanovllm.tokenization.tokenizer import Tokenizer
@@ -58,6 +59,8 @@ class LLM:
         self.options = read_engine_options(engine_options)
         self.level = choose(self.options.engine)
         self.level.check_options(engine_options)
+        check_kv_cache(self.options)
+        check_quantization(self.options.quantization)
         self.folder = resolve_folder(model if model is not None else BUNDLED)
         self.name = self.folder.name if model is None else str(model)
         self.device = read_device(device)
@@ -70,7 +73,7 @@ class LLM:
             if isinstance(tokenizer, Tokenizer)
             else Tokenizer.from_pretrained(self._template_folder)
         )
-        self.model = load_model(self.folder, self.dtype, self.device)
+        self.model = load_weights(self.folder, self.dtype, self.device, self.options.quantization)
         stops = (*self.model.config.eos_token_ids, *sorted(self.tokenizer.stop_ids))
         # A chat model may stop at a token that only its tokenizer's files name.
         self.model.config = replace(self.model.config, eos_token_ids=tuple(dict.fromkeys(stops)))
@@ -87,8 +90,8 @@ class LLM:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of K and V that one token takes in all layers."""
-        return kv_bytes_per_token(self.model.config, self.dtype.itemsize)
+        """Bytes of K and V that one token takes in all layers, scales and all."""
+        return token_bytes(self.model.config, self.dtype.itemsize, self.options)
 
     @cached_property
     def chat_template(self) -> ChatTemplate:

@@ -4,9 +4,10 @@ from nanovllm.batching.engine import Engine
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_options import EngineOptions
 from nanovllm.llm.guessing import Guessing, NoGuesses, speculation
+from nanovllm.llm.kv_codes import token_bytes
 from nanovllm.llm.lab_packages import is_mine, why_missing
 from nanovllm.llm.paged_store import attention_backend, paged_store
-from nanovllm.model.accounting import kv_bytes_per_token
+from nanovllm.llm.weight_codes import has_codes
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.store import PagedStore
 from nanovllm.tokenization.tokenizer import Tokenizer
@@ -28,6 +29,7 @@ def make_store(model: Transformer, max_model_len: int, options: EngineOptions) -
         weight.dtype,
         weight.device,
         enable_prefix_caching=options.enable_prefix_caching,
+        kv_cache_dtype=options.kv_cache_dtype,
     )
 
 
@@ -49,7 +51,7 @@ def step_kind(model: Transformer, options: EngineOptions) -> str:
 def why_not_gpu(model: Transformer, options: EngineOptions) -> str | None:
     """Why the GPU path cannot answer; None if it can. Lab 06's kernels may be the student's."""
     weight = weight_of(model)
-    why = _why_plain(options, GRAPHS_REPLACE)
+    why = _why_plain(model, options, GRAPHS_REPLACE)
     if why is None and attention_backend(weight.device) != "triton":
         why = why_missing("lab06") or "attention is to run on torch's operations"
     if why is not None:
@@ -61,7 +63,7 @@ def why_not_gpu(model: Transformer, options: EngineOptions) -> str | None:
 
 def why_not_fast(model: Transformer, options: EngineOptions) -> str | None:
     """Why the compiled step cannot answer; None if it can."""
-    why = _why_plain(options, COMPILED_REPLACES)
+    why = _why_plain(model, options, COMPILED_REPLACES)
     if why is not None:
         return why
     if not options.enable_prefix_caching:
@@ -74,10 +76,14 @@ def why_not_fast(model: Transformer, options: EngineOptions) -> str | None:
     return available(model.config, weight.dtype, weight.device, options.block_size)
 
 
-def _why_plain(options: EngineOptions, replaced: tuple[str, ...]) -> str | None:
+def _why_plain(model: Transformer, options: EngineOptions, replaced: tuple[str, ...]) -> str | None:
     """Why no other step may compute in place of these packages."""
     if options.enforce_eager:
         return "enforce_eager is set"
+    if options.kv_codes:
+        return f"K and V are kept in {options.kv_cache_dtype}"
+    if has_codes(model):
+        return "its linears are quantized"
     mine = [package for package in replaced if is_mine(package)]
     return f"your own code of {', '.join(mine)} is to run" if mine else None
 
@@ -118,5 +124,5 @@ def make_engine(
 def _num_blocks(model: Transformer, max_model_len: int, options: EngineOptions) -> int:
     """Blocks of the cache for this model. Raises OptionError."""
     weight = weight_of(model)
-    per_token = kv_bytes_per_token(model.config, weight.element_size())
+    per_token = token_bytes(model.config, weight.element_size(), options)
     return options.num_blocks(max_model_len, per_token, weight.device)

@@ -7,6 +7,7 @@ from nanovllm.generation.beam import BeamSearchParams, Hypothesis
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.continuous_level import ContinuousRung
 from nanovllm.llm.guessing import speculation
+from nanovllm.llm.kv_codes import beam_cache
 from nanovllm.llm.paged_engines import make_engine, step_kind
 from nanovllm.paging.beam import paged_beam_search
 
@@ -37,6 +38,7 @@ class PagedRung(ContinuousRung):
             params,
             max_model_len=self.max_model_len,
             block_size=self.options.block_size,
+            make_beam_cache=beam_cache(self.options),
         )
 
     def describe(self, engine: Engine) -> str:
@@ -44,4 +46,6 @@ class PagedRung(ContinuousRung):
         store = engine.store
         shared = "no prefix cache" if store.prefix_stats is None else "prefixes are cached"
         size = f"{store.num_blocks} blocks of {store.block_size} tokens"
+        if self.options.kv_codes:
+            size += f" in {self.options.kv_cache_dtype}"
         return f"the step is {self.step}; {size}, {shared}"

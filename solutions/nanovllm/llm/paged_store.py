@@ -40,12 +40,25 @@ def paged_store(
     *,
     attention: str | None = None,
     num_host_blocks: int = 0,
+    kv_cache_dtype: str = "auto",
     **options: Any,
 ) -> PagedStore:
-    """Lab 05's store on the chosen attention; `options` are PagedStore's."""
+    """Lab 05's store on the chosen attention; lab 09's if K and V are to be codes.
+
+    `options` are PagedStore's.
+    """
     sizes = (config, num_blocks, block_size, dtype, device)
     options["num_host_blocks"] = num_host_blocks
-    if attention_backend(device, attention) == "torch":
+    on_kernels = attention_backend(device, attention) == "triton"
+    if kv_cache_dtype != "auto":
+        from nanovllm.quantization.kv_store import QuantizedStore
+
+        if on_kernels:  # which read the floats that the codes stand for
+            from nanovllm.kernels.attention import triton_paged_attention
+
+            options["attention"] = triton_paged_attention
+        return QuantizedStore(*sizes, kind=kv_cache_dtype, **options)
+    if not on_kernels:
         return PagedStore(*sizes, **options)
     from nanovllm.kernels.attention import TritonPagedCache, triton_paged_attention
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from nanovllm.model.checkpoint_names import module_tensors
-from nanovllm.model.config import ModelConfig
+from nanovllm.model.config import Json, ModelConfig, read_json
 from nanovllm.model.errors import ModelFolderError
 from nanovllm.model.transformer import Transformer
 
@@ -76,14 +76,37 @@ def load_model(
     """
     folder = resolve_folder(folder)
     config = ModelConfig.from_pretrained(folder)
+    if read_quantization(folder) is not None:
+        raise ModelFolderError(
+            f"{folder} holds quantized weights, which lab 09 reads: load it with LLM, "
+            "or choose the unquantized model."
+        )
     weights: dict[str, Tensor] = {}
-    for path in _weight_files(folder):
-        for name, tensor in _read(path):
-            for target, value in module_tensors(config.family, name, tensor):
-                weights[target] = value.to(device=device, dtype=dtype)
-    config = _settle_tying(config, weights)
+    for name, tensor in read_tensors(folder):
+        for target, value in module_tensors(config.family, name, tensor):
+            weights[target] = value.to(device=device, dtype=dtype)
     with torch.device("meta"):  # shapes without memory: the weights that were read become its own
-        model = Transformer(config)
+        model = Transformer(settle_tying(config, weights))
+    return fill(folder, model, weights)
+
+
+def read_quantization(folder: Path) -> Json | None:
+    """The `quantization_config` of a folder's config.json; None where weights are as they are."""
+    return read_json(folder / "config.json").get("quantization_config")
+
+
+def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a folder's safetensors, by its name there. Raises ModelFolderError."""
+    for path in _weight_files(folder):
+        yield from _read(path)
+
+
+def fill(folder: Path, model: Transformer, weights: dict[str, Tensor]) -> Transformer:
+    """Make `weights`, read from `folder`, the model's own; it is there to compute, not to train.
+
+    Raises:
+        ModelFolderError: a tensor is missing, too many or of another shape.
+    """
     _check(folder, model, weights)
     model.load_state_dict(weights, assign=True)
     return model.eval().requires_grad_(False)
@@ -159,7 +182,7 @@ def _read(path: Path) -> Iterator[tuple[str, Tensor]]:
         ) from None
 
 
-def _settle_tying(config: ModelConfig, weights: dict[str, Tensor]) -> ModelConfig:
+def settle_tying(config: ModelConfig, weights: dict[str, Tensor]) -> ModelConfig:
     """A tied file holds one of the two matrices; one that holds two different ones is not tied."""
     embedding, head = weights.get("embed_tokens.weight"), weights.get("lm_head.weight")
     if not config.tie_embeddings or head is None:

@@ -11,8 +11,8 @@ class Grid:
     """For a weight [N, K] in M groups of columns: code q of column k in row n stands for
     (q - zeros[n, g]) * scales[n, g], where g = group_of[k].
 
-    bits: codes are 0 .. 2**bits - 1. scales: float32 that float16 holds exactly, since checkpoints
-    store them so; above 0. zeros: codes themselves, whole numbers in 0 .. 2**bits - 1.
+    bits: codes are 0 .. 2**bits - 1. scales: float32, above 0; float16 holds all that the lab makes
+    exactly, since checkpoints store them so. zeros: codes themselves, 0 .. 2**bits - 1, too.
     """
 
     bits: int
@@ -29,6 +29,12 @@ class Grid:
     def symmetric(self) -> bool:
         """Whether every zero point is the middle code, so that none need be stored."""
         return bool((self.zeros == self.num_codes // 2).all())
+
+    @property
+    def stored_scales(self) -> Float[Tensor, "N M"]:
+        """The scales in float16; as they are where float16 does not hold those of a file."""
+        half = self.scales.half()
+        return half if bool((half.float() == self.scales).all()) else self.scales
 
     def column_scales(self) -> Float[Tensor, "N K"]:
         """The scale of each weight."""

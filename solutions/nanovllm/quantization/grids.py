@@ -16,6 +16,7 @@ def fit_grid(weight: Float[Tensor, "N K"], scheme: Scheme) -> Grid:
     steps from 0. Asymmetric: the range from the smallest to the largest weight, made wider so that
     0 is in it, is 2**bits - 1 steps, and the zero point is the code nearest to 0's place. Scales
     are rounded to float16; where that gives 0 (all weights are 0, or nearly so), the scale is 1.
+    Computed in float32, whatever the weight's dtype.
 
     >>> weight = torch.tensor([[-1.0, 0.5, 2.0, 0.0, 0.0, 3.0]])
     >>> grid = fit_grid(weight, Scheme(bits=2, group_size=4))
@@ -45,7 +46,7 @@ def nearest_codes(weight: Float[Tensor, "N K"], grid: Grid) -> UInt8[Tensor, "N 
     """The code whose value is nearest to each weight, the first or last code beyond the ends.
 
     A weight in the middle between two values may get either. It is off by at most half a step
-    unless it lies beyond the ends.
+    unless it lies beyond the ends. Computed in float32.
 
     >>> grid = fit_grid(torch.tensor([[-1.0, 2.0]]), Scheme(bits=2, group_size=None))
     >>> nearest_codes(torch.tensor([[-9.0, -0.9, 0.6, 5.0]])[:, :2], grid)

@@ -11,7 +11,8 @@ from nanovllm.quantization.packing import pack, unpack
 
 
 class GroupedLinear(QuantizedLinear):
-    """Weight-only: codes are kept packed, scales in float16; x is multiplied in its own dtype.
+    """Weight-only: codes are kept packed, scales in float16 (in float32 if it does not hold those
+    of a file); x is multiplied in its own dtype.
 
     Buffers: words [N, ceil(K / (32 // bits))] int32, scales [N, M] float16, zeros [N, M] uint8,
     group_of [K] int32.
@@ -23,8 +24,8 @@ class GroupedLinear(QuantizedLinear):
         grid = weight.grid
         self.bits, self.symmetric = grid.bits, grid.symmetric
         self.register_buffer("words", pack(weight.codes, grid.bits))
-        self.register_buffer("scales", grid.scales.half())
-        self.register_buffer("zeros", grid.zeros)
+        self.register_buffer("scales", grid.stored_scales.contiguous())
+        self.register_buffer("zeros", grid.zeros.contiguous())
         self.register_buffer("group_of", grid.group_of.int())
 
     @property
@@ -40,6 +41,6 @@ class GroupedLinear(QuantizedLinear):
 
     @property
     def stored_bits(self) -> int:
-        """32 a word of codes, 16 a scale, `bits` a zero point where they are not all the same."""
+        """32 a word of codes, 16 a scale, `bits` a zero point unless all are the middle code."""
         zeros = 0 if self.symmetric else self.bits * self.zeros.numel()
-        return 32 * self.words.numel() + 16 * self.scales.numel() + zeros
+        return 32 * self.words.numel() + 8 * self.scales.nbytes + zeros

@@ -10,9 +10,10 @@ from jaxtyping import Float, Int
 from safetensors.torch import load_file
 from torch import Tensor
 
+import nanovllm
 from nanovllm.model.transformer import Transformer
 
-ROWS = Path(__file__).parents[3] / "models" / "rows.safetensors"
+ROWS = Path(nanovllm.__file__).resolve().parent.parent / "models" / "rows.safetensors"
 
 
 def calibration_rows(count: int = 24) -> Int[Tensor, "R 512"]:

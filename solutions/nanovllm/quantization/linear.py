@@ -14,10 +14,13 @@ from nanovllm.model.transformer import Transformer
 class QuantizedLinear(nn.Module):
     """Stands where an `nn.Linear` stood: x [..., K] to x w^T + bias [..., N].
 
-    Attributes: `in_features` K, `out_features` N, `bias` [N] or None, in the model's dtype. What
-    is stored of the weight is in buffers: no optimizer sees them, and `weight_of(model)` is still
-    the embedding. A subclass says what the weight is (`dequantize`) and how many bits it takes.
+    Attributes: `in_features` K, `out_features` N, `bias` [N] or None, in the model's dtype;
+    `int8_activations`, whether x is rounded to int8, too. What is stored of the weight is in
+    buffers: no optimizer sees them, and `weight_of(model)` is still the embedding. A subclass says
+    what the weight is (`dequantize`) and how many bits it takes.
     """
+
+    int8_activations = False
 
     def __init__(self, in_features: int, out_features: int, bias: Tensor | None) -> None:
         super().__init__()

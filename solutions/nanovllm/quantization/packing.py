@@ -18,7 +18,8 @@ def pack(codes: UInt8[Tensor, "... n"], bits: int) -> Int32[Tensor, "... words"]
     per_word = 32 // bits
     missing = -codes.shape[-1] % per_word
     filled = torch.nn.functional.pad(codes.long(), (0, missing)).unflatten(-1, (-1, per_word))
-    words = (filled << (bits * torch.arange(per_word))).sum(dim=-1)
+    shifts = bits * torch.arange(per_word, device=codes.device)
+    words = (filled << shifts).sum(dim=-1)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
     ### END SOLUTION
 
@@ -30,7 +31,7 @@ def unpack(words: Int32[Tensor, "... words"], bits: int, count: int) -> UInt8[Te
     tensor([[255, 255, 255]], dtype=torch.uint8)
     """
     ### BEGIN SOLUTION
-    shifts = bits * torch.arange(32 // bits, dtype=torch.int32)
+    shifts = bits * torch.arange(32 // bits, dtype=torch.int32, device=words.device)
     codes = (words.unsqueeze(-1) >> shifts) & (2**bits - 1)  # the mask undoes the sign
     return codes.flatten(-2)[..., :count].to(torch.uint8)
     ### END SOLUTION

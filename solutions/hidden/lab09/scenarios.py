@@ -1,0 +1,392 @@
+"""Hidden scenarios of lab 09: other paths than those of the visible checks."""
+
+from grader.checks.scenarios import scenario
+
+# task 1
+
+
+@scenario(task=1)
+def grids_of_random_weights(nanovllm, rng):
+    """Ranges whose ends and zero places are whole numbers of steps, so that no rounding is near."""
+    import torch
+
+    from nanovllm.quantization.grids import fit_grid, nearest_codes
+    from nanovllm.quantization.scheme import Scheme
+
+    story = []
+    for _ in range(8):
+        bits, rows = int(rng.choice([2, 3, 4, 8])), int(rng.integers(1, 6))
+        size, groups = int(rng.integers(2, 9)), int(rng.integers(1, 5))
+        columns = size * groups - int(rng.integers(0, size - 1))
+        last, step = 2**bits - 1, 2.0 ** int(rng.integers(-6, 3))
+        zeros = rng.integers(0, 2**bits, size=(rows, groups))
+        whole = rng.integers(0, 2**bits, size=(rows, columns))
+        for group in range(groups):  # both ends are there, but not always within the range of 0
+            whole[:, group * size], whole[:, group * size + 1] = 0, last
+        weight = torch.from_numpy((whole - zeros.repeat(size, axis=1)[:, :columns]) * step).float()
+        grid = fit_grid(weight, Scheme(bits, size))
+        inside = weight + (torch.from_numpy(rng.uniform(-0.4, 0.4, size=weight.shape)) * step)
+        story.append([grid.scales, grid.zeros, grid.group_of, nearest_codes(inside, grid)])
+        even = fit_grid(weight.double(), Scheme(bits, size, symmetric=True))
+        story.append([even.scales, even.zeros, even.symmetric, even.num_codes])
+    return {"story": story}
+
+
+@scenario(task=1)
+def rounding_a_small_model(nanovllm, rng):
+    """Every linear of a random model by RTN in bfloat16's weights: bits, errors, sums of codes."""
+    import torch
+
+    from nanovllm.model.config import ModelConfig
+    from nanovllm.model.loader import dummy_model
+    from nanovllm.quantization.grids import round_to_nearest
+    from nanovllm.quantization.linear import linears
+    from nanovllm.quantization.measures import bits_per_weight
+    from nanovllm.quantization.scheme import Scheme
+
+    config = ModelConfig("qwen3", 32, 24, 1, 4, 2, 6, 40, 16, qk_norm=True)
+    model = dummy_model(config, seed=int(rng.integers(1000)), dtype=torch.bfloat16)
+    scheme = Scheme(int(rng.choice([2, 3, 4, 8])), int(rng.integers(3, 30)), bool(rng.integers(2)))
+    story = {}
+    for name, linear in linears(model):
+        found = round_to_nearest(linear.weight, scheme)
+        error = (found.dequantize() - linear.weight.float()).abs()
+        steps = error / found.grid.scales[:, found.grid.group_of.long()]
+        story[name] = [
+            round(bits_per_weight(found), 6),
+            round(float(error.mean()), 3),
+            bool(steps.max() < 0.6),
+            found.codes.dtype,
+        ]
+    return story
+
+
+@scenario(task=1)
+def perplexity_of_texts(nanovllm, rng):
+    """Texts of other lengths and dtypes."""
+    import torch
+
+    from nanovllm.quantization.measures import perplexity
+
+    texts = [torch.from_numpy(rng.exponential(2, size=int(n))) for n in rng.integers(1, 50, size=7)]
+    return {
+        "float64": round(float(perplexity(texts)), 6),
+        "float32": round(float(perplexity([text.float() for text in texts])), 3),
+        "one": round(float(perplexity(texts[:1])), 6),
+    }
+
+
+# task 2
+
+
+def _codes_on_a_grid(rng, rows, columns, scheme, mixed=False):
+    import torch
+
+    from nanovllm.quantization.grid import Grid, QuantizedWeight
+
+    size = scheme.group_size or columns
+    group_of = torch.arange(columns) // size
+    if mixed:
+        group_of = group_of[torch.from_numpy(rng.permutation(columns))]
+    shape, last = (rows, -(-columns // size)), 2**scheme.bits
+    zeros = rng.integers(0, last, size=shape) * (not scheme.symmetric)
+    zeros = torch.from_numpy(zeros + (last // 2) * scheme.symmetric).to(torch.uint8)
+    scales = torch.from_numpy(rng.uniform(1e-3, 0.1, size=shape)).half().float()
+    codes = torch.from_numpy(rng.integers(0, last, size=(rows, columns))).to(torch.uint8)
+    return QuantizedWeight(codes, Grid(scheme.bits, scales, zeros, group_of))
+
+
+@scenario(task=2)
+def tensors_of_every_layout(nanovllm, rng):
+    """What would stand in a file, of weights of other sizes and of 2 and 3 bits, too."""
+    from nanovllm.quantization import layouts
+    from nanovllm.quantization.scheme import Scheme
+
+    story = []
+    for _ in range(6):
+        rows, columns = rng.integers(1, 36, size=2).tolist()
+        size = int(rng.integers(1, 40)) if rng.random() < 0.6 else None
+        scheme = Scheme(int(rng.choice([2, 3, 4, 8])), size, bool(rng.integers(2)))
+        weight = _codes_on_a_grid(rng, rows, columns, scheme)
+        found = {"packed": layouts.to_pack_quantized(weight, scheme)}
+        if scheme.bits != 3:
+            found["gptq"] = layouts.to_gptq(weight)
+            found["gptq_v2"] = layouts.to_gptq(weight, 2)
+        if scheme.bits in (4, 8):
+            found["awq"] = layouts.to_awq(weight)
+        if scheme.bits == 8:
+            found["int"] = layouts.to_int_quantized(weight, scheme)
+        story += [[layout, sorted(tensors.items())] for layout, tensors in found.items()]
+    return {"story": story}
+
+
+@scenario(task=2)
+def words_of_anything(nanovllm, rng):
+    """Random words to codes in every layout: the words were never packed here."""
+    import torch
+
+    from nanovllm.quantization import layouts
+    from nanovllm.quantization.packing import pack, unpack
+    from nanovllm.quantization.scheme import Scheme
+
+    def words(*shape):
+        drawn = rng.integers(-(2**31), 2**31, size=shape)
+        return torch.from_numpy(drawn).to(torch.int32)
+
+    def scales(*shape):
+        return torch.from_numpy(rng.uniform(0.01, 1, size=shape)).half()
+
+    story = []
+    for bits in (4, 8):
+        per_word, groups = 32 // bits, int(rng.integers(1, 4))
+        rows, columns = per_word * int(rng.integers(1, 4)), per_word * groups * 2
+        scheme = Scheme(bits, columns // groups)
+        taken = words(rows, columns // per_word)
+        story.append([unpack(taken, bits, columns), pack(unpack(taken, bits, columns), bits)])
+        g_idx = torch.from_numpy(rng.integers(0, groups, size=columns)).int()
+        gptq = {"qweight": words(columns // per_word, rows), "scales": scales(groups, rows),
+                "qzeros": words(groups, rows // per_word), "g_idx": g_idx}  # fmt: skip
+        awq = {"qweight": words(columns, rows // per_word), "scales": scales(groups, rows),
+               "qzeros": words(groups, rows // per_word)}  # fmt: skip
+        packed = {"weight_packed": taken, "weight_scale": scales(rows, groups),
+                  "weight_zero_point": words(rows // per_word, groups),
+                  "weight_shape": torch.tensor([rows, columns])}  # fmt: skip
+        for found in (layouts.from_gptq(gptq, scheme), layouts.from_gptq(gptq, scheme, 2),
+                      layouts.from_awq(awq, scheme),
+                      layouts.from_pack_quantized(packed, scheme)):  # fmt: skip
+            story.append([found.codes, found.grid.zeros, found.grid.scales, found.dequantize()])
+    return {"story": story}
+
+
+@scenario(task=2)
+def from_one_layout_to_another(nanovllm, rng):
+    """A weight goes through all layouts, one after another, with groups mixed up where they may."""
+    from nanovllm.quantization import layouts
+    from nanovllm.quantization.scheme import Scheme
+
+    rows, columns = rng.integers(2, 50, size=2).tolist()
+    scheme = Scheme(8, int(rng.integers(1, columns + 1)))
+    weight = _codes_on_a_grid(rng, rows, columns, scheme, mixed=True)
+    mixed = layouts.from_gptq(layouts.to_gptq(weight), scheme)
+    weight = _codes_on_a_grid(rng, rows, columns, scheme)
+    weight = layouts.from_awq(layouts.to_awq(weight), scheme)
+    weight = layouts.from_gptq(layouts.to_gptq(weight), scheme)
+    weight = layouts.from_int_quantized(layouts.to_int_quantized(weight, scheme), scheme)
+    weight = layouts.from_pack_quantized(layouts.to_pack_quantized(weight, scheme), scheme)
+    return {
+        "mixed": [mixed.dequantize(), mixed.grid.group_of.tolist()],
+        "last": [weight.dequantize(), weight.codes, weight.grid.zeros],
+    }
+
+
+# task 8
+
+
+def _kv_shape(rng):
+    from nanovllm.model.config import ModelConfig
+
+    layers, heads, dim = int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.integers(2, 25))
+    return ModelConfig("qwen3", 50, 32, layers, 2 * heads, heads, dim, 48, 64, qk_norm=True)
+
+
+def _kv_within(kind, x, read):
+    """Whether every value is within the bound of its row, as the handout gives it."""
+    largest, off = x.abs().amax(-1, keepdim=True), (read - x).abs()
+    if kind == "fp8":
+        return bool((off <= x.abs() / 15 + largest / 400_000).all())
+    reach = x.amax(-1, keepdim=True).clamp(min=0) - x.amin(-1, keepdim=True).clamp(max=0)
+    most = 0.51 * largest / 127 if kind == "int8" else 0.55 * reach / 15
+    return bool((off <= most).all())
+
+
+@scenario(task=8)
+def kv_blocks_at_work(nanovllm, rng):
+    """Blocks that fill up, are copied, swapped and given out again, in caches of random shapes."""
+    import torch
+
+    from nanovllm.quantization.kv_cache import QuantizedCache
+
+    story = []
+    for kind in ("int8", "int4", "fp8"):
+        config = _kv_shape(rng)
+        heads, dim = config.num_kv_heads, config.head_dim
+        blocks, size, layer = 6, int(rng.integers(1, 9)), int(rng.integers(config.num_layers))
+        cache = QuantizedCache(config, blocks, size, num_host_blocks=2, kind=kind)
+        most = 2 * config.num_layers * heads * ((dim + 1) // 2 if kind == "int4" else dim)
+        most += 8 * config.num_layers * heads
+        story.append(
+            [QuantizedCache.bytes_per_token(config, kind) <= most,
+             cache.nbytes == blocks * size * QuantizedCache.bytes_per_token(config, kind)]
+        )  # fmt: skip
+        known = {}  # block to its rows, as they read when they were written
+        for _ in range(14):
+            block = int(rng.integers(blocks))
+            at = rng.permutation(size)[: int(rng.integers(1, size + 1))]
+            x = torch.from_numpy(rng.normal(size=(2, len(at), heads, dim))).float()
+            x *= torch.from_numpy(10 ** rng.uniform(-5, 5, size=(2, len(at), heads, 1))).float()
+            if rng.random() < 0.3:
+                x += x.abs().amax() * float(rng.choice([-2, 2]))  # far from 0
+            cache.write(layer, x[0], x[1], torch.from_numpy(block * size + at))
+            read = torch.stack(cache.read(layer, torch.tensor([block])))[:, 0]  # [2, P, G, D]
+            old = known.get(block)
+            others = [p for p in range(size) if p not in at]
+            still = old is None or torch.equal(read[:, others], old[:, others])
+            story.append([_kv_within(kind, x, read[:, at]), still])
+            known[block] = read
+            source, target = (int(b) for b in rng.permutation(blocks)[:2])
+            if source in known:
+                if rng.random() < 0.5:
+                    cache.copy_blocks([(source, target)])
+                else:
+                    cache.swap_out([(source, 1)])
+                    cache.swap_in([(1, target)])
+                known[target] = known[source]
+            ids = list(known)
+            read = torch.stack(cache.read(layer, torch.tensor(ids)), dim=1)  # [N, 2, P, G, D]
+            story.append(all(torch.equal(read[i], known[b]) for i, b in enumerate(ids)))
+    return {"story": story}
+
+
+@scenario(task=8)
+def kv_beside_rows_that_are_no_numbers(nanovllm, rng):
+    """One row of many is NaN or infinite, in bfloat16 and float32; it is the only one harmed."""
+    import torch
+
+    from nanovllm.quantization.kv_cache import QuantizedCache
+
+    story = []
+    for kind in ("int8", "int4", "fp8"):
+        config, dtype = _kv_shape(rng), [torch.float32, torch.bfloat16][int(rng.integers(2))]
+        size = (2, 9, config.num_kv_heads, config.head_dim)
+        x = torch.from_numpy(rng.normal(size=size)).to(dtype)
+        bad = tuple(int(rng.integers(n)) for n in size)
+        cache = QuantizedCache(config, 3, 3, dtype, kind=kind)
+        slots = torch.from_numpy(rng.permutation(9))
+        found = []
+        for value in (None, float(rng.choice([float("nan"), float("inf"), float("-inf")]))):
+            if value is not None:
+                x[bad] = value
+            cache.write(0, x[0], x[1], slots)
+            read = torch.stack(cache.read(0, torch.arange(3))).flatten(1, 2)[:, slots]
+            found.append(read)
+        clean, harmed = found
+        row = bad[:3]
+        story.append([str(harmed.dtype), bool(harmed[row].isfinite().all())])
+        harmed[row] = clean[row]
+        story.append(torch.equal(clean, harmed))
+    return {"story": story}
+
+
+@scenario(task=8)
+def kv_histories_of_requests(nanovllm, rng):
+    """Random prompts, samples, chunks, blocks, preemptions and aborts: are the texts the same?"""
+    from nanovllm.batching.config import EngineConfig
+    from nanovllm.batching.engine import Engine
+    from nanovllm.generation.events import Finished
+    from nanovllm.generation.params import SamplingParams
+    from nanovllm.model.config import ModelConfig
+    from nanovllm.model.loader import dummy_model
+    from nanovllm.quantization.kv_store import QuantizedStore
+
+    kind, windows = str(rng.choice(["int8", "int4", "fp8"])), (None, 6)
+    config = ModelConfig("qwen3", 50, 32, 2, 4, 2, 8, 48, 64, qk_norm=True, windows=windows)
+    model, trunk = dummy_model(config), rng.integers(3, 50, size=12).tolist()
+    prompts = [trunk[: int(rng.choice([0, 5, 12]))] + rng.integers(3, 50, size=int(n)).tolist()
+               for n in rng.integers(1, 7, size=4)]  # fmt: skip
+    samples = rng.choice([1, 2], size=4).tolist()
+
+    def texts(blocks, size, seats, budget, aborted, **options):
+        store = QuantizedStore(config, blocks, size, kind=kind, **options)
+        settings = EngineConfig(max_num_seqs=seats, max_num_batched_tokens=budget)
+        engine, found, step = Engine(model, settings, store=store), {}, 0
+        for i, (prompt, n) in enumerate(zip(prompts, samples, strict=True)):
+            params = SamplingParams(temperature=0.8, n=n, max_tokens=7, ignore_eos=True)
+            engine.add_request(prompt, params, seed=i, request_id=i)
+        while engine.has_unfinished:
+            for event in engine.step():
+                if isinstance(event, Finished):
+                    found[event.request_id, event.index] = list(event.completion.token_ids)
+            if step == 3 and aborted is not None:
+                engine.abort(aborted)
+            engine.check()
+            step += 1
+        return found
+
+    wanted, story = texts(8, 64, 1, 64, None, enable_prefix_caching=False), []
+    for preemption in ("recompute", "swap"):
+        size, seats = int(rng.choice([1, 2, 4, 16])), int(rng.integers(2, 6))
+        found = texts(
+            -(-26 // size) + int(rng.integers(0, 3)), size, seats, seats + int(rng.integers(30)),
+            int(rng.integers(4)), enable_prefix_caching=bool(rng.random() < 0.6),
+            preemption=preemption, num_host_blocks=int(rng.choice([0, 5, 60])),
+        )  # fmt: skip
+        story.append(all(wanted[key] == text for key, text in found.items()))
+        story.append(len({i for i, _ in found}) >= 3)
+    return {"story": story}
+
+
+# task 7
+
+
+@scenario(task=7)
+def int8_linears_of_random_shapes(nanovllm, rng):
+    """Tokens of whole steps, so that no rounding is near; in float32 and bfloat16."""
+    import torch
+
+    from nanovllm.quantization.grid import Grid, QuantizedWeight
+    from nanovllm.quantization.int8_activations import Int8Linear, int8_matmul, quantize_tokens
+
+    story = []
+    for _ in range(6):
+        rows, columns = int(rng.integers(1, 40)), int(rng.integers(2, 300))
+        shape = [(int(rng.integers(1, 30)),), (2, int(rng.integers(1, 9)))][int(rng.integers(2))]
+        dtype = [torch.float32, torch.bfloat16][int(rng.integers(2))]
+        steps = torch.from_numpy(rng.integers(-110, 111, size=(*shape, columns))).float()
+        steps[..., -1] = 127.5
+        x = (steps * 2.0 ** int(rng.integers(-9, 9))).to(dtype)
+        codes, scales = quantize_tokens(x)
+        weight = torch.from_numpy(rng.integers(0, 256, size=(rows, columns))).to(torch.uint8)
+        weight[:, -1] = 128
+        grid = Grid(8, torch.from_numpy(rng.uniform(0.01, 1, size=(rows, 1))).half().float(),
+                    torch.full((rows, 1), 128, dtype=torch.uint8),
+                    torch.zeros(columns, dtype=torch.int32))  # fmt: skip
+        bias = torch.from_numpy(rng.normal(size=rows)).to(dtype) if rng.random() < 0.5 else None
+        out = Int8Linear(QuantizedWeight(weight, grid), bias)(x)
+        flat = codes.reshape(-1, columns)
+        sums = int8_matmul(flat[:, :-1].contiguous(), flat[:, :-1].contiguous())
+        story.append([codes[..., :-1], scales, sums, out, str(out.dtype)])
+    return {"story": story}
+
+
+@scenario(task=7)
+def smoothing_of_random_blocks(nanovllm, rng):
+    """Scales of any strength, and the parameters of smoothed blocks of two families."""
+    import torch
+
+    from nanovllm.model.block import DecoderBlock
+    from nanovllm.model.config import ModelConfig
+    from nanovllm.quantization.smoothquant import smooth_block, smoothing_scale
+
+    def random(*shape, scale=1.0):
+        return torch.from_numpy(scale * rng.normal(size=shape)).float()
+
+    story = []
+    for family in ("llama", "gpt2"):
+        strength, biased = float(rng.uniform(0, 1)), family == "gpt2"
+        config = ModelConfig(family, 50, 8, 1, 4, 2, 4, 12, 64, qkv_bias=True, output_bias=biased,
+                             mlp_bias=biased)  # fmt: skip
+        block = DecoderBlock(config, 0).requires_grad_(False)
+        for parameter in block.parameters():
+            parameter.copy_(random(*parameter.shape))
+        inputs = {name: random(11, module.in_features, scale=3.0)
+                  for name, module in block.named_modules()
+                  if isinstance(module, torch.nn.Linear)}  # fmt: skip
+        for one in "kv":
+            inputs[f"self_attn.{one}_proj"] = inputs["self_attn.q_proj"]
+        if "mlp.gate_proj" in inputs:
+            inputs["mlp.up_proj"] = inputs["mlp.gate_proj"]
+        weights = [random(3, 12), random(1, 12)]
+        story.append(smoothing_scale(inputs["mlp.down_proj"], weights, strength))
+        smooth_block(block, inputs, config.head_dim, strength)
+        story.append({name: value.clone() for name, value in block.state_dict().items()})
+    return {"story": story}
