@@ -17,7 +17,8 @@ Join = Callable[..., Tensor]
 class Codes:
     """A weight [N, K] of (code - zero) * scale, with a scale and a zero for `size` columns each.
 
-    by_row: codes of 8 bits, one scale a row, to be multiplied with codes of 8 bits.
+    middle: the zero of all, or -1. by_row: codes of 8 bits, one scale a row, to be multiplied with
+    codes of 8 bits.
     """
 
     codes: Tensor  # [N, K] uint8
@@ -25,13 +26,8 @@ class Codes:
     zeros: Tensor  # [N, M] uint8
     size: int
     bits: int
-    by_row: bool = False
-
-    @property
-    def middle(self) -> int:
-        """The zero point of all, or -1."""
-        first = int(self.zeros[0, 0])
-        return first if bool((self.zeros == first).all()) else -1
+    middle: int
+    by_row: bool
 
     @property
     def block(self) -> int:
@@ -47,7 +43,7 @@ class Codes:
         missing = (0, 0, 0, -rows % panel)
         codes = nn.functional.pad(self.codes, missing)
         scales, zeros = (nn.functional.pad(x, missing) for x in (self.scales, self.zeros))
-        marks = scales.contiguous().view(torch.int32)
+        marks = _integers(scales)
         if self.middle < 0:
             marks = marks & ~255 | zeros
         parts = []
@@ -66,15 +62,20 @@ class Codes:
 
 def codes_of(linears: Sequence[nn.Module], join: Join) -> Codes | None:
     """Of linears that are one matrix to the native step; None if they have no codes that it reads:
-    groups that are not columns in a row, or not of 8 n, or not alike in all."""
+    groups are to be of 8 n columns side by side, alike in all of them, and zero points that differ
+    need a place in the low byte of the scales (there is one in values of float16 and bfloat16)."""
     found = [_codes(linear) for linear in linears]
     if None in found or len({(each.size, each.by_row) for each in found}) > 1:
         return None
     codes, scales, zeros = (
         join([getattr(each, name) for each in found]) for name in ("codes", "scales", "zeros")
     )
+    middles = {each.middle for each in found}
+    middle = middles.pop() if len(middles) == 1 else -1  # `join` may have put rows in between
+    if middle < 0 and bool((_integers(scales) & 255).any()):
+        return None
     bits = max(each.bits for each in found)
-    return Codes(codes, scales, zeros, found[0].size, bits, found[0].by_row)
+    return Codes(codes, scales, zeros, found[0].size, bits, middle, found[0].by_row)
 
 
 def _codes(linear: Any) -> Codes | None:
@@ -86,7 +87,13 @@ def _codes(linear: Any) -> Codes | None:
     in_rows = torch.arange(linear.in_features) // size
     if size % 8 and size < linear.in_features or not torch.equal(grid.group_of.long(), in_rows):
         return None
-    return Codes(weight.codes, grid.scales.float(), grid.zeros, size, 8 if grid.bits > 4 else 4)
+    bits, by_row = 8 if grid.bits > 4 else 4, getattr(linear, "int8_activations", False)
+    middle = int(grid.zeros[0, 0]) if bool((grid.zeros == grid.zeros[0, 0]).all()) else -1
+    return Codes(weight.codes, grid.scales.float(), grid.zeros, size, bits, middle, by_row)
+
+
+def _integers(scales: Tensor) -> Tensor:
+    return scales.contiguous().view(torch.int32)
 
 
 def float_weight(linear: Any, dtype: torch.dtype) -> Tensor:

@@ -52,6 +52,8 @@ def why_not_gpu(model: Transformer, options: EngineOptions) -> str | None:
     """Why the GPU path cannot answer; None if it can. Lab 06's kernels may be the student's."""
     weight = weight_of(model)
     why = _why_plain(model, options, GRAPHS_REPLACE)
+    if why is None and has_codes(model):
+        why = "its linears are quantized"
     if why is None and attention_backend(weight.device) != "triton":
         why = why_missing("lab06") or "attention is to run on torch's operations"
     if why is not None:
@@ -83,7 +85,7 @@ def _why_plain(model: Transformer, options: EngineOptions, replaced: tuple[str, 
     if options.kv_codes:
         return f"K and V are kept in {options.kv_cache_dtype}"
     if has_codes(model):
-        return "its linears are quantized"
+        replaced = (*replaced, "quantization")
     mine = [package for package in replaced if is_mine(package)]
     return f"your own code of {', '.join(mine)} is to run" if mine else None
 

@@ -162,9 +162,10 @@ struct CodeProduct {
         int32_t offset = 0;
         for (int b = 0; b < w.blocks(); ++b)
           offset += w.middle * int32_t(left.sums[row * long(w.blocks()) + b]);
-        total = to_floats(load<vint>(sums) - offset) * load<vfloat>(w.scales + column);
+        total = to_floats(load<vint>(sums) - offset);
       }
-      total = total * left.scales[row];
+      total *= left.scales[row];
+      if constexpr (K::BY_ROW) total *= load<vfloat>(w.scales + column);
       store(sums, w.bias ? total + load<vfloat>(w.bias + column) : total);
     }
   }

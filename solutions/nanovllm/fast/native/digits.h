@@ -68,8 +68,8 @@ inline vfloat load_floats(const uint16_t* from) {
 }
 
 // Writes digit d of the values of a row to to[d * ld ...], and the sum of each `block` of the
-// numbers to sums. Returns the scale: the largest value becomes `most`. It is NaN where a value is
-// NaN or infinite. Whatever lies behind the row, up to a whole vector, is read but counts nothing.
+// numbers to sums. Returns the scale, which is NaN where a value is NaN or infinite. The numbers are
+// -most - 1 .. most, and the largest value lies in the middle between the last two (lab 09's grid). Whatever lies behind the row, up to a whole vector, is read but counts nothing.
 inline float to_digits(const Operand* x, int count, int digits, int most, int block, Digit* to,
                        long ld, int32_t* numbers, float* sums) {
   vint lane;
@@ -87,7 +87,8 @@ inline float to_digits(const Operand* x, int count, int digits, int most, int bl
     if (!finite[i]) return NAN;
     largest = std::max(largest, top[i]);
   }
-  const float scale = largest / most > 0 ? largest / most : 1.0f;
+  float scale = largest / (most + 0.5f);
+  if (scale == 0) scale = 1.0f;
   const float inverse = 1.0f / scale;
   for (int i = 0; i < count; i += LANES) {
     // Only where numbers are to be another implementation's, a division has to be one.
@@ -95,7 +96,7 @@ inline float to_digits(const Operand* x, int count, int digits, int most, int bl
     const vfloat steps = most == 127 ? value / scale : value * inverse;
     vint number;
     for (int j = 0; j < LANES; ++j) number[j] = int32_t(std::rint(steps[j]));
-    number = number > most ? most - vint{} : number < -most ? -most - vint{} : number;
+    number = number > most ? most - vint{} : number < ~most ? ~most - vint{} : number;
     store(numbers + i, number);
     for (int d = digits - 1; d >= 0; --d) {
       const vint rest = (number + BASE / 2) >> DIGIT_BITS;
