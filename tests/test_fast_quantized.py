@@ -13,6 +13,7 @@ from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.fast import available, fast_engine
 from nanovllm.fast.build import load_library
+from nanovllm.fast.engine import FastEngine
 from nanovllm.fast.step import NativeStep, StepInput
 from nanovllm.fast.store import FastStore
 from nanovllm.fast.weights import NativeWeights
@@ -22,11 +23,14 @@ from nanovllm.model.attend import RecomputeAttend
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model
 from nanovllm.model.transformer import Transformer
+from nanovllm.paging.batch import make_batch
+from nanovllm.paging.block_table import BlockTable
 from nanovllm.paging.store import PagedStore
 from nanovllm.quantization.grid import QuantizedWeight
 from nanovllm.quantization.grids import round_to_nearest
 from nanovllm.quantization.grouped import GroupedLinear
 from nanovllm.quantization.int8_activations import Int8Linear
+from nanovllm.quantization.kv_store import QuantizedStore
 from nanovllm.quantization.linear import linears, replace_linear
 from nanovllm.quantization.scheme import Scheme
 
@@ -56,6 +60,11 @@ BUILDS = {
     "bfloat16, short vectors": (torch.bfloat16, ("-mno-avx512f",)),
 }
 
+WITH_CODES = FAMILIES | {
+    "mistral, a window": ModelConfig("mistral", 97, 64, 2, 4, 2, 20, 96, 160, windows=(7, None)),
+    "llama, many heads": ModelConfig("llama", 97, 64, 2, 26, 2, 6, 96, 160, **BIASES),
+}
+
 if available() is not None:
     pytest.skip(f"the fast path cannot run here: {available()}", allow_module_level=True)
 
@@ -76,9 +85,12 @@ def native(model: Transformer, defines: tuple[str, ...] = ()) -> NativeStep:
     return NativeStep(library, weights)
 
 
-def forced(step: NativeStep, model: Transformer, ids: list[int], rows: int) -> torch.Tensor:
+def forced(
+    step: NativeStep, model: Transformer, ids: list[int], rows: int, kv_cache_dtype: str = "auto"
+) -> torch.Tensor:
     """Logits of the last tokens, the prompt read in two chunks."""
-    store = FastStore(model.config, 64, 16, model.embed_tokens.weight.dtype)
+    dtype = model.embed_tokens.weight.dtype
+    store = FastStore(model.config, 64, 16, dtype, kv_cache_dtype=kv_cache_dtype)
     blocks = torch.randperm(64).tolist()
     for start, end, wanted in ((0, len(ids) - rows, 1), (len(ids) - rows, len(ids), rows)):
         numbers = (ids[start:end], [0, end - start], [end], [wanted], blocks, [0])
@@ -207,3 +219,72 @@ def test_scales_of_32_bits_keep_them() -> None:
         expected, step = plainly(model, ids, 9), native(model)
         assert step.weights.widened == widened
         assert (forced(step, model, ids, 9) - expected).abs().max() < 2e-5 * expected.std()
+
+
+def over_codes(model: Transformer, ids: list[int], rows: int) -> torch.Tensor:
+    """Logits of the last tokens, K and V in lab 09's own int8 cache."""
+    store = QuantizedStore(model.config, kind="int8", num_blocks=16)
+    batch = make_batch([(BlockTable(16, list(range(16))), 0, len(ids))], "cpu")
+    with torch.inference_mode():
+        hidden = model(torch.tensor(ids), torch.arange(len(ids)), store.attend(batch))
+        return model.logits(hidden[-rows:])
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("name", WITH_CODES)
+def test_logits_over_int8_k_and_v_are_the_plain_models(name: str, build: str) -> None:
+    """A value in the middle between two codes may get either: not every row has to be equal."""
+    (dtype, defines), config = BUILDS[build], WITH_CODES[name]
+    off = []
+    for seed in range(8):
+        model = dummy_model(config, seed)
+        rng = random.Random(seed)
+        ids = [rng.randrange(97) for _ in range(rng.randint(20, 120))]
+        expected = over_codes(model, ids, 17)
+        found = forced(native(model.to(dtype), defines), model, ids, 17, "int8")
+        off.append((found - expected).abs().amax(dim=1) / expected.std())
+    off = torch.cat(off)
+    if dtype == torch.float32:
+        assert off.median() < 2e-5
+    assert off.max() < 0.2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", WITH_CODES)
+def test_texts_over_int8_k_and_v_do_not_depend_on_chunks_or_room(
+    name: str, dtype: torch.dtype
+) -> None:
+    model = dummy_model(WITH_CODES[name], 3, dtype)
+    rng = random.Random(3)
+    shared = [rng.randrange(97) for _ in range(40)]
+    jobs = [(shared[: rng.choice([0, 33])] + [rng.randrange(97)] * 9, 20) for _ in range(8)]
+    texts = []
+    for chunk, blocks, size, budget in ((None, 60, 16, 64), (5, 9, 16, 24), (1, 6, 32, 8)):
+        config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=budget, max_chunk=chunk)
+        fast = FastEngine(
+            model, config, num_blocks=blocks, block_size=size, kv_cache_dtype="int8"
+        )
+        assert fast.wait()
+        texts.append(run(fast, jobs))
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_the_switch_to_native_steps_over_int8_k_and_v(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes that the plain steps wrote are read by the native ones."""
+    model = dummy_model(FAMILIES["qwen3"], 5)
+    config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=32)
+    jobs = [([number + 1] * 30, 20) for number in range(6)]
+    store = QuantizedStore(model.config, kind="int8", num_blocks=30)
+    expected = run(Engine(model, config, store=store), jobs)
+    fast = FastEngine(model, config, num_blocks=30, kv_cache_dtype="int8")
+    assert fast.wait()
+    native, schedule, calls = fast._native, fast.scheduler.schedule, []
+
+    def switching() -> object:
+        calls.append(None)
+        fast._native = native if len(calls) > 15 else None
+        return schedule()
+
+    monkeypatch.setattr(fast.scheduler, "schedule", switching)
+    assert run(fast, jobs) == expected
+    assert len(calls) > 20

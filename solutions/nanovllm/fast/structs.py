@@ -87,6 +87,8 @@ class Step(Structure):
                 "block_starts",
                 "k",
                 "v",
+                "k_scales",
+                "v_scales",
                 "logits",
                 "tokens",
             )

@@ -12,21 +12,21 @@ struct Left {
   const float* sums;    // [T, blocks]: of each block of a row's numbers
 };
 
-// Kept from step to step; `fit` before a step, for so many rows of up to so many values.
+// Kept from step to step; `fit` before a step, for so many rows of up to so many values, which end
+// `apart` values before the next ones.
 class DigitRoom {
  public:
-  void fit(long rows, long longest) {
-    ld_ = (longest + LINE - 1) / LINE * LINE + LINE;  // no power of two, as in room.h
+  void fit(long rows, long longest, long apart) {
+    ld_ = (longest + LANES - 1) / LANES * LANES + apart;
     digits_.resize(rows * DIGITS * ld_);
     numbers_.resize(rows * ld_);
     scales_.resize(rows);
     sums_.resize(rows * (longest / 8 + 1));
   }
 
-  void fill(int t, const Operand* x, int digits, const Matrix& w) {
-    const int most = w.by_row ? 127 : largest(digits);
-    scales_[t] = to_digits(x, w.inner, digits, most, w.block, &digits_[t * digits * ld_], ld_,
-                           &numbers_[t * ld_], &sums_[t * long(w.blocks())]);
+  void fill(long t, const Operand* x, int count, int digits, int most, int block) {
+    scales_[t] = to_digits(x, count, digits, most, block, &digits_[t * digits * ld_], ld_,
+                           &numbers_[t * ld_], &sums_[t * ((count + block - 1) / block)]);
   }
 
   Left left() const { return {digits_.data(), ld_, scales_.data(), sums_.data()}; }
@@ -38,15 +38,19 @@ class DigitRoom {
   long ld_ = 0;
 };
 
-template <int BITS, int M, int V, int J>
+// As `multiply`, a step being 4 or 8 codes. SIGNED: the codes have a sign, and the digits have none.
+template <int BITS, int M, int V, int J, bool SIGNED = false>
 INLINE void multiply_codes(vint (&acc)[M][V], const Digit* a, long lda,
-                           const uint8_t* const (&w)[V / J], int steps, const char* ahead) {
-  walk_steps<M>(a, lda, 32 / BITS, w, PANEL * 4, steps, ahead, [&](auto row, auto& columns)
+                           const uint8_t* const (&w)[V / J], long stride, int steps,
+                           const char* ahead = nullptr) {
+  walk_steps<M>(a, lda, 32 / BITS, w, stride, steps, ahead, [&](auto row, auto& columns)
                 __attribute__((always_inline)) {
     vint codes[V];
     repeat<V>(EACH(v) { codes[v] = load<vint>(columns[v / J] + v % J * LANES * 4); });
     if constexpr (BITS == 8) {
-      repeat<M>(EACH(m) { repeat<V>(EACH(v) { acc[m][v] = dot4(acc[m][v], row(m), codes[v]); }); });
+      repeat<M>(EACH(m) {
+        repeat<V>(EACH(v) { acc[m][v] = dot4<SIGNED>(acc[m][v], row(m), codes[v]); });
+      });
     } else {
       vint half[V];
       repeat<V>(EACH(v) { half[v] = codes[v] & 0x0f0f0f0f; });
@@ -77,7 +81,7 @@ INLINE void add_codes(const Left& left, int row, const Matrix& w, int panel, int
                       float* sums, long ld, const char* ahead) {
   constexpr int D = K::D, M = ROWS * D, V = 2 * P;
   const uint8_t* columns[P];
-  for (int p = 0; p < P; ++p) columns[p] = w.codes() + w.offset(panel + p, from);
+  for (int p = 0; p < P; ++p) columns[p] = w.bytes() + w.offset(panel + p, from);
   const Digit* a = left.digits + long(row) * D * left.ld + long(from) * w.block;
   const int blocks = w.blocks();
   const float* numbers = left.sums + long(row) * blocks + from;
@@ -89,7 +93,7 @@ INLINE void add_codes(const Left& left, int row, const Matrix& w, int panel, int
     repeat<M>(EACH(m) {
       repeat<V>(EACH(v) { acc[m][v] = K::BY_ROW ? load<vint>(at(m, v)) : vint{}; });
     });
-    multiply_codes<K::BITS, M, V, 2>(acc, a, left.ld, columns, steps, ahead);
+    multiply_codes<K::BITS, M, V, 2>(acc, a, left.ld, columns, PANEL * 4, steps, ahead);
     if (ahead) ahead += long(steps) * LINE;
     for (int p = 0; p < P; ++p) columns[p] += long(steps) * PANEL * 4;
     if constexpr (K::BY_ROW) {
@@ -148,7 +152,7 @@ struct CodeProduct {
     for (int b = from; b < until; ++b) steps += w.block_steps(b);
     return steps;
   }
-  const void* part(int panel, int b) const { return w.codes() + w.offset(panel, b); }
+  const void* part(int panel, int b) const { return w.bytes() + w.offset(panel, b); }
   void begin(int panel, float* sums) const { std::fill_n(sums, PANEL, 0.0f); }
   void add(int row, int rows, int panel, int count, int from, int until, float* sums, long ld,
            const char* ahead) const {

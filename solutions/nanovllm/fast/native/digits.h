@@ -31,17 +31,25 @@ constexpr int largest(int digits) {
   return digits == 1 ? BASE / 2 - 1 : largest(digits - 1) * BASE + BASE / 2 - 1;
 }
 
-// sum + four digits times the four codes (a byte each) in each lane.
+// sum + four digits times the four codes (a byte each) in each lane. SIGNED: the codes have a sign,
+// and the digits have none.
+template <bool SIGNED = false>
 INLINE vint dot4(vint sum, const Digit* four, vint codes) {
 #if NV_BYTE_DOT && defined(__AVX512F__)
   const __m512i all = _mm512_set1_epi32(load<int32_t>(four));
-  return (vint)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, all);
+  const __m512i left = SIGNED ? all : (__m512i)codes, right = SIGNED ? (__m512i)codes : all;
+  return (vint)_mm512_dpbusd_epi32((__m512i)sum, left, right);
 #elif NV_BYTE_DOT
   const __m256i all = _mm256_set1_epi32(load<int32_t>(four));
-  return (vint)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, all);
+  const __m256i left = SIGNED ? all : (__m256i)codes, right = SIGNED ? (__m256i)codes : all;
+  return (vint)_mm256_dpbusd_avx_epi32((__m256i)sum, left, right);
 #elif defined(__AVX512BW__) || defined(__SSE2__) && !defined(__AVX512F__)
-  const vint low = (codes & 0xff) | (codes << 8 & 0xff0000);  // the codes in pairs of 16 bits
-  const vint high = (codes >> 16 & 0xff) | (codes >> 8 & 0xff0000);
+  vint low = (codes & 0xff) | (codes << 8 & 0xff0000);  // the codes in pairs of 16 bits
+  vint high = (codes >> 16 & 0xff) | (codes >> 8 & 0xff0000);
+  if (SIGNED) {
+    typedef int16_t vshort __attribute__((vector_size(sizeof(vint))));
+    low = (vint)((vshort)low << 8 >> 8), high = (vint)((vshort)high << 8 >> 8);
+  }
   const vint two = load<int32_t>(four) - vint{}, other = load<int32_t>(four + 2) - vint{};
 #if defined(__AVX512BW__)
   sum += (vint)_mm512_madd_epi16((__m512i)low, (__m512i)two);
@@ -54,7 +62,10 @@ INLINE vint dot4(vint sum, const Digit* four, vint codes) {
   return sum + (vint)_mm_madd_epi16((__m128i)high, (__m128i)other);
 #endif
 #else
-  for (int i = 0; i < 4; ++i) sum += (codes >> (8 * i) & 255) * int32_t(four[i]);
+  for (int i = 0; i < 4; ++i) {
+    const vint code = SIGNED ? codes << (24 - 8 * i) >> 24 : codes >> (8 * i) & 255;
+    sum += code * int32_t(four[i]);
+  }
   return sum;
 #endif
 }

@@ -7,12 +7,11 @@ template <int M, int P>
 INLINE void add_products(const Operand* a, long lda, const Matrix& w, int panel, int from,
                          int until, float* sums, long ld, const char* ahead) {
   vfloat acc[M][2 * P];
-  const Stored* columns[P];
-  for (int p = 0; p < P; ++p)
-    columns[p] = w.stored() + (panel + p) * w.panel_size() + long(from) * PANEL * PAIR;
+  const uint8_t* columns[P];
+  for (int p = 0; p < P; ++p) columns[p] = w.bytes() + w.step(panel + p, from);
   auto at = [&](int m, int v) { return sums + v / 2 * ld + m * PANEL + v % 2 * LANES; };
   repeat<M>(EACH(m) { repeat<2 * P>(EACH(v) { acc[m][v] = load<vfloat>(at(m, v)); }); });
-  multiply<M, 2 * P, 2>(acc, a + from * PAIR, lda, columns, PANEL * PAIR, until - from, ahead);
+  multiply<M, 2 * P, 2>(acc, a + from * PAIR, lda, columns, PANEL * 4, until - from, ahead);
   repeat<M>(EACH(m) { repeat<2 * P>(EACH(v) { store(at(m, v), acc[m][v]); }); });
 }
 
@@ -40,9 +39,7 @@ struct FloatProduct {
   int parts() const { return w.steps(); }
   int at_once() const { return 256 / PAIR; }
   int steps(int from, int until) const { return until - from; }
-  const void* part(int panel, int step) const {
-    return w.stored() + panel * w.panel_size() + long(step) * PANEL * PAIR;
-  }
+  const void* part(int panel, int step) const { return w.bytes() + w.step(panel, step); }
   void begin(int panel, float* sums) const {
     for (int i = 0; i < PANEL; ++i) sums[i] = w.bias ? w.bias[panel * PANEL + i] : 0.0f;
   }

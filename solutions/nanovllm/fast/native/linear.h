@@ -62,8 +62,8 @@ template <class Finish>
 void linear(Walk& walk, DigitRoom& room, const Operand* a, long lda, int rows, const Matrix& w,
             Finish finish) {
   if (w.bits == 0) return share_out(walk, FloatProduct{a, lda, w}, rows, finish);
-  const int digits = w.by_row ? 1 : DIGITS;
-  walk.share(rows, [&](int t) { room.fill(t, a + t * lda, digits, w); });
+  const int digits = w.by_row ? 1 : DIGITS, most = w.by_row ? 127 : largest(digits);
+  walk.share(rows, [&](int t) { room.fill(t, a + t * lda, w.inner, digits, most, w.block); });
   const Left left = room.left();
   if (w.by_row) share_out(walk, CodeProduct<Kind<8, 1, true>>{left, w}, rows, finish);
   else if (w.bits == 8) share_out(walk, CodeProduct<Kind<8, DIGITS, false>>{left, w}, rows, finish);

@@ -18,11 +18,13 @@ struct Matrix {
 
   int panels() const { return (columns + PANEL - 1) / PANEL; }
 
-  const Stored* stored() const { return static_cast<const Stored*>(data); }
-  int steps() const { return (inner + PAIR - 1) / PAIR; }
-  long panel_size() const { return long(steps()) * PAIR * PANEL; }
+  const uint8_t* bytes() const { return static_cast<const uint8_t*>(data); }
 
-  const uint8_t* codes() const { return static_cast<const uint8_t*>(data); }
+  // Of Stored: where a step of a panel is.
+  int steps() const { return (inner + PAIR - 1) / PAIR; }
+  long step(int panel, int s) const { return (long(panel) * steps() + s) * PANEL * 4; }
+
+  // Of codes.
   int blocks() const { return (inner + block - 1) / block; }
   int per_step() const { return 32 / bits; }
   int block_steps(int b) const {

@@ -35,7 +35,8 @@ struct Step {
   const int32_t* completes;     // [N]: of how many of its last tokens logits are wanted
   const int32_t* blocks;        // the blocks of all sequences, one after another
   const int32_t* block_starts;  // [N]: where each sequence's blocks begin
-  Stored *k, *v;                // [L, B, ...], see attention.h
+  uint8_t *k, *v;               // [L, B, ...], see attention.h
+  float *k_scales, *v_scales;   // [L, B, ...], or null
   float* logits;                // [outputs, V]
   int32_t* tokens;              // [outputs]: the likeliest; -1 where there is a NaN
 };

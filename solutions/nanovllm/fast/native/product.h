@@ -54,16 +54,16 @@ INLINE void walk_steps(const A* a, long lda, int width, const W* const (&w)[C], 
 
 // acc[m][v] += sum over s of row m of `a` at step s times column vector v at step s. A step is
 // PAIR values of the inner dimension. J column vectors lie side by side, the first J of them from
-// w[0], the next from w[1], ..., and their steps are `stride` apart.
+// w[0], the next from w[1], ..., and their steps are `stride` bytes apart, 4 of them for a column.
 template <int M, int V, int J>
 INLINE void multiply(vfloat (&acc)[M][V], const Operand* a, long lda,
-                     const Stored* const (&w)[V / J], long stride, int steps,
+                     const uint8_t* const (&w)[V / J], long stride, int steps,
                      const char* ahead = nullptr) {
   walk_steps<M>(a, lda, PAIR, w, stride, steps, ahead, [&](auto row, auto& columns)
                 __attribute__((always_inline)) {
 #ifdef NV_BFLOAT16
     vint pairs[V];
-    repeat<V>(EACH(v) { pairs[v] = load<vint>(columns[v / J] + v % J * LANES * PAIR); });
+    repeat<V>(EACH(v) { pairs[v] = load<vint>(columns[v / J] + v % J * LANES * 4); });
 #if NV_DOT
     repeat<M>(EACH(m) {
       const int32_t two = load<int32_t>(row(m));
@@ -84,7 +84,7 @@ INLINE void multiply(vfloat (&acc)[M][V], const Operand* a, long lda,
 #endif
 #else
     vfloat b[V];
-    repeat<V>(EACH(v) { b[v] = load<vfloat>(columns[v / J] + v % J * LANES); });
+    repeat<V>(EACH(v) { b[v] = load<vfloat>(columns[v / J] + v % J * LANES * 4); });
     repeat<M>(EACH(m) {
       const float x = *row(m);
       repeat<V>(EACH(v) { acc[m][v] += x * b[v]; });

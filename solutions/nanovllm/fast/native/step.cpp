@@ -50,9 +50,11 @@ class Run {
 
   void layer(Walk& walk, int rank, int l) {
     const Layer& layer = model.layers[l];
-    Cache cache{step.k, step.v, model.num_kv_heads, model.padded_dim, step.block_size};
-    const long layer_size = long(step.num_blocks) * cache.groups * cache.size();
-    cache.k += l * layer_size, cache.v += l * layer_size;
+    Cache cache{step.k,         step.v, step.k_scales, step.v_scales, model.num_kv_heads,
+                model.padded_dim, step.block_size};
+    const long size = cache.at(step.num_blocks, 0), rows = cache.row(step.num_blocks, 0);
+    cache.k += l * size, cache.v += l * size;
+    if (cache.k_scales) cache.k_scales += l * rows, cache.v_scales += l * rows;
     const bool final = l == model.num_layers - 1;
     attention(walk, rank, layer, cache, final ? room.final_tiles : room.tiles);
     feed_forward(walk, layer, final);
@@ -72,12 +74,19 @@ class Run {
     walk.share(tokens, [&](int t) {
       const Token& token = room.tokens[t];
       place(model, layer, cache, &room.qkv[t * width], t, tokens, token.position, token.slot,
-            token.last, room.q.data());
+            token.last, room.q.data(), [&](long row) {
+              if (!cache.k_scales) return;
+              const Operand* q = &room.q[row * cache.dim];
+              room.queries.fill(row, q, cache.dim, DIGITS, largest(DIGITS), cache.dim);
+            });
     });
     const float scale = 1.0f / std::sqrt(float(model.head_dim));
+    const Left left = room.queries.left();
+    const Queries q{room.q.data(), left.digits, left.scales, left.sums};
     walk.share(int(tiles.size()), [&](int i) {
-      attend(tiles[i], cache, room.q.data(), tokens, heads, model.head_dim, scale, layer.window,
-             room.threads[rank], room.h.data(), room.ldh);
+      auto one = cache.k_scales ? attend<true> : attend<false>;
+      one(tiles[i], cache, q, tokens, heads, model.head_dim, scale, layer.window,
+          room.threads[rank], room.h.data(), room.ldh);
     });
   }
 
