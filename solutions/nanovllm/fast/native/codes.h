@@ -18,22 +18,20 @@ class DigitRoom {
  public:
   void fit(long rows, long longest, long apart) {
     ld_ = (longest + LANES - 1) / LANES * LANES + apart;
-    digits_.resize(rows * DIGITS * ld_);
-    numbers_.resize(rows * ld_);
+    digits_.resize(rows * DIGITS * ld_ + LANES);
     scales_.resize(rows);
     sums_.resize(rows * (longest / 8 + 1));
   }
 
   void fill(long t, const Operand* x, int count, int digits, int most, int block) {
     scales_[t] = to_digits(x, count, digits, most, block, &digits_[t * digits * ld_], ld_,
-                           &numbers_[t * ld_], &sums_[t * ((count + block - 1) / block)]);
+                           &sums_[t * ((count + block - 1) / block)]);
   }
 
   Left left() const { return {digits_.data(), ld_, scales_.data(), sums_.data()}; }
 
  private:
   std::vector<Digit> digits_;
-  std::vector<int32_t> numbers_;
   std::vector<float> scales_, sums_;
   long ld_ = 0;
 };
@@ -70,8 +68,12 @@ template <int BITS_, int DIGITS_, bool BY_ROW_>
 struct Kind {
   static constexpr int BITS = BITS_, D = DIGITS_;
   static constexpr bool BY_ROW = BY_ROW_;
-  // whether the sum of a block of up to 512 has room in 32 bits
+  // Whether the sum of a block of up to 512 has room in 32 bits. Then several rows take one digit
+  // after the other, and less is left to do behind a block; one row takes all at once, and reads
+  // the codes once. The sums are the same.
   static constexpr bool WHOLE = D * DIGIT_BITS - 1 + BITS + 9 <= 31;
+  static constexpr int digits(int rows) { return WHOLE && rows > 1 ? 1 : D; }
+  static constexpr int ROWS = std::max(1, MAX_ROWS / digits(2));
 };
 
 // Adds blocks `from` .. `until` - 1 of the inner dimension to sums [P, ROWS, PANEL]: floats, to be
@@ -79,10 +81,11 @@ struct Kind {
 template <class K, int ROWS, int P>
 INLINE void add_codes(const Left& left, int row, const Matrix& w, int panel, int from, int until,
                       float* sums, long ld, const char* ahead) {
-  constexpr int D = K::D, M = ROWS * D, V = 2 * P;
+  constexpr int D = K::digits(ROWS), M = ROWS * D, V = 2 * P;
   const uint8_t* columns[P];
   for (int p = 0; p < P; ++p) columns[p] = w.bytes() + w.offset(panel + p, from);
-  const Digit* a = left.digits + long(row) * D * left.ld + long(from) * w.block;
+  const Digit* a = left.digits + long(row) * K::D * left.ld + long(from) * w.block;
+  const long lda = K::D / D * left.ld;
   const int blocks = w.blocks();
   const float* numbers = left.sums + long(row) * blocks + from;
   const bool apart = w.middle < 0;
@@ -93,7 +96,11 @@ INLINE void add_codes(const Left& left, int row, const Matrix& w, int panel, int
     repeat<M>(EACH(m) {
       repeat<V>(EACH(v) { acc[m][v] = K::BY_ROW ? load<vint>(at(m, v)) : vint{}; });
     });
-    multiply_codes<K::BITS, M, V, 2>(acc, a, left.ld, columns, PANEL * 4, steps, ahead);
+    multiply_codes<K::BITS, M, V, 2>(acc, a, lda, columns, PANEL * 4, steps, ahead);
+    for (int d = 1; d < K::D / D; ++d) {
+      repeat<M>(EACH(m) { repeat<V>(EACH(v) { acc[m][v] <<= DIGIT_BITS; }); });
+      multiply_codes<K::BITS, M, V, 2>(acc, a + d * left.ld, lda, columns, PANEL * 4, steps);
+    }
     if (ahead) ahead += long(steps) * LINE;
     for (int p = 0; p < P; ++p) columns[p] += long(steps) * PANEL * 4;
     if constexpr (K::BY_ROW) {
@@ -128,8 +135,8 @@ template <class K>
 __attribute__((noinline)) void add_codes(const Left& left, int row, int rows, const Matrix& w,
                                          int panel, int count, int from, int until, float* sums,
                                          long ld, const char* ahead) {
-  with_rows<rows_at_once(K::D)>(rows, [&](auto rows_of) {
-    constexpr int M = decltype(rows_of)::value, P = panels_for(M, K::D);
+  with_rows<K::ROWS>(rows, [&](auto rows_of) {
+    constexpr int M = decltype(rows_of)::value, P = panels_for(M, K::digits(M));
     if (count == P) return add_codes<K, M, P>(left, row, w, panel, from, until, sums, ld, ahead);
     if constexpr (P > 1)
       for (int p = 0; p < count; ++p)
@@ -143,10 +150,14 @@ struct CodeProduct {
   const Left& left;
   const Matrix& w;
 
-  static constexpr int digits = K::D;
+  static constexpr int most = K::ROWS;
+  static constexpr int together(int rows) { return panels_for(rows, K::digits(rows)); }
   long row_bytes() const { return left.ld * K::D * sizeof(Digit); }
   int parts() const { return w.blocks(); }
-  int at_once() const { return std::max<long>(1, NEAREST / w.offset(0, 1)); }
+  int at_once() const {
+    const int most = std::max<long>(1, NEAREST / w.offset(0, 1)), blocks = w.blocks();
+    return (blocks + (blocks - 1) / most) / ((blocks - 1) / most + 1);  // chunks alike
+  }
   int steps(int from, int until) const {
     int steps = 0;
     for (int b = from; b < until; ++b) steps += w.block_steps(b);

@@ -82,7 +82,7 @@ inline vfloat load_floats(const uint16_t* from) {
 // numbers to sums. Returns the scale, which is NaN where a value is NaN or infinite. The numbers are
 // -most - 1 .. most, and the largest value lies in the middle between the last two (lab 09's grid). Whatever lies behind the row, up to a whole vector, is read but counts nothing.
 inline float to_digits(const Operand* x, int count, int digits, int most, int block, Digit* to,
-                       long ld, int32_t* numbers, float* sums) {
+                       long ld, float* sums) {
   vint lane;
   for (int i = 0; i < LANES; ++i) lane[i] = i;
   vfloat top{};
@@ -101,25 +101,28 @@ inline float to_digits(const Operand* x, int count, int digits, int most, int bl
   float scale = largest / (most + 0.5f);
   if (scale == 0) scale = 1.0f;
   const float inverse = 1.0f / scale;
-  for (int i = 0; i < count; i += LANES) {
-    // Only where numbers are to be another implementation's, a division has to be one.
-    const vfloat value = load_floats(x + i);
-    const vfloat steps = most == 127 ? value / scale : value * inverse;
-    vint number;
-    for (int j = 0; j < LANES; ++j) number[j] = int32_t(std::rint(steps[j]));
-    number = number > most ? most - vint{} : number < ~most ? ~most - vint{} : number;
-    store(numbers + i, number);
-    for (int d = digits - 1; d >= 0; --d) {
-      const vint rest = (number + BASE / 2) >> DIGIT_BITS;
-      store(to + d * ld + i, __builtin_convertvector(number - (rest << DIGIT_BITS), vdigit));
-      number = rest;
-    }
-  }
   for (int from = 0; from < count; from += block) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = from; i < std::min(from + block, count); ++i) sum += numbers[i];
-    sums[from / block] = sum;
+    const int until = std::min(from + block, count);
+    vfloat sum{};
+    for (int i = from; i < until; i += LANES) {  // what is written behind `until` is written again
+      const vfloat value = lane < until - i ? load_floats(x + i) : vfloat{};
+      // Only where numbers are to be another implementation's, a division has to be one.
+      const vfloat steps = most == 127 ? value / scale : value * inverse;
+      vint number;
+      for (int j = 0; j < LANES; ++j) number[j] = int32_t(std::rint(steps[j]));
+      number = number > most ? most - vint{} : number < ~most ? ~most - vint{} : number;
+      sum += to_floats(number);
+      for (int d = digits - 1; d >= 0; --d) {
+        const vint rest = (number + BASE / 2) >> DIGIT_BITS;
+        store(to + d * ld + i, __builtin_convertvector(number - (rest << DIGIT_BITS), vdigit));
+        number = rest;
+      }
+    }
+    float parts[LANES];
+    store(parts, sum);
+    for (int half = LANES / 2; half > 0; half /= 2)
+      for (int j = 0; j < half; ++j) parts[j] += parts[j + half];
+    sums[from / block] = parts[0];
   }
   return scale;
 }

@@ -34,7 +34,8 @@ struct FloatProduct {
   long lda;
   const Matrix& w;
 
-  static constexpr int digits = 1;
+  static constexpr int most = MAX_ROWS;
+  static constexpr int together(int rows) { return panels_for(rows, 1); }
   long row_bytes() const { return lda * sizeof(Operand); }
   int parts() const { return w.steps(); }
   int at_once() const { return 256 / PAIR; }

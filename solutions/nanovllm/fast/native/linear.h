@@ -21,13 +21,14 @@ const char* next_chunk(const Product& product, int panel, int from, int block, l
 }
 
 // For every panel and row: finish(row, first column, PANEL sums). A product is cut into parts
-// along its inner dimension, and `at_once` of them stay in the first-level cache.
+// along its inner dimension, and `at_once` of them stay in the first-level cache; up to `most` rows
+// and `together` panels are worked on at a time.
 template <class Product, class Finish>
 void share_out(Walk& walk, const Product& product, int rows, Finish finish) {
-  constexpr int most = rows_at_once(Product::digits);
+  constexpr int most = Product::most;
   const int fitting = std::clamp<long>(NEAR / product.row_bytes(), most, SLAB);
   const int slabs = (rows + fitting - 1) / fitting;
-  const int together = panels_for(rows, Product::digits), all = product.w.panels();
+  const int together = Product::together(rows), all = product.w.panels();
   const int groups = (all + together - 1) / together;
   walk.share(slabs * groups, [&](int item) {
     const int first = long(rows) * (item / groups) / slabs;
