@@ -261,9 +261,7 @@ def test_texts_over_int8_k_and_v_do_not_depend_on_chunks_or_room(
     texts = []
     for chunk, blocks, size, budget in ((None, 60, 16, 64), (5, 9, 16, 24), (1, 6, 32, 8)):
         config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=budget, max_chunk=chunk)
-        fast = FastEngine(
-            model, config, num_blocks=blocks, block_size=size, kv_cache_dtype="int8"
-        )
+        fast = FastEngine(model, config, num_blocks=blocks, block_size=size, kv_cache_dtype="int8")
         assert fast.wait()
         texts.append(run(fast, jobs))
     assert texts[0] == texts[1] == texts[2]
