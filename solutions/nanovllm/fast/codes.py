@@ -85,7 +85,7 @@ def _codes(linear: Any) -> Codes | None:
     grid = weight.grid
     size = int((grid.group_of == 0).sum())
     in_rows = torch.arange(linear.in_features) // size
-    if size % 8 and size < linear.in_features or not torch.equal(grid.group_of.long(), in_rows):
+    if (size % 8 and size < linear.in_features) or not torch.equal(grid.group_of.long(), in_rows):
         return None
     bits, by_row = 8 if grid.bits > 4 else 4, getattr(linear, "int8_activations", False)
     middle = int(grid.zeros[0, 0]) if bool((grid.zeros == grid.zeros[0, 0]).all()) else -1
