@@ -286,3 +286,20 @@ def test_the_switch_to_native_steps_over_int8_k_and_v(monkeypatch: pytest.Monkey
     monkeypatch.setattr(fast.scheduler, "schedule", switching)
     assert run(fast, jobs) == expected
     assert len(calls) > 20
+
+
+@pytest.mark.parametrize("scheme", ["int4 groups", "int8 activations"])
+def test_guesses_are_the_tokens_of_single_steps(scheme: str) -> None:
+    """As lab 08's draft is run, also over K and V in codes."""
+    model = quantized(FAMILIES["qwen3"], (SCHEMES | ACTIVATIONS)[scheme])
+    step, prompt, drawn = native(model), [3, 1, 4, 1, 5], []
+    stores = [FastStore(model.config, 4, 16, torch.float32, kv_cache_dtype="int8") for _ in "ab"]
+    given = (prompt, [0, 5], [5], [1], range(4), [0])
+    [guesses] = step.guess(StepInput(*(array("i", n) for n in given)), stores[0].cache, [6])
+    new = prompt
+    for end in range(5, 11):
+        given = (new, [0, len(new)], [end], [1], range(4), [0])
+        _, (token,) = step(StepInput(*(array("i", n) for n in given)), stores[1].cache)
+        drawn.append(token)
+        new = [token]
+    assert list(guesses) == drawn

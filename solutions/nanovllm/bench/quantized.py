@@ -1,4 +1,4 @@
-"""What codes are worth in speed: engines on the same weights in other formats, step by step in turns.
+"""What codes are worth in speed: the same weights in other formats, step by step in turns.
 
 Only steps in which every request gets a token are timed: prompts come before.
 """
