@@ -117,7 +117,7 @@ def test_logits_are_the_plain_models(scheme: str, build: str) -> None:
         found = forced(step, model, ids, 17)
         assert step.weights.widened == 0
         off = float((found - expected).abs().max() / expected.std())
-        assert off < (2e-5 if dtype == torch.float32 else 0.1), name
+        assert off < (2e-5 if dtype == torch.float32 else 0.2), name
 
 
 def prompts_of_one(step: NativeStep, model: Transformer, ids: list[int]) -> torch.Tensor:
