@@ -51,6 +51,9 @@ def parts(quick: bool, threads: int, vllm_python: str | None) -> dict[str, Part]
         "memory": lambda: runs.run_memory(32768, 2048, 16, 250, report),
         "speculative": speculative("bundled", [1, 8, 32, 64], KINDS, 48),
         "speculative-mid": speculative("mid", [1, 8, 32, 64], KINDS[:1], 16),
+        "quantization-mid": lambda: runs.run_quantization(
+            "mid", [1, 64], 4 if quick else 50, 4, "bfloat16", threads, report
+        ),
         "policies": lambda: runs.run_policies(200, 20.0, 0),
         # what labs 02 to 05 build, without the compiled step, beside transformers' static batches
         **{

@@ -260,4 +260,9 @@ def test_packing_moves_every_weight_once() -> None:
         assert sorted(packed[packed != 0].tolist()) == weight.flatten().tolist()
     assert packed.shape == (2, 2, 4, 2)
     assert packed[0, 1, 2].tolist() == weight[2, 2:].tolist()  # panel 0, steps 2 and 3, column 2
-    assert interleave(torch.ones(2, 3), torch.zeros(2, 3), lanes=2).sum(1).tolist() == [3, 3, 0, 0]
+    assert interleave((torch.ones(2, 3), torch.zeros(2, 3)), lanes=2).sum(1).tolist() == [
+        3,
+        3,
+        0,
+        0,
+    ]

@@ -222,6 +222,39 @@ def run_speculative(
     )
 
 
+def run_quantization(
+    model: str, batches: Sequence[int], rounds: int, steps: int, dtype: str, threads: int,
+    report: Report,
+) -> Outcome:  # fmt: skip
+    """The weights as they are, and in codes, in turns."""
+    import torch
+
+    from nanovllm.bench.quantized import PROMPT, Formats
+
+    torch.set_num_threads(threads)
+    folder = model_folder(model)
+    longest = min(PROMPT + rounds * steps + 3, load_config(folder).max_position)
+    formats = Formats(folder, getattr(torch, dtype), max(batches), longest)
+    rows = []
+    for batch in batches:
+        rows += formats.rows(batch, rounds, steps)
+        report(f"{batch} at once")
+    settings = {
+        "model": Path(model).name, "dtype": dtype, "rounds": rounds, "steps": steps,
+        "threads": threads,
+    }  # fmt: skip
+    title = f"{model}, {dtype}, {threads} threads, {rounds} rounds"
+    panels = {
+        f"tokens/s, {batch} at once": {row.format: row.rates for row in rows if row.batch == batch}
+        for batch in batches
+    }
+    return Outcome(
+        record("quantization", settings, {"rows": [asdict(row) for row in rows]}),
+        tables.quantized(title, rows),
+        lambda path: bar_plot(path, title, panels, "int"),
+    )
+
+
 def _facts(ready: dict) -> dict[str, Any]:
     return {
         name: {

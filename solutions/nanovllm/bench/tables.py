@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # of labs that may not be here
     from nanovllm.batching.simulator import Report
     from nanovllm.bench.guessing_rows import Row
     from nanovllm.bench.memory import Usage
+    from nanovllm.bench.quantized import Row as FormatRow
 
 
 def plain(title: str, *columns: str) -> Table:
@@ -146,6 +148,23 @@ def guessing(title: str, rows: Sequence[Row]) -> list[Table]:
                 "" if bound is None else f"{bound:.2f}",
                 _times(row.faster), reached, f"{row.faster_wall:.2f}",
             )  # fmt: skip
+        made.append(table)
+    return made
+
+
+def quantized(title: str, rows: Sequence[FormatRow]) -> list[Table]:
+    """A table a number of requests, a row a format: how fast its steps are, and what runs them."""
+    made = []
+    for batch in sorted({row.batch for row in rows}):
+        table = plain(f"{title}, {batch} at once", "weights", "tokens/s", "ms a step", "faster")
+        for column in ("processor", "step"):
+            table.add_column(column, justify="right")
+        for row in rows:
+            if row.batch == batch:
+                table.add_row(
+                    row.format, f"{median(row.rates):,.0f}", f"{1e3 * median(row.wall):.1f}",
+                    _times(row.faster), f"{row.faster_cpu:.2f}", row.step,
+                )  # fmt: skip
         made.append(table)
     return made
 

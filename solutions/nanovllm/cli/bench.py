@@ -160,6 +160,26 @@ def guesses_against_none(
     )  # fmt: skip
 
 
+@bench.command()
+def quantization(
+    model: Model = "mid",
+    batch: Annotated[
+        list[int] | None,
+        typer.Option("--batch", "-b", min=1, help="Requests at once; may be repeated: 1 and 64."),
+    ] = None,
+    rounds: Rounds = 20, steps: Annotated[int, typer.Option(min=1, help="A round.")] = 4,
+    dtype: Dtype = "bfloat16", threads: Threads = None,
+    out: Out = None, plot: Plot = None, code: Code = None,
+) -> None:  # fmt: skip
+    """Weights as they are, and in int8 and int4, in turns: the speed of decoding."""
+    runs = _ready(code, dtype)
+    show(
+        runs.run_quantization(
+            model, batch or [1, 64], rounds, steps, dtype, threads or _cpus(), report
+        ), out, plot,
+    )  # fmt: skip
+
+
 def _ready(code: str | None, dtype: str = "float32"):  # noqa: ANN202, a module
     if dtype not in ("float32", "bfloat16"):
         raise Refused(f"--dtype {dtype} is not for benchmarks; use float32 or bfloat16.")

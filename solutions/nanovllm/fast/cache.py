@@ -11,7 +11,7 @@ from nanovllm.fast.weights import padded, pair_of
 from nanovllm.model.config import ModelConfig
 from nanovllm.paging.attention import paged_attention
 from nanovllm.paging.batch import PagedBatch
-from nanovllm.paging.cache import PagedCache
+from nanovllm.paging.cache import PagedCache, Pairs
 
 
 def padded_dim(config: ModelConfig) -> int:
@@ -43,6 +43,11 @@ class FastCache(PagedCache):
         self.host_v = torch.zeros(layers, num_host_blocks, *v_block, dtype=dtype)
 
     @property
+    def scales(self) -> dict[str, Tensor]:
+        """What the native step has to know besides k and v."""
+        return {}
+
+    @property
     def block_size(self) -> int:
         """Tokens a block."""
         return self.k.shape[4]
@@ -61,6 +66,74 @@ class FastCache(PagedCache):
         by_pair = k[kept].unflatten(-1, (-1, pair))  # [T, G, D / pair, pair]
         self.k[layer][blocks, :, : used // pair, places] = by_pair
         self.v[layer][blocks, :, places // pair, :used, places % pair] = v[kept]
+
+
+class FastInt8Cache(FastCache):
+    """k [L, B, G, D / 4, P, 4] uint8 (codes + 128), v [L, B, G, P / 4, D, 4] int8 codes, and their
+    scales [L, B, G, P]: lab 09's rows of int8. There are no host blocks.
+
+    dtype: what `read` gives.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype
+    ) -> None:
+        self.dtype, self.head_dim = dtype, config.head_dim
+        blocks, dim = (config.num_layers, num_blocks, config.num_kv_heads), padded_dim(config)
+        self.k = torch.full((*blocks, dim // 4, block_size, 4), 128, dtype=torch.uint8)
+        self.v = torch.zeros(*blocks, block_size // 4, dim, 4, dtype=torch.int8)
+        self.k_scales = torch.zeros(*blocks, block_size)
+        self.v_scales = torch.zeros(*blocks, block_size)
+
+    @property
+    def scales(self) -> dict[str, Tensor]:
+        return {"k_scales": self.k_scales, "v_scales": self.v_scales}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved, whether used or not."""
+        return sum(x.nbytes for x in (self.k, self.v, self.k_scales, self.v_scales))
+
+    def write(
+        self,
+        layer: int,
+        k: Float[Tensor, "T G D"],
+        v: Float[Tensor, "T G D"],
+        slot_mapping: Int[Tensor, "T"],
+    ) -> None:
+        kept = slot_mapping >= 0
+        blocks, places = slot_mapping[kept] // self.block_size, slot_mapping[kept] % self.block_size
+        k_codes, self.k_scales[layer][blocks, :, places] = _int8_rows(k[kept])
+        v_codes, self.v_scales[layer][blocks, :, places] = _int8_rows(v[kept])
+        dims = torch.arange(self.head_dim)
+        k_codes = (k_codes + 128).to(torch.uint8)
+        at = blocks[:, None], slice(None), dims // 4, places[:, None], dims % 4
+        self.k[layer][at] = k_codes.transpose(1, 2)
+        self.v[layer][blocks, :, places // 4, : self.head_dim, places % 4] = v_codes.to(torch.int8)
+
+    def read(
+        self, layer: int, block_ids: Int[Tensor, "N"]
+    ) -> tuple[Float[Tensor, "N P G D"], Float[Tensor, "N P G D"]]:
+        """What the codes of these blocks stand for."""
+        k = self.k[layer][block_ids].permute(0, 3, 1, 2, 4).flatten(3).int() - 128
+        v = self.v[layer][block_ids].permute(0, 2, 4, 1, 3).flatten(1, 2)
+        both = []
+        for codes, scales in ((k, self.k_scales), (v, self.v_scales)):
+            scale = scales[layer][block_ids].transpose(1, 2).unsqueeze(-1)
+            both.append((codes[..., : self.head_dim] * scale).to(self.dtype))
+        return both[0], both[1]
+
+    def copy_blocks(self, pairs: Pairs) -> None:
+        old, new = self._columns(pairs)
+        for held in (self.k, self.v, self.k_scales, self.v_scales):
+            held[:, new] = held[:, old]
+
+
+def _int8_rows(x: Float[Tensor, "T G D"]) -> tuple[Float[Tensor, "T G D"], Float[Tensor, "T G"]]:
+    """Codes -127 .. 127, and the scale of each row."""
+    scale = x.float().abs().amax(dim=-1) / 127
+    codes = x.float() / torch.where(scale > 0, scale, 1.0).unsqueeze(-1)
+    return codes.round().clamp(-127, 127), scale
 
 
 def attend_plainly(

@@ -39,6 +39,8 @@ class FastEngine(Engine):
     Compiling and packing happen in a thread of their own; until then, and where the compiler
     fails, the model runs plainly over the same K and V.
 
+    kv_cache_dtype: "auto" for the model's own, or "int8" (lab 09).
+
     Raises:
         FastPathError: `available` has a reason why not.
     """
@@ -56,13 +58,16 @@ class FastEngine(Engine):
         draws: bool = True,
         make_scheduler: SchedulerMaker = Scheduler,
         manager: BlockManagerInterface | None = None,
+        kv_cache_dtype: str = "auto",
     ) -> None:
         weight = weight_of(model)
         block_size = block_size if manager is None else manager.block_size
         reason = available(model.config, weight.dtype, weight.device, block_size)
         if reason is not None:
             raise FastPathError(f"The fast path cannot be used: {reason}.")
-        store = FastStore(model.config, num_blocks, block_size, weight.dtype, manager)
+        store = FastStore(
+            model.config, num_blocks, block_size, weight.dtype, manager, kv_cache_dtype
+        )
         super().__init__(
             model,
             config,

@@ -125,6 +125,7 @@ class NativeStep:
             block_starts=_address(given.block_starts),
             k=cache.k.data_ptr(),
             v=cache.v.data_ptr(),
+            **{name: scales.data_ptr() for name, scales in cache.scales.items()},
             logits=logits.data_ptr(),
             tokens=_address(tokens),
         )  # fmt: skip

@@ -4,9 +4,12 @@ from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
 
 
 class Matrix(Structure):
-    """A packed weight matrix; see `linear.h`."""
+    """A packed weight matrix; see `matrix.h`."""
 
-    _fields_ = [("data", c_void_p), ("bias", c_void_p), ("columns", c_int32), ("inner", c_int32)]
+    _fields_ = [
+        *[(name, c_void_p) for name in ("data", "bias", "scales")],
+        *[(name, c_int32) for name in ("columns", "inner", "bits", "block", "middle", "by_row")],
+    ]
 
 
 class Norm(Structure):
@@ -49,6 +52,7 @@ class Model(Structure):
                 "vocab",
                 "gated",
                 "layer_norm",
+                "quantized",
             )
         ],
         ("eps", c_float),
@@ -80,6 +84,8 @@ class Step(Structure):
                 "block_starts",
                 "k",
                 "v",
+                "k_scales",
+                "v_scales",
                 "logits",
                 "tokens",
             )

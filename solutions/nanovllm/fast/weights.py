@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from nanovllm.fast import structs
 from nanovllm.fast.availability import BLOCK_MULTIPLE
+from nanovllm.fast.codes import Codes, Join, codes_of, float_weight
 from nanovllm.model.norms import LayerNorm
 from nanovllm.model.positions import LearnedPositions
 from nanovllm.model.transformer import Transformer
@@ -36,25 +39,23 @@ def pack(weight: Tensor, panel: int) -> Tensor:
     return filled.view(-1, panel, inner // pair, pair).permute(0, 2, 1, 3).contiguous()
 
 
-def interleave(gate: Tensor, up: Tensor, lanes: int) -> Tensor:
+def interleave(both: Sequence[Tensor], lanes: int) -> Tensor:
     """Rows of two matrices (or entries of two vectors) in turn, `lanes` at a time.
 
-    >>> interleave(torch.tensor([1, 2, 3]), torch.tensor([5, 6, 7]), lanes=2).tolist()
+    >>> interleave((torch.tensor([1, 2, 3]), torch.tensor([5, 6, 7])), lanes=2).tolist()
     [1, 2, 5, 6, 3, 0, 7, 0]
     """
-    missing = padded(len(gate), lanes) - len(gate)
-    both = []
-    for rows in (gate, up):
-        nothing = rows.new_zeros(missing, *rows.shape[1:])
-        both.append(torch.cat((rows, nothing)).unflatten(0, (-1, lanes)))
-    return torch.stack(both, dim=1).flatten(0, 2)
+    missing = -len(both[0]) % lanes
+    filled = [torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:]))) for rows in both]
+    return torch.stack([rows.unflatten(0, (-1, lanes)) for rows in filled], dim=1).flatten(0, 2)
 
 
 class NativeWeights:
     """A Transformer's weights, packed, and the struct that points to them.
 
     lanes: floats in a vector of this machine (the native library says). The tensors that were
-    packed are copies; embeddings are shared with the model.
+    packed are copies; embeddings are shared with the model. `widened`: how many quantized linears
+    are multiplied as floats, since the native step does not read their codes.
     """
 
     def __init__(self, model: Transformer, lanes: int, max_model_len: int) -> None:
@@ -62,6 +63,7 @@ class NativeWeights:
         self.dtype = model.embed_tokens.weight.dtype
         self.lanes = lanes
         self.tensors: list[Tensor] = []  # whatever the struct points to
+        self.quantized = self.widened = 0  # linears
         self._layers = (structs.Layer * config.num_layers)(
             *(self._layer(model, layer) for layer in range(config.num_layers))
         )
@@ -81,25 +83,23 @@ class NativeWeights:
             vocab=config.vocab_size,
             gated=hasattr(model.layers[0].mlp, "gate_proj"),
             layer_norm=isinstance(model.norm, LayerNorm),
+            quantized=self.quantized > 0,
             eps=config.norm_eps,
             embedding=self._keep(model.embed_tokens.weight),
             positions=self._floats(learned),
             cosine=self._floats(cosine),
             sine=self._floats(sine),
             norm=self._norm(model.norm),
-            head=self._matrix([head], [None]),
+            head=self._stored(head, None),
         )
 
     def _layer(self, model: Transformer, index: int) -> structs.Layer:
         block = model.layers[index]
         attention, mlp = block.self_attn, block.mlp
-        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
         if hasattr(mlp, "gate_proj"):
-            pair = (mlp.gate_proj, mlp.up_proj)
-            weight = interleave(*(linear.weight for linear in pair), lanes=self.lanes)
-            biased = pair[0].bias is not None
-            bias = interleave(*(x.bias for x in pair), lanes=self.lanes) if biased else None
-            up = self._matrix([weight], [bias])
+            up = self._linear(
+                mlp.gate_proj, mlp.up_proj, join=partial(interleave, lanes=self.lanes)
+            )
         else:
             up = self._linear(mlp.up_proj)
         return structs.Layer(
@@ -107,26 +107,54 @@ class NativeWeights:
             post_attention=self._norm(block.post_attention_layernorm),
             q_norm=self._floats(getattr(attention.q_norm, "weight", None)),
             k_norm=self._floats(getattr(attention.k_norm, "weight", None)),
-            qkv=self._linear(*qkv),
+            qkv=self._linear(attention.q_proj, attention.k_proj, attention.v_proj),
             output=self._linear(attention.o_proj),
             up=up,
             down=self._linear(mlp.down_proj),
             window=self.config.window(index) or 0,
         )
 
-    def _linear(self, *linears: nn.Linear) -> structs.Matrix:
-        return self._matrix([x.weight for x in linears], [x.bias for x in linears])
+    def _linear(self, *linears: nn.Module, join: Join = torch.cat) -> structs.Matrix:
+        """Linears as one matrix, its rows one above the other, or as `join` has them; all of them
+        have a bias, or none."""
+        biases = [linear.bias for linear in linears]
+        bias = None if biases[0] is None else join(biases)
+        codes = codes_of(linears, join)
+        if codes is not None:
+            self.quantized += len(linears)
+            return self._codes(codes, bias)
+        self.widened += sum(hasattr(linear, "dequantize") for linear in linears)
+        return self._stored(join([float_weight(linear, self.dtype) for linear in linears]), bias)
 
-    def _matrix(self, weights: list[Tensor], biases: list[Tensor | None]) -> structs.Matrix:
-        """Matrices one above the other, packed; all of them have a bias, or none."""
-        weight, panel = torch.cat(weights), 2 * self.lanes
-        bias = None
-        if biases[0] is not None:
-            bias = torch.cat(biases)
-            bias = nn.functional.pad(bias, (0, padded(len(bias), panel) - len(bias)))
+    def _stored(self, weight: Tensor, bias: Tensor | None) -> structs.Matrix:
         columns, inner = weight.shape
-        packed = self._keep(pack(weight, panel))
-        return structs.Matrix(data=packed, bias=self._floats(bias), columns=columns, inner=inner)
+        data = self._keep(pack(weight, self.panel))
+        return structs.Matrix(data=data, bias=self._column(bias), columns=columns, inner=inner)
+
+    def _codes(self, codes: Codes, bias: Tensor | None) -> structs.Matrix:
+        columns, inner = codes.codes.shape
+        return structs.Matrix(
+            data=self._keep(codes.packed(self.panel)),
+            bias=self._column(bias),
+            scales=self._column(codes.scales[:, 0]) if codes.by_row else None,
+            columns=columns,
+            inner=inner,
+            bits=codes.bits,
+            block=codes.block,
+            middle=codes.middle,
+            by_row=codes.by_row,
+        )
+
+    def _column(self, numbers: Tensor | None) -> int | None:
+        """One number a row of a matrix, filled up to whole panels."""
+        if numbers is None:
+            return None
+        return self._floats(nn.functional.pad(numbers, (0, -len(numbers) % self.panel)))
+
+    @property
+    def panel(self) -> int:
+        """Rows of a matrix that are packed together."""
+        return 2 * self.lanes
 
     def _norm(self, norm: nn.Module) -> structs.Norm:
         bias = getattr(norm, "bias", None)

@@ -52,6 +52,10 @@ def why_not_gpu(model: Transformer, options: EngineOptions) -> str | None:
     """Why the GPU path cannot answer; None if it can. Lab 06's kernels may be the student's."""
     weight = weight_of(model)
     why = _why_plain(model, options, GRAPHS_REPLACE)
+    if why is None and options.kv_codes:
+        why = f"K and V are kept in {options.kv_cache_dtype}"
+    if why is None and has_codes(model):
+        why = "its linears are quantized"
     if why is None and attention_backend(weight.device) != "triton":
         why = why_missing("lab06") or "attention is to run on torch's operations"
     if why is not None:
@@ -68,6 +72,8 @@ def why_not_fast(model: Transformer, options: EngineOptions) -> str | None:
         return why
     if not options.enable_prefix_caching:
         return "it always caches prefixes"
+    if options.kv_codes and options.kv_cache_dtype != "int8":
+        return f"K and V are kept in {options.kv_cache_dtype}"
     weight = weight_of(model)
     if attention_backend(weight.device) != "torch":
         return "attention is to run on lab 06's kernels"
@@ -80,10 +86,8 @@ def _why_plain(model: Transformer, options: EngineOptions, replaced: tuple[str, 
     """Why no other step may compute in place of these packages."""
     if options.enforce_eager:
         return "enforce_eager is set"
-    if options.kv_codes:
-        return f"K and V are kept in {options.kv_cache_dtype}"
-    if has_codes(model):
-        return "its linears are quantized"
+    if has_codes(model) or options.kv_codes:
+        replaced = (*replaced, "quantization")
     mine = [package for package in replaced if is_mine(package)]
     return f"your own code of {', '.join(mine)} is to run" if mine else None
 
@@ -112,6 +116,7 @@ def make_engine(
             num_blocks=_num_blocks(model, max_model_len, options),
             block_size=options.block_size,
             draws=not is_mine("generation"),
+            kv_cache_dtype=options.kv_cache_dtype,
         )
     store = make_store(model, max_model_len, options)
     if kind == "CUDA graphs":

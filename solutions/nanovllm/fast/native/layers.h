@@ -41,9 +41,11 @@ inline void turn_head(const Model& model, const float* norm, float* x, int posit
   }
 }
 
-// One token's q, k and v: turned; q to its place for attention, k and v into the cache.
+// One token's q, k and v: turned; q to its place for attention, k and v into the cache. done(i)
+// follows for query i.
+template <class Done>
 inline void place(const Model& model, const Layer& layer, Cache& cache, float* qkv, int token,
-                  int tokens, int position, int slot, bool last, Operand* q) {
+                  int tokens, int position, int slot, bool last, Operand* q, Done done) {
   const int heads = model.num_heads / model.num_kv_heads, dim = model.head_dim;
   float* k = qkv + long(model.num_heads) * dim;
   const float* v = k + long(model.num_kv_heads) * dim;
@@ -51,8 +53,9 @@ inline void place(const Model& model, const Layer& layer, Cache& cache, float* q
     for (int h = 0; h < heads; ++h) {
       float* from = qkv + long(g * heads + h) * dim;
       turn_head(model, layer.q_norm, from, position);
-      Operand* to = q + ((long(g) * tokens + token) * heads + h) * cache.dim;
-      for (int d = 0; d < dim; ++d) narrow(from[d], to[d]);
+      const long row = (long(g) * tokens + token) * heads + h;
+      for (int d = 0; d < dim; ++d) narrow(from[d], q[row * cache.dim + d]);
+      done(row);
     }
     turn_head(model, layer.k_norm, k + long(g) * dim, position);
     cache.write(slot, g, k + long(g) * dim, v + long(g) * dim, dim, last);

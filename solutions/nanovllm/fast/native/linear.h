@@ -1,99 +1,72 @@
 // y = a w^T + bias for a packed weight matrix, shared out by columns.
 #pragma once
-#include <algorithm>
-
-#include "product.h"
+#include "codes.h"
+#include "floats.h"
 #include "team.h"
 
-constexpr int PANEL = 2 * LANES;  // columns that are packed together
+constexpr int SLAB = 96;          // rows that pass by a panel together
+constexpr int NEAR = 640 * 1024;  // bytes of them that stay in the second-level cache
 
-// w [N, K] packed as [N / PANEL][K / PAIR][PANEL][PAIR], N and K padded with zeros.
-struct Matrix {
-  const Stored* data;
-  const float* bias;  // [N padded], or null
-  int32_t columns, inner;
-
-  int panels() const { return (columns + PANEL - 1) / PANEL; }
-  int steps() const { return (inner + PAIR - 1) / PAIR; }
-  long panel_size() const { return long(steps()) * PAIR * PANEL; }
-};
-
-// Panels that are worked on together: enough sums at a time to hide the latency of an addition,
-// and not more than there are registers.
-constexpr int panels_for(int rows) { return LANES < 16 ? 1 : rows == 1 ? 4 : rows <= 5 ? 2 : 1; }
-
-// Adds steps `from` .. `until` - 1 of the inner dimension to sums [P, M, PANEL].
-template <int M, int P>
-INLINE void add_products(const Operand* a, long lda, const Matrix& w, int panel, int from,
-                         int until, float* sums, long ld, const char* ahead) {
-  vfloat acc[M][2 * P];
-  const Stored* columns[P];
-  for (int p = 0; p < P; ++p)
-    columns[p] = w.data + (panel + p) * w.panel_size() + long(from) * PANEL * PAIR;
-  auto at = [&](int m, int v) { return sums + v / 2 * ld + m * PANEL + v % 2 * LANES; };
-  repeat<M>(EACH(m) { repeat<2 * P>(EACH(v) { acc[m][v] = load<vfloat>(at(m, v)); }); });
-  multiply<M, 2 * P, 2>(acc, a + from * PAIR, lda, columns, PANEL * PAIR, until - from, ahead);
-  repeat<M>(EACH(m) { repeat<2 * P>(EACH(v) { store(at(m, v), acc[m][v]); }); });
+// While the rows of a block pass by one chunk of a panel, the next chunk comes from memory: a line
+// with each step, and so all of its lines with the first blocks. Behind the last chunk comes the
+// panel after the next one, which another thread is working on by now.
+template <class Product>
+const char* next_chunk(const Product& product, int panel, int from, int block, long size) {
+  if (from >= product.parts()) panel += 2, from = 0;
+  if (panel >= product.w.panels()) return nullptr;
+  const int until = std::min(from + product.at_once(), product.parts());
+  const char* begin = static_cast<const char*>(product.part(panel, from));
+  begin += block * size;
+  return begin < static_cast<const char*>(product.part(panel, until)) ? begin : nullptr;
 }
 
-__attribute__((noinline)) inline void add_products(const Operand* a, long lda, int rows,
-                                                   const Matrix& w, int panel, int count, int from,
-                                                   int until, float* sums, long ld,
-                                                   const char* ahead) {
-  with_rows(rows, [&](auto rows_of) {
-    constexpr int M = decltype(rows_of)::value, P = panels_for(M);
-    if (count == P) return add_products<M, P>(a, lda, w, panel, from, until, sums, ld, ahead);
-    if constexpr (P > 1)
-      for (int p = 0; p < count; ++p)
-        add_products<M, 1>(a, lda, w, panel + p, from, until, sums + p * ld, ld, ahead);
-  });
-}
-
-constexpr int SLAB = 96;           // rows that pass by a panel together
-constexpr int NEAR = 640 * 1024;   // bytes of them that stay in the second-level cache
-constexpr int CHUNK = 256 / PAIR;  // steps whose part of a panel stays in the first-level cache
-
-// While the rows of a block pass by one part of a panel, the next part comes from memory: a line with
-// each step, and so all of its lines with the first blocks. Behind the last part comes the panel
-// after the next one, which another thread is working on by now.
-inline const char* next_part(const Matrix& w, int panel, int from, int block) {
-  constexpr int LINES = PANEL * PAIR * sizeof(Stored) / LINE;  // of one step
-  if (block >= LINES) return nullptr;
-  if (from >= w.steps()) panel += 2, from = 0;
-  if (panel >= w.panels()) return nullptr;
-  const int count = std::min(CHUNK, w.steps() - from);
-  const Stored* part = w.data + panel * w.panel_size() + long(from) * PANEL * PAIR;
-  return reinterpret_cast<const char*>(part) + long(block) * count * LINE;
-}
-
-// For every panel and row: finish(row, first column, PANEL sums). `a` is [rows, lda].
-template <class Finish>
-void linear(Walk& walk, const Operand* a, long lda, int rows, const Matrix& w, Finish finish) {
-  const int fitting = std::clamp<long>(NEAR / (lda * sizeof(Operand)), MAX_ROWS, SLAB);
+// For every panel and row: finish(row, first column, PANEL sums). A product is cut into parts
+// along its inner dimension, and `at_once` of them stay in the first-level cache; up to `most` rows
+// and `together` panels are worked on at a time.
+template <class Product, class Finish>
+void share_out(Walk& walk, const Product& product, int rows, Finish finish) {
+  constexpr int most = Product::most;
+  const int fitting = std::clamp<long>(NEAR / product.row_bytes(), most, SLAB);
   const int slabs = (rows + fitting - 1) / fitting;
-  const int together = panels_for(rows);
-  const int groups = (w.panels() + together - 1) / together;
+  const int together = Product::together(rows), all = product.w.panels();
+  const int groups = (all + together - 1) / together;
   walk.share(slabs * groups, [&](int item) {
     const int first = long(rows) * (item / groups) / slabs;
     const int count = long(rows) * (item / groups + 1) / slabs - first;
-    const int panel = item % groups * together, panels = std::min(together, w.panels() - panel);
-    const int blocks = (count + MAX_ROWS - 1) / MAX_ROWS;
-    const int chunk = blocks > 1 ? CHUNK : w.steps();
+    const int panel = item % groups * together, panels = std::min(together, all - panel);
+    const int blocks = (count + most - 1) / most;
+    const int chunk = blocks > 1 ? product.at_once() : product.parts();
     const long ld = long(count) * PANEL;
     alignas(64) float sums[SLAB * PANEL];
     for (int p = 0; p < panels; ++p)
-      for (int m = 0; m < count; ++m)
-        for (int i = 0; i < PANEL; ++i)
-          sums[p * ld + m * PANEL + i] = w.bias ? w.bias[(panel + p) * PANEL + i] : 0.0f;
-    for (int from = 0; from < w.steps(); from += chunk)
+      for (int m = 0; m < count; ++m) product.begin(panel + p, sums + p * ld + m * PANEL);
+    for (int from = 0; from < product.parts(); from += chunk) {
+      const int until = std::min(from + chunk, product.parts());
+      const long size = long(product.steps(from, until)) * LINE;
       for (int block = 0; block < blocks; ++block) {
         const int row = count * block / blocks, taken = count * (block + 1) / blocks - row;
-        add_products(a + (first + row) * lda, lda, taken, w, panel, panels, from,
-                     std::min(from + chunk, w.steps()), sums + row * PANEL, ld,
-                     blocks > 1 ? next_part(w, panel, from + chunk, block) : nullptr);
+        product.add(first + row, taken, panel, panels, from, until, sums + row * PANEL, ld,
+                    blocks > 1 ? next_chunk(product, panel, until, block, size) : nullptr);
       }
+    }
     for (int p = 0; p < panels; ++p)
-      for (int m = 0; m < count; ++m)
-        finish(first + m, (panel + p) * PANEL, sums + p * ld + m * PANEL);
+      for (int m = 0; m < count; ++m) {
+        float* at = sums + p * ld + m * PANEL;
+        product.end(first + m, panel + p, at);
+        finish(first + m, (panel + p) * PANEL, at);
+      }
   });
+}
+
+// The same for a left side [rows, lda] of floats; with codes, its rows become digits first.
+template <class Finish>
+void linear(Walk& walk, DigitRoom& room, const Operand* a, long lda, int rows, const Matrix& w,
+            Finish finish) {
+  if (w.bits == 0) return share_out(walk, FloatProduct{a, lda, w}, rows, finish);
+  const int digits = w.by_row ? 1 : DIGITS, most = w.by_row ? 127 : largest(digits);
+  walk.share(rows, [&](int t) { room.fill(t, a + t * lda, w.inner, digits, most, w.block); });
+  const Left left = room.left();
+  if (w.by_row) share_out(walk, CodeProduct<Kind<8, 1, true>>{left, w}, rows, finish);
+  else if (w.bits == 8) share_out(walk, CodeProduct<Kind<8, DIGITS, false>>{left, w}, rows, finish);
+  else share_out(walk, CodeProduct<Kind<4, DIGITS, false>>{left, w}, rows, finish);
 }

@@ -18,6 +18,7 @@ struct Model {
   int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, padded_dim, intermediate, vocab;
   int32_t gated;       // SwiGLU, else GELU
   int32_t layer_norm;  // LayerNorm, else RMSNorm
+  int32_t quantized;   // whether any matrix is in codes
   float eps;
   const Stored* embedding;    // [V, E]
   const float* positions;     // [max_position, E], or null
@@ -34,7 +35,8 @@ struct Step {
   const int32_t* completes;     // [N]: of how many of its last tokens logits are wanted
   const int32_t* blocks;        // the blocks of all sequences, one after another
   const int32_t* block_starts;  // [N]: where each sequence's blocks begin
-  Stored *k, *v;                // [L, B, ...], see attention.h
+  uint8_t *k, *v;               // [L, B, ...], see attention.h
+  float *k_scales, *v_scales;   // [L, B, ...], or null
   float* logits;                // [outputs, V]
   int32_t* tokens;              // [outputs]: the likeliest; -1 where there is a NaN
 };

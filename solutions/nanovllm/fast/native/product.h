@@ -31,56 +31,66 @@ INLINE void pin(T*& pointer) {
 #endif
 }
 
-// acc[m][v] += sum over s of row m of `a` at step s times column vector v at step s. A step is
-// PAIR values of the inner dimension. J column vectors lie side by side, the first J of them from
-// w[0], the next from w[1], ..., and their steps are `stride` apart. With each step one line of
-// memory at `ahead` is asked for, if that is not null.
-template <int M, int V, int J>
-INLINE void multiply(vfloat (&acc)[M][V], const Operand* a, long lda,
-                     const Stored* const (&w)[V / J], long stride, int steps,
-                     const char* ahead = nullptr) {
+// Walks through the inner dimension: f(row, columns) at each step, where row(m) is what row m of `a`
+// has there, and columns[c] what lies at w[c]. A step is `width` values of a row, `stride` of the
+// columns. With each step one line of memory at `ahead` is asked for, if that is not null.
+template <int M, int C, class A, class W, class F>
+INLINE void walk_steps(const A* a, long lda, int width, const W* const (&w)[C], long stride,
+                       int steps, const char* ahead, F f) {
   constexpr int BASES = (M + 2) / 3;
-  const Operand* rows[BASES];
-  const Stored* columns[V / J];
+  const A* rows[BASES];
+  const W* columns[C];
   repeat<BASES>(EACH(i) { rows[i] = a + 3 * i * lda; });
-  repeat<V / J>(EACH(i) { columns[i] = w[i]; });
+  repeat<C>(EACH(i) { columns[i] = w[i]; });
   for (int s = 0; s < steps; ++s) {
     if (ahead) __builtin_prefetch(ahead + long(s) * LINE, 0, 2);
     repeat<BASES>(EACH(i) { pin(rows[i]); });
-    repeat<V / J>(EACH(i) { pin(columns[i]); });
+    repeat<C>(EACH(i) { pin(columns[i]); });
+    f(EACH(m) { return rows[m / 3] + m % 3 * lda; }, columns);
+    repeat<BASES>(EACH(i) { rows[i] += width; });
+    repeat<C>(EACH(i) { columns[i] += stride; });
+  }
+}
+
+// acc[m][v] += sum over s of row m of `a` at step s times column vector v at step s. A step is
+// PAIR values of the inner dimension. J column vectors lie side by side, the first J of them from
+// w[0], the next from w[1], ..., and their steps are `stride` bytes apart, 4 of them for a column.
+template <int M, int V, int J>
+INLINE void multiply(vfloat (&acc)[M][V], const Operand* a, long lda,
+                     const uint8_t* const (&w)[V / J], long stride, int steps,
+                     const char* ahead = nullptr) {
+  walk_steps<M>(a, lda, PAIR, w, stride, steps, ahead, [&](auto row, auto& columns)
+                __attribute__((always_inline)) {
 #ifdef NV_BFLOAT16
     vint pairs[V];
-    repeat<V>(EACH(v) { pairs[v] = load<vint>(columns[v / J] + v % J * LANES * PAIR); });
+    repeat<V>(EACH(v) { pairs[v] = load<vint>(columns[v / J] + v % J * LANES * 4); });
 #if NV_DOT
     repeat<M>(EACH(m) {
-      int32_t two;
-      std::memcpy(&two, rows[m / 3] + m % 3 * lda, 4);
+      const int32_t two = load<int32_t>(row(m));
       repeat<V>(EACH(v) { acc[m][v] = dot(acc[m][v], two, pairs[v]); });
     });
 #else
     vfloat half[V];
     repeat<V>(EACH(v) { half[v] = (vfloat)(pairs[v] << 16); });
     repeat<M>(EACH(m) {
-      const float x = rows[m / 3][m % 3 * lda];
+      const float x = *row(m);
       repeat<V>(EACH(v) { acc[m][v] += x * half[v]; });
     });
     repeat<V>(EACH(v) { half[v] = (vfloat)(pairs[v] & int32_t(0xffff0000)); });
     repeat<M>(EACH(m) {
-      const float x = rows[m / 3][m % 3 * lda + 1];
+      const float x = row(m)[1];
       repeat<V>(EACH(v) { acc[m][v] += x * half[v]; });
     });
 #endif
 #else
     vfloat b[V];
-    repeat<V>(EACH(v) { b[v] = load<vfloat>(columns[v / J] + v % J * LANES); });
+    repeat<V>(EACH(v) { b[v] = load<vfloat>(columns[v / J] + v % J * LANES * 4); });
     repeat<M>(EACH(m) {
-      const float x = rows[m / 3][m % 3 * lda];
+      const float x = *row(m);
       repeat<V>(EACH(v) { acc[m][v] += x * b[v]; });
     });
 #endif
-    repeat<BASES>(EACH(i) { rows[i] += PAIR; });
-    repeat<V / J>(EACH(i) { columns[i] += stride; });
-  }
+  });
 }
 
 // Calls f with the number of rows as a compile-time constant.
@@ -89,7 +99,7 @@ struct Rows {
   static constexpr int value = M;
 };
 
-template <int M = MAX_ROWS, class F>
+template <int M, class F>
 INLINE void with_rows(int rows, F f) {
   if constexpr (M > 1) {
     if (rows < M) return with_rows<M - 1>(rows, f);

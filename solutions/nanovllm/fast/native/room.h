@@ -20,6 +20,7 @@ struct Room {
   std::vector<Tile> tiles, final_tiles;
   std::vector<int> output_rows;
   std::vector<AttentionRoom> threads;
+  DigitRoom digits, queries;     // the latter where K is in codes
   std::vector<Loop> loops;      // of one step: no more than a few for each layer
   long lda, ldh, width;  // of the rows of a, h and qkv
 
@@ -34,8 +35,11 @@ struct Room {
     h.resize(count * ldh);
     if (model.padded_dim != model.head_dim) q.clear();  // what D is filled up with must be zero
     q.resize(count * model.num_heads * model.padded_dim);
+    if (step.k_scales) queries.fit(count * model.num_heads, model.padded_dim, 0);
     threads.resize(step.num_threads);
-    loops = std::vector<Loop>(8 * model.num_layers + 4);
+    if (model.quantized)
+      digits.fit(count, std::max({model.hidden, model.intermediate, model.num_heads * model.head_dim}), LINE);
+    loops = std::vector<Loop>(12 * model.num_layers + 4);
     place_tokens(model, step);
   }
 
@@ -43,6 +47,7 @@ struct Room {
   // The last layer's results are wanted for few tokens: those whose logits are.
   void place_tokens(const Model& model, const Step& step) {
     const int groups = model.num_kv_heads, heads = model.num_heads / groups, size = step.block_size;
+    const int most = rows_at_once(step.k_scales ? DIGITS : 1);
     tokens.clear();
     tiles.clear();
     final_tiles.clear();
@@ -53,10 +58,11 @@ struct Room {
       const int32_t* blocks = step.blocks + step.block_starts[n];
       for (int p = start; p < end; ++p)
         tokens.push_back({p, blocks[p / size] * size + p % size, p == end - 1});
-      add_tiles(tiles, groups, heads, first, first, end - start, start, blocks);
+      add_tiles(tiles, groups, heads, first, first, end - start, start, blocks, most);
       const int rows = step.completes[n];
       const int row = last - rows + 1;
-      add_tiles(final_tiles, groups, heads, row, int(output_rows.size()), rows, end - rows, blocks);
+      add_tiles(final_tiles, groups, heads, row, int(output_rows.size()), rows, end - rows, blocks,
+                most);
       for (int t = row; t <= last; ++t) output_rows.push_back(t);
     }
     // Long ones first, so that no thread is left with one at the end.

@@ -28,7 +28,7 @@ class Run {
     auto keep = [&](int t, int c, const float* sums) {
       std::memcpy(logits(t) + c, sums, std::min(PANEL, model.vocab - c) * sizeof(float));
     };
-    linear(walk, room.a.data(), room.lda, outputs, model.head, keep);
+    linear(walk, room.digits, room.a.data(), room.lda, outputs, model.head, keep);
     walk.share(outputs, [&](int t) { step.tokens[t] = likeliest(logits(t), model.vocab); });
   }
 
@@ -50,9 +50,11 @@ class Run {
 
   void layer(Walk& walk, int rank, int l) {
     const Layer& layer = model.layers[l];
-    Cache cache{step.k, step.v, model.num_kv_heads, model.padded_dim, step.block_size};
-    const long layer_size = long(step.num_blocks) * cache.groups * cache.size();
-    cache.k += l * layer_size, cache.v += l * layer_size;
+    Cache cache{step.k,         step.v, step.k_scales, step.v_scales, model.num_kv_heads,
+                model.padded_dim, step.block_size};
+    const long size = cache.at(step.num_blocks, 0), rows = cache.row(step.num_blocks, 0);
+    cache.k += l * size, cache.v += l * size;
+    if (cache.k_scales) cache.k_scales += l * rows, cache.v_scales += l * rows;
     const bool final = l == model.num_layers - 1;
     attention(walk, rank, layer, cache, final ? room.final_tiles : room.tiles);
     feed_forward(walk, layer, final);
@@ -66,18 +68,25 @@ class Run {
     walk.share(tokens, [&](int t) {
       normalise(model, layer.input, residual(t), &room.a[t * lda]);
     });
-    linear(walk, room.a.data(), lda, tokens, layer.qkv, [&](int t, int c, const float* sums) {
+    linear(walk, room.digits, room.a.data(), lda, tokens, layer.qkv, [&](int t, int c, const float* sums) {
       std::memcpy(&room.qkv[t * width + c], sums, std::min<long>(PANEL, width - c) * sizeof(float));
     });
     walk.share(tokens, [&](int t) {
       const Token& token = room.tokens[t];
       place(model, layer, cache, &room.qkv[t * width], t, tokens, token.position, token.slot,
-            token.last, room.q.data());
+            token.last, room.q.data(), [&](long row) {
+              if (!cache.k_scales) return;
+              const Operand* q = &room.q[row * cache.dim];
+              room.queries.fill(row, q, cache.dim, DIGITS, largest(DIGITS), cache.dim);
+            });
     });
     const float scale = 1.0f / std::sqrt(float(model.head_dim));
+    const Left left = room.queries.left();
+    const Queries q{room.q.data(), left.digits, left.scales, left.sums};
     walk.share(int(tiles.size()), [&](int i) {
-      attend(tiles[i], cache, room.q.data(), tokens, heads, model.head_dim, scale, layer.window,
-             room.threads[rank], room.h.data(), room.ldh);
+      auto one = cache.k_scales ? attend<true> : attend<false>;
+      one(tiles[i], cache, q, tokens, heads, model.head_dim, scale, layer.window,
+          room.threads[rank], room.h.data(), room.ldh);
     });
   }
 
@@ -91,14 +100,14 @@ class Run {
       float* to = x(t) + c;
       for (int i = 0; i < count; ++i) to[i] += sums[i];
     };
-    linear(walk, room.h.data(), ldh, rows, layer.output, add);
+    linear(walk, room.digits, room.h.data(), ldh, rows, layer.output, add);
     walk.share(rows, [&](int t) {
       normalise(model, layer.post_attention, x(t), &room.a[t * lda]);
     });
-    linear(walk, room.a.data(), lda, rows, layer.up, [&](int t, int c, const float* sums) {
+    linear(walk, room.digits, room.a.data(), lda, rows, layer.up, [&](int t, int c, const float* sums) {
       activate(model, c, sums, &room.h[t * ldh]);
     });
-    linear(walk, room.h.data(), ldh, rows, layer.down, add);
+    linear(walk, room.digits, room.h.data(), ldh, rows, layer.down, add);
   }
 };
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512BF16__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -47,7 +47,12 @@ inline V load(const T* from) {
   return v;
 }
 
-inline void store(float* to, vfloat v) { std::memcpy(to, &v, sizeof v); }
+template <class V, class T>
+inline void store(T* to, V v) {
+  std::memcpy(to, &v, sizeof v);
+}
+
+inline vfloat to_floats(vint x) { return __builtin_convertvector(x, vfloat); }
 
 inline float widen(float x) { return x; }
 

@@ -1,0 +1,128 @@
+// Rows of activations as whole numbers: the left side of products with codes.
+#pragma once
+#include <algorithm>
+
+#include "product.h"
+
+// A value is scale * (d0 * BASE^(n-1) + d1 * BASE^(n-2) + ...), the digits d from -BASE / 2 to
+// BASE / 2 - 1, the scale one for the row. So the sum of many products with codes of 8 bits is a
+// sum of whole numbers, and exact: it is the same in any order. Where the processor multiplies
+// bytes, a digit is one; elsewhere it has 15 bits, such that the sum of 512 products fits into 32.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) && !defined(__AVX512F__)
+#define NV_BYTE_DOT 1
+typedef int8_t Digit;
+constexpr int DIGIT_BITS = 8;
+#else
+#define NV_BYTE_DOT 0
+typedef int16_t Digit;
+constexpr int DIGIT_BITS = 15;
+#endif
+constexpr int BASE = 1 << DIGIT_BITS;
+
+// As many as the build's format deserves: 16 bits (15) for bfloat16, 24 (30) for float32.
+#ifdef NV_BFLOAT16
+constexpr int DIGITS = NV_BYTE_DOT ? 2 : 1;
+#else
+constexpr int DIGITS = NV_BYTE_DOT ? 3 : 2;
+#endif
+
+// The largest number of so many digits on both sides of zero.
+constexpr int largest(int digits) {
+  return digits == 1 ? BASE / 2 - 1 : largest(digits - 1) * BASE + BASE / 2 - 1;
+}
+
+// sum + four digits times the four codes (a byte each) in each lane. SIGNED: the codes have a sign,
+// and the digits have none.
+template <bool SIGNED = false>
+INLINE vint dot4(vint sum, const Digit* four, vint codes) {
+#if NV_BYTE_DOT && defined(__AVX512F__)
+  const __m512i all = _mm512_set1_epi32(load<int32_t>(four));
+  const __m512i left = SIGNED ? all : (__m512i)codes, right = SIGNED ? (__m512i)codes : all;
+  return (vint)_mm512_dpbusd_epi32((__m512i)sum, left, right);
+#elif NV_BYTE_DOT
+  const __m256i all = _mm256_set1_epi32(load<int32_t>(four));
+  const __m256i left = SIGNED ? all : (__m256i)codes, right = SIGNED ? (__m256i)codes : all;
+  return (vint)_mm256_dpbusd_avx_epi32((__m256i)sum, left, right);
+#elif defined(__AVX512BW__) || defined(__SSE2__) && !defined(__AVX512F__)
+  vint low = (codes & 0xff) | (codes << 8 & 0xff0000);  // the codes in pairs of 16 bits
+  vint high = (codes >> 16 & 0xff) | (codes >> 8 & 0xff0000);
+  if (SIGNED) {
+    typedef int16_t vshort __attribute__((vector_size(sizeof(vint))));
+    low = (vint)((vshort)low << 8 >> 8), high = (vint)((vshort)high << 8 >> 8);
+  }
+  const vint two = load<int32_t>(four) - vint{}, other = load<int32_t>(four + 2) - vint{};
+#if defined(__AVX512BW__)
+  sum += (vint)_mm512_madd_epi16((__m512i)low, (__m512i)two);
+  return sum + (vint)_mm512_madd_epi16((__m512i)high, (__m512i)other);
+#elif defined(__AVX2__)
+  sum += (vint)_mm256_madd_epi16((__m256i)low, (__m256i)two);
+  return sum + (vint)_mm256_madd_epi16((__m256i)high, (__m256i)other);
+#else
+  sum += (vint)_mm_madd_epi16((__m128i)low, (__m128i)two);
+  return sum + (vint)_mm_madd_epi16((__m128i)high, (__m128i)other);
+#endif
+#else
+  for (int i = 0; i < 4; ++i) {
+    const vint code = SIGNED ? codes << (24 - 8 * i) >> 24 : codes >> (8 * i) & 255;
+    sum += code * int32_t(four[i]);
+  }
+  return sum;
+#endif
+}
+
+typedef Digit vdigit __attribute__((vector_size(LANES * sizeof(Digit))));
+
+inline vfloat load_floats(const float* from) { return load<vfloat>(from); }
+inline vfloat load_floats(const uint16_t* from) {
+  typedef uint16_t vshort __attribute__((vector_size(LANES * 2)));
+  return (vfloat)(__builtin_convertvector(load<vshort>(from), vint) << 16);
+}
+
+// Writes digit d of the values of a row to to[d * ld ...], and the sum of each `block` of the
+// numbers to sums. Returns the scale, which is NaN where a value is NaN or infinite. The numbers are
+// -most - 1 .. most, and the largest value lies in the middle between the last two (lab 09's grid). Whatever lies behind the row, up to a whole vector, is read but counts nothing.
+inline float to_digits(const Operand* x, int count, int digits, int most, int block, Digit* to,
+                       long ld, float* sums) {
+  vint lane;
+  for (int i = 0; i < LANES; ++i) lane[i] = i;
+  vfloat top{};
+  vint finite = -1 - vint{};
+  for (int i = 0; i < count; i += LANES) {
+    const vfloat value = lane < count - i ? load_floats(x + i) : vfloat{};
+    const vfloat size = value < 0 ? -value : value;
+    finite &= size < INFINITY;
+    top = size > top ? size : top;
+  }
+  float largest = 0;
+  for (int i = 0; i < LANES; ++i) {
+    if (!finite[i]) return NAN;
+    largest = std::max(largest, top[i]);
+  }
+  float scale = largest / (most + 0.5f);
+  if (scale == 0) scale = 1.0f;
+  const float inverse = 1.0f / scale;
+  for (int from = 0; from < count; from += block) {
+    const int until = std::min(from + block, count);
+    vfloat sum{};
+    for (int i = from; i < until; i += LANES) {  // what is written behind `until` is written again
+      const vfloat value = lane < until - i ? load_floats(x + i) : vfloat{};
+      // Only where numbers are to be another implementation's, a division has to be one.
+      const vfloat steps = most == 127 ? value / scale : value * inverse;
+      vint number;
+      for (int j = 0; j < LANES; ++j) number[j] = int32_t(std::rint(steps[j]));
+      number = number > most ? most - vint{} : number < ~most ? ~most - vint{} : number;
+      sum += to_floats(number);
+      for (int d = digits - 1; d >= 0; --d) {
+        const vint rest = (number + BASE / 2) >> DIGIT_BITS;
+        store(to + d * ld + i, __builtin_convertvector(number - (rest << DIGIT_BITS), vdigit));
+        number = rest;
+      }
+    }
+    float parts[LANES];
+    store(parts, sum);
+    for (int half = LANES / 2; half > 0; half /= 2)
+      for (int j = 0; j < half; ++j) parts[j] += parts[j + half];
+    sums[from / block] = parts[0];
+  }
+  return scale;
+}

@@ -1,0 +1,48 @@
+// A packed weight matrix [N, K].
+#pragma once
+#include "digits.h"
+
+constexpr int PANEL = 2 * LANES;  // columns that are packed together
+
+// In panels of PANEL columns, N filled up with zeros: [K / PAIR][PANEL][PAIR] of Stored. Or, where
+// `bits` is 4 or 8, codes that stand for (code - zero) * scale: the K of each `block` go on in
+// steps [PANEL] of 4 bytes, with 8 bits the codes of 4 k, with 4 bits those of 8, the second 4 in
+// the high halves; behind a block come its scales [PANEL] (float). Its zeros are `middle`, or, if
+// that is negative, the low byte of each scale. If `by_row`, a column has one scale, in `scales`,
+// and none stand behind the blocks; then a row is multiplied as codes of 8 bits, too.
+struct Matrix {
+  const void* data;
+  const float* bias;    // [N padded], or null
+  const float* scales;  // [N padded], if by_row
+  int32_t columns, inner, bits, block, middle, by_row;
+
+  int panels() const { return (columns + PANEL - 1) / PANEL; }
+
+  const uint8_t* bytes() const { return static_cast<const uint8_t*>(data); }
+
+  // Of Stored: where a step of a panel is.
+  int steps() const { return (inner + PAIR - 1) / PAIR; }
+  long step(int panel, int s) const { return (long(panel) * steps() + s) * PANEL * 4; }
+
+  // Of codes.
+  int blocks() const { return (inner + block - 1) / block; }
+  int per_step() const { return 32 / bits; }
+  int block_steps(int b) const {
+    return (std::min(block, inner - b * block) + per_step() - 1) / per_step();
+  }
+  // Where a block of a panel begins; the one behind the last is the next panel.
+  long offset(int panel, int b) const {
+    const long tail = block_steps(blocks() - 1), whole = block / per_step(), marks = !by_row;
+    const long one = (blocks() - 1) * (whole + marks) + tail + marks;
+    const long before = b < blocks() ? b * (whole + marks) : one;
+    return (panel * one + before) * PANEL * 4;
+  }
+};
+
+// Rows and panels that are worked on together: enough sums at a time to hide the latency of an
+// addition, and not more than there are registers.
+constexpr int rows_at_once(int digits) { return std::max(1, MAX_ROWS / digits); }
+constexpr int panels_for(int rows, int digits) {
+  if (LANES < 16) return 1;
+  return rows == 1 && digits <= 2 ? 4 : rows * digits <= 5 ? 2 : 1;
+}
