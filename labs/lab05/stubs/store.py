@@ -33,6 +33,18 @@ def carry_out(transfers: list[Transfer], cache: PagedCache) -> None:
         del transfers[: len(run)]
 
 
+def attend_to_blocks(
+    cache: PagedCache, config: ModelConfig, batch: PagedBatch, attention: PagedAttention
+) -> Attend:
+    """Every layer writes the step's K and V into the cache, and attends over it."""
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        cache.write(layer, k, v, batch.slot_mapping)
+        return attention(q, cache.k[layer], cache.v[layer], batch, window=config.window(layer))
+
+    return attend
+
+
 class PagedStore:
     """K and V of many requests in blocks; `Engine(model, store=PagedStore(...))` uses it.
 
@@ -74,18 +86,19 @@ class PagedStore:
         self.attention = attention
         self.total_tokens = self.manager.total_tokens
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved on the device, whether used or not."""
+        return self.cache.nbytes
+
     def bind(self, plan: Plan) -> Attend:
         """Make the copies that are due; then every layer writes its tokens and attends."""
         self.make_copies()
-        batch = self.batch(plan)
+        return self.attend(self.batch(plan))
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self.cache.write(layer, k, v, batch.slot_mapping)
-            window = self.config.window(layer)
-            caches = self.cache.k[layer], self.cache.v[layer]
-            return self.attention(q, *caches, batch, window=window)
-
-        return attend
+    def attend(self, batch: PagedBatch) -> Attend:
+        """What every layer does: write the step's K and V, and attend over the blocks."""
+        return attend_to_blocks(self.cache, self.config, batch, self.attention)
 
     def make_copies(self) -> None:
         """Copy the blocks whose copies are due; to be called before anything is written."""

@@ -1,0 +1,1 @@
+"""Lab 09: weights, activations and the K/V cache in fewer bits."""

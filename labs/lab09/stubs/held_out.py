@@ -1,0 +1,66 @@
+"""Rows of text for calibration and for judging, and a model's loss on them (given)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from safetensors.torch import load_file
+from torch import Tensor
+
+import nanovllm
+from nanovllm.model.transformer import Transformer
+
+ROWS = Path(nanovllm.__file__).resolve().parent.parent / "models" / "rows.safetensors"
+
+
+def calibration_rows(count: int = 24) -> Int[Tensor, "R 512"]:
+    """The first of 24 rows of 512 tokens of the bundled model's kind of text."""
+    return load_file(ROWS)["calibration"][:count, :512].long()
+
+
+def held_out_rows(count: int = 32) -> Int[Tensor, "R 513"]:
+    """The first of 32 rows of 513 tokens; none of them is a calibration row."""
+    return load_file(ROWS)["held_out"][:count].long()
+
+
+class RowsAttend:
+    """An attend for rows of equal length, one after another: no row sees another."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+
+    def __call__(
+        self,
+        layer: int,
+        q: Float[Tensor, "T H D"],
+        k: Float[Tensor, "T G D"],
+        v: Float[Tensor, "T G D"],
+    ) -> Float[Tensor, "T H D"]:
+        rows = (x.unflatten(0, (self.num_rows, -1)).transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(*rows, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2).flatten(0, 1)
+
+
+def hidden_states(model: Transformer, rows: Int[Tensor, "R S"]) -> Float[Tensor, "R S E"]:
+    """What the model makes of every token of the rows, after its last norm."""
+    positions = torch.arange(rows.shape[1]).repeat(len(rows))
+    hidden = model(rows.flatten(), positions, RowsAttend(len(rows)))
+    return hidden.unflatten(0, tuple(rows.shape))
+
+
+@torch.inference_mode()
+def held_out_loss(model: Transformer, rows: Int[Tensor, "R S"] | None = None) -> float:
+    """Mean of -log p(next token), in nats, over all places of the rows but the last of each.
+
+    exp of it is the perplexity. rows: all held-out rows if None.
+    """
+    rows = held_out_rows() if rows is None else rows
+    total = 0.0
+    for some in rows.split(8):
+        logits = model.logits(hidden_states(model, some[:, :-1]).flatten(0, 1))
+        losses = F.cross_entropy(logits.float(), some[:, 1:].flatten(), reduction="sum")
+        total += losses.item()
+    return total / rows[:, 1:].numel()
