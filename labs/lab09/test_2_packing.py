@@ -8,11 +8,9 @@ from nanovllm.quantization.grid import Grid, QuantizedWeight
 from nanovllm.quantization.layouts import (
     from_awq,
     from_gptq,
-    from_int_quantized,
     from_pack_quantized,
     to_awq,
     to_gptq,
-    to_int_quantized,
     to_pack_quantized,
 )
 from nanovllm.quantization.packing import pack, unpack
@@ -157,38 +155,6 @@ def test_pack_quantized(rng):
     )
 
 
-@pytest.mark.check(task=2, points=1, title="compressed-tensors, a byte a weight")
-def test_int_quantized(rng):
-    for rows, columns, size, symmetric in ((4, 9, None, True), (3, 10, 4, False)):
-        scheme = Scheme(8, size, symmetric)
-        weight = random_weight(rng, rows, columns, scheme)
-        weight.codes[0, :3] = torch.tensor([0, 128, 255])
-        found = to_int_quantized(weight, scheme)
-        wanted = {
-            "weight": (weight.codes.int() - 128).tolist(),
-            "weight_scale": weight.grid.scales.tolist(),
-            "weight_zero_point": (weight.grid.zeros.int() - 128).tolist(),
-        }
-        if symmetric:
-            del wanted["weight_zero_point"]
-        expect(
-            dict(sorted(listed(found).items())),
-            wanted,
-            call=f"to_int_quantized of [{rows}, {columns}] with {scheme}",
-            cause="codes 0, 128, 255 are -128, 0, 127 in the file",
-        )
-        expect(
-            [found["weight"].dtype, found["weight_scale"].dtype],
-            [torch.int8, torch.float16],
-            call="dtypes of weight and weight_scale",
-        )
-        expect(
-            said(from_int_quantized(found, scheme)),
-            said(weight),
-            call="from_int_quantized of these tensors",
-        )
-
-
 @pytest.mark.check(task=2, points=2, title="GPTQ, versions 1 and 2")
 def test_gptq(rng):
     for bits, rows, columns, size in ((4, 11, 20, 8), (8, 6, 9, None)):
@@ -262,6 +228,32 @@ def test_awq(rng):
             expect(said(from_awq(found, scheme)), said(weight), call="from_awq of these tensors")
 
 
+@pytest.mark.check(task=2, points=1, title="Scales of another's file")
+def test_stored_scales(rng):
+    """bfloat16 has numbers that float16 has not: its largest is 65,504, its least near 6e-8."""
+    for bits, size in ((4, 4), (8, None)):
+        scheme = Scheme(bits, size)
+        weight = random_weight(rng, 6, 10, scheme)
+        power = torch.from_numpy(rng.uniform(-12, 0, size=weight.grid.scales.shape))
+        weight.grid.scales.copy_((10**power).bfloat16())
+        weight.grid.scales[0, 0] = 2.0**-30
+        for layout, tensors, back in (
+            ("pack-quantized", to_pack_quantized(weight, scheme), from_pack_quantized),
+            ("GPTQ", to_gptq(weight), from_gptq),
+            ("AWQ", to_awq(weight), from_awq),
+        ):
+            expect(
+                back(tensors, scheme).grid.scales,
+                weight.grid.scales,
+                call=f"scales that were bfloat16 in a file, to {layout} and back, {scheme}",
+                given={"scales": weight.grid.scales.tolist()},
+                cause="the tensors have the grid's `stored_scales`, float32 where float16 would "
+                "change one",
+                rtol=0,
+                atol=0,
+            )
+
+
 @pytest.mark.check(task=2, points=1, title="Nothing is lost (random shapes)")
 def test_random(rng):
     for _ in range(10):
@@ -275,8 +267,6 @@ def test_random(rng):
             "GPTQ 2": from_gptq(to_gptq(weight, 2), scheme, 2),
             "AWQ": from_awq(to_awq(weight), scheme),
         }
-        if bits == 8:
-            back["int-quantized"] = from_int_quantized(to_int_quantized(weight, scheme), scheme)
         for layout, found in back.items():
             expect(
                 said(found),

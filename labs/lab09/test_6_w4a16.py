@@ -140,6 +140,9 @@ def test_half(generator):
         out = w4a16(*case.on_device())
         expect(str(out.dtype), str(dtype), call=f"dtype of w4a16 of an x of {dtype}")
         case.judge(out)
+    case = Case(generator, 3, 10, 40, 8)
+    case.scales = case.scales.float() * 1e-7
+    case.judge(w4a16(*case.on_device()), "w4a16 with scales of float32, too small for float16")
     case = Case(generator, 2, 3, 3000, 300, torch.float16)
     case.x = torch.full_like(case.x, 2.0)
     case.codes = torch.full_like(case.codes, 15)

@@ -60,6 +60,13 @@ def test_alone(generator):
         batch = x.clone()
         batch[2] *= value
         codes, scales = quantize_tokens(batch)
+        expect.that(
+            name.startswith("1e6") or not scales[2].isfinite().any(),
+            "a token with NaN or an infinity has a scale that is not finite",
+            observed=scales[2],
+            call=f"scale of token 2 of quantize_tokens(x), which is {name}",
+            cause="the engine finds NaN in the logits and fails that request; numbers would hide it",
+        )
         for i in (0, 1, 3, 4, 5):
             expect(
                 [codes[i : i + 1], scales[i : i + 1]],

@@ -127,12 +127,12 @@ MISTAKES = [
         "they are.",
     ),
     Mistake(
-        name="bytes-not-signed",
+        name="scales-always-float16",
         task=2,
-        symbol="layouts:_signed",
-        old="(codes.short() - 128)",
-        new="codes",
-        says="Your int8 weights are the codes themselves; the file has them less 128.",
+        symbol="layouts:to_gptq",
+        old="grid.stored_scales.T",
+        new="grid.scales.half().T",
+        says="Your tensors have float16 scales even where that changes them.",
     ),
     Mistake(
         name="minus-one-forgotten",

@@ -442,7 +442,7 @@ def squeezed_linears_at_work(nanovllm, rng):
 
     story = []
     for _ in range(4):
-        rows, columns = int(rng.integers(10, 40)), int(rng.integers(20, 50))
+        rows, columns = int(rng.integers(10, 40)), int(rng.integers(20, 40))  # never 1,000
         linear = nn.Linear(columns, rows, bias=bool(rng.integers(2))).requires_grad_(False)
         linear.weight.data = torch.from_numpy(rng.standard_t(2, size=(rows, columns))).float()
         if linear.bias is not None:

@@ -2,7 +2,7 @@
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from nanovllm.model.block import DecoderBlock
 from nanovllm.quantization.by_layer import Inputs
@@ -85,11 +85,11 @@ def gptq(
 def gptq_block(
     block: DecoderBlock, inputs: Inputs, scheme: Scheme, act_order: bool = False
 ) -> None:
-    """Put a `GroupedLinear` in place of every linear of the block, with its bias: its weight by
-    GPTQ on the grid that `fit_grid` gives the weight as it was."""
+    """Put a `GroupedLinear` in place of every linear that has `inputs`, with its bias: its weight
+    by GPTQ on the grid that `fit_grid` gives the weight as it was."""
     ### BEGIN SOLUTION
     for name, x in inputs.items():
-        linear: nn.Linear = block.get_submodule(name)
+        linear = block.get_submodule(name)
         grid = fit_grid(linear.weight, scheme)
         found = gptq(linear.weight, hessian(x), grid, act_order=act_order)
         replace_linear(block, name, GroupedLinear(found, linear.bias))

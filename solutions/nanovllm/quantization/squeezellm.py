@@ -22,13 +22,15 @@ def fisher_diagonal(
 
     The loss of a row is the mean of -log p(next token) over its tokens but the last. The Fisher
     diagonal is the mean, over the rows, of the squared gradient of a row's loss: of each row by
-    itself, since gradients of many rows cancel out. Weights, their `.grad` and `requires_grad` are
+    itself, since gradients of many rows cancel out. It is float32. Weights, their `.grad` and `requires_grad` are
     afterwards what they were. `on_progress(rows done, rows)` is called after each row.
     """
     ### BEGIN SOLUTION
     weights = {name: linear.weight for name, linear in linears(model)}
     asked = {name: weight.requires_grad for name, weight in weights.items()}
-    fisher = {name: torch.zeros_like(weight.detach()) for name, weight in weights.items()}
+    fisher = {
+        name: torch.zeros_like(weight, dtype=torch.float32) for name, weight in weights.items()
+    }
     for weight in weights.values():
         weight.requires_grad_(True)
     for number, row in enumerate(rows):
@@ -36,7 +38,7 @@ def fisher_diagonal(
         loss = F.cross_entropy(logits.float(), row[1:])
         gradients = torch.autograd.grad(loss, list(weights.values()))
         for name, gradient in zip(weights, gradients, strict=True):
-            fisher[name] += gradient.square() / len(rows)
+            fisher[name] += gradient.float().square() / len(rows)
         if on_progress is not None:
             on_progress(number + 1, len(rows))
     for name, weight in weights.items():
@@ -47,8 +49,8 @@ def fisher_diagonal(
 
 def kept_apart(weight: Float[Tensor, "N K"], fisher: Float[Tensor, "N K"]) -> Bool[Tensor, "N K"]:
     """Which weights go to the sparse part: of all N * K the share LARGEST by their absolute value,
-    and the share MOST_SENSITIVE by the Fisher diagonal, each rounded to a whole number; some may be
-    in both."""
+    and the share MOST_SENSITIVE by the Fisher diagonal, each rounded to the nearest whole number (a
+    half may go up or down); some may be in both."""
     ### BEGIN SOLUTION
     apart = torch.zeros_like(weight, dtype=torch.bool)
     for size, share in ((weight.abs(), LARGEST), (fisher, MOST_SENSITIVE)):
