@@ -86,11 +86,12 @@ def test_an_address_outside_of_all_tensors_is_refused() -> None:
 
 
 def test_passes_in_the_interpreter_are_marked() -> None:
-    lab = find_lab(6)
-    assert lab.machine == "triton"
-    assert obstacle(lab) == ""
-    assert unverified(lab) == ("" if torch.cuda.is_available() else NOT_VERIFIED)
-    assert unverified(find_lab(5)) == ""
+    assert obstacle(find_lab(6)) == ""
+    in_triton = [find_lab(6).task(1), find_lab(9).task(6)]
+    assert [task.machine for task in in_triton] == ["triton"] * 2
+    wanted = "" if torch.cuda.is_available() else NOT_VERIFIED
+    assert [unverified(task) for task in in_triton] == [wanted] * 2
+    assert unverified(find_lab(5).task(1)) == unverified(find_lab(9).task(1)) == ""
 
 
 def test_without_triton_there_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +100,7 @@ def test_without_triton_there_is_one_clear_sentence(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     sentence = obstacle(find_lab(6))
     assert sentence.startswith("lab06 needs Triton, and there is none for Darwin: do it on a Linux")
-    assert obstacle(find_lab(1)) == ""
+    assert obstacle(find_lab(1)) == obstacle(find_lab(9)) == ""  # one task of it needs Triton
 
 
 @pytest.mark.parametrize(("dtype", "dim"), [("bfloat16", 128), ("float32", 80)])

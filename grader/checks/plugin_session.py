@@ -51,7 +51,7 @@ class LabSession:
     def note(self, outcome: Outcome) -> None:
         """Keep an outcome; a pass in the interpreter says what it has not shown."""
         if outcome.status is Status.PASSED:
-            outcome = replace(outcome, reason=unverified(find_lab(outcome.lab)))
+            outcome = replace(outcome, reason=unverified(find_lab(outcome.lab).task(outcome.task)))
         self.outcomes[outcome.check] = outcome
 
     def of_task(self, lab: str, task: int) -> list[Outcome]:

@@ -57,7 +57,7 @@ class Closing:
             )
         reporter.write_line(f"   {'all':<7}{'':<28} {earned:>3}/{total}", bold=True)
         reasons = {outcome.reason for outcome in self.session.outcomes.values()}
-        if lab.machine and NOT_VERIFIED in reasons:
+        if any(task.machine for task in lab.tasks) and NOT_VERIFIED in reasons:
             reporter.write_line(f" ! run in Triton's interpreter: {NOT_VERIFIED}", yellow=True)
         for problem in checks_json.problems(lab):
             reporter.write_line(f" ! {problem}", yellow=True)

@@ -1,4 +1,4 @@
-"""Labs that ask something of the machine: what stands in the way, and what was not verified."""
+"""Labs and tasks that ask something of the machine: what stands in the way, and what was not verified."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 import platform
 import sys
 
-from grader.course.lab_toml import Lab
+from grader.course.lab_toml import Lab, Task
 
 NOT_VERIFIED = "not verified on a GPU"
 
@@ -23,9 +23,9 @@ def obstacle(lab: Lab) -> str:
     )
 
 
-def unverified(lab: Lab) -> str:
-    """What a passed check of the lab has not shown here; "" when it has shown everything."""
-    if lab.machine != "triton":
+def unverified(task: Task) -> str:
+    """What a passed check of the task has not shown here; "" when it has shown everything."""
+    if task.machine != "triton":
         return ""
     runtime = sys.modules.get("nanovllm.kernels.runtime")
     return NOT_VERIFIED if runtime is None or runtime.INTERPRETED else ""

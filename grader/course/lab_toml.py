@@ -28,6 +28,7 @@ class Task:
     needs: tuple[int, ...] = ()
     difficulty: int = 0  # 1 a plain transcription, 2 needs thought, 3 a design of one's own
     runs_on: tuple[str, ...] = ()  # lower labs for which no stand-in will do
+    machine: str = ""  # "triton": written in Triton, so meant for a GPU
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Lab:
     first: str
     tasks: tuple[Task, ...]
     demo: tuple[int, ...] = ()  # the tasks that its demo needs
-    machine: str = ""  # "triton": written in Triton, so meant for a GPU
+    machine: str = ""  # of all of its tasks
     home: Path = LABS  # the folder of its folder: that of a kept release while it grades packs
 
     @property
@@ -123,6 +124,7 @@ def _parsed(path: Path, modified: int, size: int, built: int) -> Lab:
                 needs=tuple(entry.get("needs", ())),
                 difficulty=0 if "minutes" in entry else entry["difficulty"],
                 runs_on=tuple(entry.get("runs_on", ())),
+                machine=entry.get("machine", data.get("machine", "")),
             )
             for entry in data["task"]
         )

@@ -254,8 +254,12 @@ def test_block(rng):
         call = f"awq_block of a {config.family} block, 3 bits, groups of 8"
         changed = [name for name, x in given.items()
                    if inputs.get(name) is not x or not torch.equal(x, values[name])]  # fmt: skip
-        expect(changed, [], call=f"names of the inputs that are others after {call}",
-               cause="they are the caller's, and some linears have the very same tensor")  # fmt: skip
+        expect(
+            changed,
+            [],
+            call=f"names of the inputs that are others after {call}",
+            cause="they are the caller's, and some linears have the very same tensor",
+        )
         state = copy.deepcopy(old)  # the block as folded, by the scales that were found
         column = {name: torch.ones(m.in_features) for name, m in names.items()}
         for one in folds(old, config.head_dim):

@@ -65,7 +65,7 @@ def test_alone(generator):
             "a token with NaN or an infinity has a scale that is not finite",
             observed=scales[2],
             call=f"scale of token 2 of quantize_tokens(x), which is {name}",
-            cause="the engine finds NaN in the logits and fails that request; numbers would hide it",
+            cause="the engine finds NaN in the logits and fails that request; numbers hide it",
         )
         for i in (0, 1, 3, 4, 5):
             expect(

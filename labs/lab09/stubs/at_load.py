@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from nanovllm.model.transformer import Transformer
 from nanovllm.quantization.grids import round_to_nearest
 from nanovllm.quantization.linear import linears, replace_linear
@@ -17,6 +19,7 @@ def quantize_linears(model: Transformer, name: str) -> Transformer:
     return round_linears(model, SCHEMES[name], activations=name == "w8a8")
 
 
+@torch.no_grad()
 def round_linears(model: Transformer, scheme: Scheme, activations: bool = False) -> Transformer:
     """Every linear of the layers on its own grid, in place; gives the model back."""
     for name, linear in list(linears(model)):

@@ -71,7 +71,8 @@ def search_scale(
 ) -> Float[Tensor, "S"]:
     """The scale of each source channel with which the outputs of the readers change least.
 
-    a_c is the mean of |x| over the n inputs and the columns that read channel c. Candidates: for
+    There are S = max(channel_of) + 1 channels, and a column reads each; scales are float32. a_c is
+    the mean of |x| over the n inputs and the columns that read channel c. Candidates: for
     r = 0, 1/20, ..., 19/20 the scales a_c^r, at least 1e-4, divided by the root of the largest
     times the smallest. A weight is multiplied by the scales of its columns, rounded by
     `round_to_nearest`, and divided by them again. The candidate with the smallest sum of squared
@@ -108,7 +109,8 @@ def clip(
     Every group of columns of every row chooses for itself among m, 0.95 m, ..., 0.55 m, where m is
     its largest |w|: its weights are clamped between minus that and that. It takes the smallest sum
     of squared errors of what the group alone adds to the n outputs, between the weight as it is
-    and the clamped one after `round_to_nearest`; of equals the larger bound.
+    and the clamped one after `round_to_nearest`; of equals the larger bound. The result has the
+    weight's dtype.
     """
     raise NotImplementedError("lab09 task 4: clip")
 
@@ -116,5 +118,6 @@ def clip(
 def awq_block(block: DecoderBlock, inputs: Inputs, scheme: Scheme, head_dim: int) -> None:
     """Search and fold the scales of the block, fold by fold; then put a `GroupedLinear` in place
     of every linear, its weight clipped and rounded for the inputs that it has by then. The weights
-    of q_proj and k_proj are not clipped: their errors meet in a softmax."""
+    of q_proj and k_proj are not clipped: their errors meet in a softmax. `inputs` and its tensors
+    stay as they are."""
     raise NotImplementedError("lab09 task 4: awq_block")

@@ -2,7 +2,7 @@
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from nanovllm.model.block import DecoderBlock
 from nanovllm.quantization.by_layer import Inputs
@@ -56,6 +56,6 @@ def gptq(
 def gptq_block(
     block: DecoderBlock, inputs: Inputs, scheme: Scheme, act_order: bool = False
 ) -> None:
-    """Put a `GroupedLinear` in place of every linear of the block, with its bias: its weight by
-    GPTQ on the grid that `fit_grid` gives the weight as it was."""
+    """Put a `GroupedLinear` in place of every linear that has `inputs`, with its bias: its weight
+    by GPTQ on the grid that `fit_grid` gives the weight as it was."""
     raise NotImplementedError("lab09 task 3: gptq_block")

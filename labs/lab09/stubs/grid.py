@@ -13,6 +13,7 @@ class Grid:
 
     bits: codes are 0 .. 2**bits - 1. scales: float32, above 0; float16 holds all that the lab makes
     exactly, since checkpoints store them so. zeros: codes themselves, 0 .. 2**bits - 1, too.
+    group_of: int32 or int64.
     """
 
     bits: int

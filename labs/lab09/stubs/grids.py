@@ -16,7 +16,8 @@ def fit_grid(weight: Float[Tensor, "N K"], scheme: Scheme) -> Grid:
     steps from 0. Asymmetric: the range from the smallest to the largest weight, made wider so that
     0 is in it, is 2**bits - 1 steps, and the zero point is the code nearest to 0's place. Scales
     are rounded to float16; where that gives 0 (all weights are 0, or nearly so), the scale is 1.
-    Computed in float32, whatever the weight's dtype.
+    The zero point is that of the scale so rounded. Computed in float32, whatever the weight's
+    dtype. Weights whose scale is too large for float16 are not asked for.
 
     >>> weight = torch.tensor([[-1.0, 0.5, 2.0, 0.0, 0.0, 3.0]])
     >>> grid = fit_grid(weight, Scheme(bits=2, group_size=4))
@@ -34,9 +35,9 @@ def nearest_codes(weight: Float[Tensor, "N K"], grid: Grid) -> UInt8[Tensor, "N 
     A weight in the middle between two values may get either. It is off by at most half a step
     unless it lies beyond the ends. Computed in float32.
 
-    >>> grid = fit_grid(torch.tensor([[-1.0, 2.0]]), Scheme(bits=2, group_size=None))
-    >>> nearest_codes(torch.tensor([[-9.0, -0.9, 0.6, 5.0]])[:, :2], grid)
-    tensor([[0, 0]], dtype=torch.uint8)
+    >>> grid = fit_grid(torch.tensor([[-1.0, 0.0, 1.0, 2.0]]), Scheme(bits=2, group_size=4))
+    >>> nearest_codes(torch.tensor([[-9.0, 0.4, 0.6, 5.0]]), grid)  # codes are -1, 0, 1 and 2
+    tensor([[0, 1, 2, 3]], dtype=torch.uint8)
     """
     raise NotImplementedError("lab09 task 1: nearest_codes")
 

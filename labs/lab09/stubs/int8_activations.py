@@ -17,8 +17,9 @@ def quantize_tokens(
     """Every token's vector as codes -128 .. 127 times a float32 scale of its own.
 
     The scale is the token's largest |x| over 127.5, as for symmetric weights of 8 bits; 1 where
-    all of x is 0. A code is x over the scale, rounded to the nearest one; in the middle between
-    two, where the largest is, it may be either. What another token is makes no difference.
+    that is 0 in float32. A code is x over the scale, rounded to the nearest one; in the middle
+    between two, where the largest is, it may be either. A token with NaN or an infinity has any
+    codes, but a scale that is not finite. What another token is makes no difference.
 
     >>> codes, scales = quantize_tokens(torch.tensor([[2.0, -4.0, 0.5], [0.0, 0.0, 0.0]]))
     >>> codes.tolist(), scales.flatten().tolist()

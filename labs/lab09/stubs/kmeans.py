@@ -12,8 +12,8 @@ def weighted_kmeans(
     weight * (value - table[code])^2 is the smallest there is, not where an iteration stops.
 
     weights are at least 0. Values of weight 0 count for nothing, also where a whole row or cluster
-    has only such; entries that no value needs are finite all the same. The table has the values'
-    dtype and the sums are float64.
+    has only such. A row may have fewer values than k. A table may be in any order; entries that no
+    value needs are any finite numbers. It has the values' dtype, and the sums are float64.
 
     >>> values = torch.tensor([[5.0, 0.0, 1.0, 6.0, 9.0]])
     >>> table, codes = weighted_kmeans(values, torch.tensor([[1.0, 1.0, 3.0, 1.0, 0.0]]), k=2)

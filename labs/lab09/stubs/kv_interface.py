@@ -31,7 +31,10 @@ class QuantizedCacheInterface(Protocol):
     """K and V of all layers in blocks, as codes: lab 05's PagedCache in fewer bits.
 
     Which block is whose, it does not know: it is told slots and block numbers. A row is what one
-    token has in one key head of one layer, K or V: D values. Every row has its own scale.
+    token has in one key head of one layer, K or V: D values. Every row has its own scale. In which
+    dtypes and in which order codes and scales lie is open, within the handout's bytes and errors;
+    codes count steps of the scale as it is kept, after its rounding. A row of zeros reads as zeros,
+    but in int4 a single 0 among others may read as up to half a step.
     """
 
     num_blocks: int  # on the device
@@ -66,7 +69,8 @@ class QuantizedCacheInterface(Protocol):
         v: Float[Tensor, "T G D"],
         slot_mapping: Int[Tensor, T],
     ) -> None:
-        """Put every token's k and v of one layer into its slot; slot -1 is written nowhere."""
+        """Put every token's k and v of one layer into its slot; slot -1 is written nowhere. All
+        other slots of one write are different."""
 
     def read(
         self, layer: int, block_ids: Int[Tensor, N]

@@ -2,9 +2,10 @@
 
 Each layout is a pair: `to_...` gives the tensors of one weight [N, K] in M groups, by the names
 that follow the linear's own name in a file; `from_...` gives the weight back. Words are int32 and
-hold p = 32 // bits codes, as `pack` fills them. Scales are float16 in the tensors. A `scheme` says
-bits and group size, and whether all grids of the file are symmetric. Groups lie one after another,
-as in `fit_grid`, where no tensor says otherwise.
+hold p = 32 // bits codes, as `pack` fills them. Scales are the grid's `stored_scales` in the
+tensors: float16, unless that would change those of another's file. A `scheme` says bits and group
+size, and whether all grids of the file are symmetric. Groups lie one after another, as in
+`fit_grid`, where no tensor says otherwise; only GPTQ's layout is asked to write others.
 """
 
 import torch
@@ -16,6 +17,11 @@ from nanovllm.quantization.packing import pack, unpack
 from nanovllm.quantization.scheme import Scheme
 
 Tensors = dict[str, Tensor]
+
+
+def one_after_another(columns: int, scheme: Scheme) -> Int[Tensor, "K"]:
+    """The group of each column where groups lie one after another (given)."""
+    return torch.arange(columns) // (scheme.group_size or columns)
 
 
 def to_pack_quantized(weight: QuantizedWeight, scheme: Scheme) -> Tensors:
@@ -46,17 +52,32 @@ def from_pack_quantized(tensors: Tensors, scheme: Scheme) -> QuantizedWeight:
 
 
 def to_int_quantized(weight: QuantizedWeight, scheme: Scheme) -> Tensors:
-    """compressed-tensors' `int-quantized`, for 8 bits: nothing is packed.
+    """compressed-tensors' `int-quantized`, for 8 bits: nothing is packed (given).
 
     weight int8 [N, K]: codes less 128. weight_scale [N, M]. weight_zero_point int8 [N, M]: zero
     points less 128; not if the scheme is symmetric.
     """
-    raise NotImplementedError("lab09 task 2: to_int_quantized")
+    grid = weight.grid
+    tensors = {"weight": _signed(weight.codes), "weight_scale": grid.stored_scales}
+    if not scheme.symmetric:
+        tensors["weight_zero_point"] = _signed(grid.zeros)
+    return tensors
 
 
 def from_int_quantized(tensors: Tensors, scheme: Scheme) -> QuantizedWeight:
-    """`to_int_quantized` undone; in a symmetric scheme zero points are the middle code."""
-    raise NotImplementedError("lab09 task 2: from_int_quantized")
+    """`to_int_quantized` undone, with `weight_g_idx` as in `from_pack_quantized` (given)."""
+    scales, signed = tensors["weight_scale"].float(), tensors["weight"]
+    zeros = torch.zeros(scales.shape) if scheme.symmetric else tensors["weight_zero_point"]
+    group_of = tensors.get("weight_g_idx", one_after_another(signed.shape[1], scheme))
+    return QuantizedWeight(_unsigned(signed), Grid(8, scales, _unsigned(zeros), group_of))
+
+
+def _signed(codes: UInt8[Tensor, "..."]) -> Tensor:
+    return (codes.short() - 128).to(torch.int8)
+
+
+def _unsigned(codes: Tensor) -> UInt8[Tensor, "..."]:
+    return (codes.short() + 128).to(torch.uint8)
 
 
 def to_gptq(weight: QuantizedWeight, version: int = 1) -> Tensors:

@@ -48,7 +48,7 @@ def linears(model: Transformer) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def replace_linear(model: Transformer, name: str, linear: nn.Module) -> None:
-    """Put `linear` where the module of that name stands."""
+def replace_linear(model: nn.Module, name: str, linear: nn.Module) -> None:
+    """Put `linear` where the module of that name stands in a model or in a block of one."""
     parent, _, last = name.rpartition(".")
     setattr(model.get_submodule(parent), last, linear)

@@ -22,7 +22,7 @@ def fisher_diagonal(
 
     The loss of a row is the mean of -log p(next token) over its tokens but the last. The Fisher
     diagonal is the mean, over the rows, of the squared gradient of a row's loss: of each row by
-    itself, since gradients of many rows cancel out. Weights, their `.grad` and `requires_grad` are
+    itself, since gradients of many rows cancel out. It is float32. Weights, their `.grad` and `requires_grad` are
     afterwards what they were. `on_progress(rows done, rows)` is called after each row.
     """
     raise NotImplementedError("lab09 task 5: fisher_diagonal")
@@ -30,8 +30,8 @@ def fisher_diagonal(
 
 def kept_apart(weight: Float[Tensor, "N K"], fisher: Float[Tensor, "N K"]) -> Bool[Tensor, "N K"]:
     """Which weights go to the sparse part: of all N * K the share LARGEST by their absolute value,
-    and the share MOST_SENSITIVE by the Fisher diagonal, each rounded to a whole number; some may be
-    in both."""
+    and the share MOST_SENSITIVE by the Fisher diagonal, each rounded to the nearest whole number (a
+    half may go up or down); some may be in both."""
     raise NotImplementedError("lab09 task 5: kept_apart")
 
 

@@ -66,7 +66,8 @@ class TableLinear(QuantizedLinear):
 
     def forward(self, x: Float[Tensor, "... K"]) -> Float[Tensor, "... N"]:
         """x times the dense part in x's dtype, plus x times the sparse part, which stays sparse and
-        whose sums run in float32; plus the bias. The result has x's dtype."""
+        whose sums run in float32; plus the bias. In which order, and whether the sums of the three
+        are rounded in between, is open. The result has x's dtype."""
         raise NotImplementedError("lab09 task 5: TableLinear.forward")
 
 

@@ -22,7 +22,8 @@ def w4a16(
     """x w^T for a weight of 4 bits: w[n, k] = (code[n, k] - zeros[n, g]) * scales[n, g], where
     g = group_of[k], and code k of row n stands in word k // 8 as `pack` puts it there.
 
-    For any T from 1 on and any K, N, M; W is K / 8, rounded up; any strides. A weight is computed
+    For any T from 1 on and any K, N, M; W is K / 8, rounded up; any strides. Scales are float16, or
+    float32 as those of some files; they and the zeros may be loaded often. A weight is computed
     in float32 and rounded to x's dtype; products are summed in float32 (not TF32), and the sum is
     rounded to the dtype of `out`, which is x's where no `out` is given. With up to 16 rows of x
     each word is loaded once, and nothing but the result is stored.
