@@ -93,6 +93,8 @@ def weights(draw: st.DrawFn, bits: tuple[int, ...] = (2, 3, 4, 8)) -> tuple:
     zeros = torch.randint(0, last, shape, generator=generator)
     zeros = torch.full(shape, last // 2) if scheme.symmetric else zeros
     scales = (1e-3 + torch.rand(shape, generator=generator)).half().float()
+    if draw(st.booleans()):  # of another's file, and too small for float16
+        scales = (1e-6 * scales).bfloat16().float()
     codes = torch.randint(0, last, (rows, columns), generator=generator)
     grid = Grid(scheme.bits, scales, zeros.to(torch.uint8), torch.arange(columns) // size)
     return QuantizedWeight(codes.to(torch.uint8), grid), scheme

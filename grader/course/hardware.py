@@ -1,4 +1,4 @@
-"""Labs and tasks that ask something of the machine: what stands in the way, and what was not verified."""
+"""What labs and tasks ask of the machine: what stands in the way, and what was not verified."""
 
 from __future__ import annotations
 

@@ -22,8 +22,9 @@ def fisher_diagonal(
 
     The loss of a row is the mean of -log p(next token) over its tokens but the last. The Fisher
     diagonal is the mean, over the rows, of the squared gradient of a row's loss: of each row by
-    itself, since gradients of many rows cancel out. It is float32. Weights, their `.grad` and `requires_grad` are
-    afterwards what they were. `on_progress(rows done, rows)` is called after each row.
+    itself, since gradients of many rows cancel out. It is float32. Weights, their `.grad` and
+    `requires_grad` are afterwards what they were. `on_progress(rows done, rows)` is called after
+    each row.
     """
     raise NotImplementedError("lab09 task 5: fisher_diagonal")
 
