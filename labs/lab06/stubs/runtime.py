@@ -21,8 +21,9 @@ try:
 except ModuleNotFoundError:
     here = "" if platform.system() == "Linux" else f"; there is none for {platform.system()}"
     raise ImportError(
-        f"Triton is not installed{here}. Do lab 06 on a Linux machine (no GPU is needed), where "
-        "`python -m pip install -r requirements.txt` brings it; all other labs work without it."
+        f"Triton is not installed{here}. Do lab 06, and task 6 of lab 09, on a Linux machine (no "
+        "GPU is needed), where `python -m pip install -r requirements.txt` brings it; all else "
+        "works without it."
     ) from None
 import triton.language as tl
 from triton.runtime import interpreter

@@ -254,7 +254,16 @@ def gptq_of_blocks_in_bfloat16(nanovllm, rng):
     from nanovllm.model.config import ModelConfig
     from nanovllm.model.loader import dummy_model
     from nanovllm.quantization.gptq import gptq_block
+    from nanovllm.quantization.grids import fit_grid
     from nanovllm.quantization.scheme import Scheme
+
+    def sure(weight, scheme):
+        """Rows whose zero points and first codes lie in no middle: bfloat16 has few digits."""
+        weight, grid = weight.float(), fit_grid(weight, scheme)
+        groups = grid.group_of.long().expand_as(weight)
+        low = torch.zeros_like(grid.scales).scatter_reduce(1, groups, weight, "amin")
+        steps = torch.cat([low, weight[:, :1]], dim=1) / grid.scales[:, [*range(low.shape[1]), 0]]
+        return ((steps % 1 - 0.5).abs() > 1e-4).all(dim=1)
 
     story = {}
     more = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
@@ -267,12 +276,16 @@ def gptq_of_blocks_in_bfloat16(nanovllm, rng):
             for name, m in block.named_modules()
             if isinstance(m, nn.Linear)
         }
+        for x in inputs.values():
+            x[:, 0] *= 4  # the first in any order
         size = [None, int(rng.integers(3, 15))][int(rng.integers(2))]
         scheme = Scheme(int(rng.choice([2, 4])), size, bool(rng.integers(2)))
+        rows = {name: sure(block.get_submodule(name).weight, scheme) for name in inputs}
         gptq_block(block, inputs, scheme, act_order=bool(rng.integers(2)))
-        for name in inputs:
+        for name, kept in rows.items():
             found = block.get_submodule(name)
-            story[f"{family} {name}"] = [found.weight_codes.codes, found.bias, found.stored_bits]
+            codes = found.weight_codes.codes[kept]
+            story[f"{family} {name}"] = [kept, codes, found.bias, found.stored_bits]
     return story
 
 
