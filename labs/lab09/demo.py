@@ -23,7 +23,7 @@ from nanovllm.tokenization.tokenizer import Tokenizer
 
 TARGET = Path(__file__).resolve().parents[2] / "models" / "target"
 ASKED = FACTS[::8]  # 63 of those that the model was trained on
-SCHEME, CALIBRATION, JUDGED = Scheme(bits=2, group_size=64), 4, 4
+SCHEME, CALIBRATION, JUDGED = Scheme(bits=2, group_size=64), 4, 2
 METHODS = {"rtn": "rounding", "awq": "AWQ", "gptq": "GPTQ", "squeezellm": "SqueezeLLM"}
 
 

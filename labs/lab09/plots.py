@@ -259,7 +259,7 @@ def gain_of_w4a16(loads: Callable[[int], float], guess: float | None) -> None:
     axis.set_xscale("log", base=2)
     axis.set_xticks([2**n for n in range(10)], [2**n for n in range(10)])
     axis.set(xlabel="rows of the input (tokens in a step)", ylabel="times as fast", ylim=(0, 4))
-    axis.legend(frameon=False, loc="lower left")
+    axis.legend(frameon=False, loc=(0.02, 0.35))
     plt.show()
 
 
@@ -379,7 +379,7 @@ def capacity(found: Mapping[str, tuple[int, float]], guess: float | None) -> Non
         f" {count:,} tokens, {size:,} bytes each; loss {cost:+.4f}"
         for count, (size, cost) in zip(tokens, found.values(), strict=True)
     ]
-    axis.bar_label(bars, labels, fontsize=8)
+    axis.bar_label(bars, labels, fontsize=8, bbox={"fc": "white", "ec": "none", "pad": 0})
     if guess is not None and guess > 0:
         axis.axvline(2**20 / guess, ls=":", color="C2")
         axis.text(2**20 / guess, -0.75, "your guess for int4", color="C2", fontsize=8, ha="center")

@@ -49,7 +49,7 @@ def codes_beside_an_outlier() -> float:
 
     from nanovllm.quantization.int8_activations import quantize_tokens
 
-    token = torch.cat([torch.linspace(-1, 1, 400), torch.tensor([100.0])])
+    token = torch.cat([torch.linspace(-1, 1, 400), torch.tensor([40.0])])
     codes, _ = quantize_tokens(token[None])
     return float(len(codes[0, :-1].unique()))
 
@@ -89,7 +89,7 @@ QUESTIONS = [
     ),
     Question(
         key="d",
-        text="A token's activations lie between -1 and 1, but one is 100. How many different int8 "
+        text="A token's activations lie between -1 and 1, but one is 40. How many different int8 "
         "codes do the others get?",
         unit="codes",
         tasks=(7,),
@@ -97,8 +97,9 @@ QUESTIONS = [
     ),
     Question(
         key="e",
-        text="A model has 4 layers, 4 key/value heads and 32 dimensions: how many bytes does a "
-        "token take in an int4 cache, if scale and zero point of a head take 2 each?",
+        text="The bundled model has 4 layers, 4 key/value heads and 32 dimensions. In your int4 "
+        "cache each head's K or V of a token in a layer may take 4 bytes beside its codes. How "
+        "many bytes does a token take in it?",
         unit="bytes",
         tasks=(8,),
         answer=bytes_of_a_token,

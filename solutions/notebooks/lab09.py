@@ -305,7 +305,7 @@ check_task("09", 6)
 # ## 8. Int8 activations
 #
 # Four channels are now 100 times as large. A token's scale follows its largest value, so all other
-# channels get few codes. **Predict** (d): how many codes are left beside an outlier of 100? And what
+# channels get few codes. **Predict** (d): how many codes are left beside an outlier of 40? And what
 # does SmoothQuant do to the channels of the weights?
 
 # %%
@@ -377,7 +377,7 @@ with needs("09", 8):
 # Two of the three places store the same number of scales. Why can a cache that grows token by token not
 # simply take the better one?
 #
-# Now your own cache. **Predict** (e): how many bytes does a token take with int4?
+# Now your own cache. **Predict** (e): how many bytes does a token take in it with int4?
 
 # %%
 guess = predict("09", "e", ...)
