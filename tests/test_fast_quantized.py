@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -98,6 +99,18 @@ def forced(
     return logits
 
 
+# How far logits may be from those that the same weights give in float64, by their standard
+# deviation. In bfloat16 the largest seen was 0.07 (0.13 in torch's own operations), of 560 runs;
+# 0.11 (0.17) where activations, K or V become codes, and one at a tie may get another.
+FURTHEST = {torch.float32: 2e-5, torch.bfloat16: 0.1}
+FURTHEST_AT_TIES = 0.15
+
+
+def exact(model: Transformer) -> Transformer:
+    """The same weights in float64."""
+    return deepcopy(model).double()
+
+
 def plainly(model: Transformer, ids: list[int], rows: int) -> torch.Tensor:
     with torch.inference_mode():
         hidden = model(torch.tensor(ids), torch.arange(len(ids)), RecomputeAttend(model.config))
@@ -109,15 +122,15 @@ def plainly(model: Transformer, ids: list[int], rows: int) -> torch.Tensor:
 def test_logits_are_the_plain_models(scheme: str, build: str) -> None:
     dtype, defines = BUILDS[build]
     for number, (name, config) in enumerate(FAMILIES.items()):
-        model = quantized(config, SCHEMES[scheme], number)
+        model = quantized(config, SCHEMES[scheme], number).to(dtype)
         rng = random.Random(number)
         ids = [rng.randrange(97) for _ in range(40)]
-        expected = plainly(model, ids, 17)
-        step = native(model.to(dtype), defines)
+        expected = plainly(exact(model), ids, 17)
+        step = native(model, defines)
         found = forced(step, model, ids, 17)
         assert step.weights.widened == 0
         off = float((found - expected).abs().max() / expected.std())
-        assert off < (2e-5 if dtype == torch.float32 else 0.2), name
+        assert off < FURTHEST[dtype], name
 
 
 def prompts_of_one(step: NativeStep, model: Transformer, ids: list[int]) -> torch.Tensor:
@@ -134,15 +147,16 @@ def test_int8_activations_are_the_plain_models(build: str) -> None:
     """A value in the middle between two codes may get either, so not every row has to be equal."""
     dtype, defines = BUILDS[build]
     for name, config in FAMILIES.items():
-        model, ids = quantized(replace(config, num_layers=1), None), list(range(97))
-        expected = torch.cat([plainly(model, [token], 1) for token in ids])
-        step = native(model.to(dtype), defines)
+        model, ids = quantized(replace(config, num_layers=1), None).to(dtype), list(range(97))
+        reference = exact(model)
+        expected = torch.cat([plainly(reference, [token], 1) for token in ids])
+        step = native(model, defines)
         found = prompts_of_one(step, model, ids)
         assert step.weights.widened == 0
         off = (found - expected).abs().amax(dim=1) / expected.std()
         if dtype == torch.float32:
-            assert (off < 2e-5).float().mean() > 0.9, name
-        assert off.max() < 0.2, name
+            assert (off < FURTHEST[dtype]).float().mean() > 0.9, name
+        assert off.max() < FURTHEST_AT_TIES, name
 
 
 @pytest.mark.parametrize("build", ["float32", "bfloat16", "float32 without bytes"])
@@ -223,7 +237,8 @@ def test_scales_of_32_bits_keep_them() -> None:
 
 def over_codes(model: Transformer, ids: list[int], rows: int) -> torch.Tensor:
     """Logits of the last tokens, K and V in lab 09's own int8 cache."""
-    store = QuantizedStore(model.config, kind="int8", num_blocks=16)
+    dtype = model.embed_tokens.weight.dtype
+    store = QuantizedStore(model.config, kind="int8", num_blocks=16, dtype=dtype)
     batch = make_batch([(BlockTable(16, list(range(16))), 0, len(ids))], "cpu")
     with torch.inference_mode():
         hidden = model(torch.tensor(ids), torch.arange(len(ids)), store.attend(batch))
@@ -237,16 +252,15 @@ def test_logits_over_int8_k_and_v_are_the_plain_models(name: str, build: str) ->
     (dtype, defines), config = BUILDS[build], WITH_CODES[name]
     off = []
     for seed in range(8):
-        model = dummy_model(config, seed)
+        model = dummy_model(config, seed, dtype)
         rng = random.Random(seed)
         ids = [rng.randrange(97) for _ in range(rng.randint(20, 120))]
-        expected = over_codes(model, ids, 17)
-        found = forced(native(model.to(dtype), defines), model, ids, 17, "int8")
+        expected = over_codes(exact(model), ids, 17)
+        found = forced(native(model, defines), model, ids, 17, "int8")
         off.append((found - expected).abs().amax(dim=1) / expected.std())
     off = torch.cat(off)
-    if dtype == torch.float32:
-        assert off.median() < 2e-5
-    assert off.max() < 0.2
+    assert off.median() < FURTHEST[dtype] / 2
+    assert off.max() < FURTHEST_AT_TIES
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
