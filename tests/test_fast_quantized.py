@@ -12,6 +12,7 @@ import torch
 
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
+from nanovllm.batching.events import EngineEvent, Stepped
 from nanovllm.fast import available, fast_engine
 from nanovllm.fast.build import load_library
 from nanovllm.fast.engine import FastEngine
@@ -20,6 +21,7 @@ from nanovllm.fast.store import FastStore
 from nanovllm.fast.weights import NativeWeights
 from nanovllm.generation.events import Finished
 from nanovllm.generation.params import SamplingParams
+from nanovllm.llm.guessing import Guessing
 from nanovllm.model.attend import RecomputeAttend
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model
@@ -34,6 +36,7 @@ from nanovllm.quantization.int8_activations import Int8Linear
 from nanovllm.quantization.kv_store import QuantizedStore
 from nanovllm.quantization.linear import linears, replace_linear
 from nanovllm.quantization.scheme import Scheme
+from nanovllm.speculative.config import SpeculativeConfig
 
 BIASES = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
 FAMILIES = {
@@ -175,13 +178,17 @@ def test_no_token_depends_on_the_others_of_its_step(scheme: str, build: str) -> 
     assert torch.equal(with_nan[[i for i in range(70) if i != 3]], one)
 
 
-def run(engine: Engine, jobs: list[tuple[list[int], int]]) -> dict[int, tuple[int, ...]]:
-    tokens = {}
+def run(
+    engine: Engine, jobs: list[tuple[list[int], int]], seen: list[EngineEvent] | None = None
+) -> dict[int, tuple[int, ...]]:
+    """The tokens of each job; `seen` gets all events."""
+    tokens, seen = {}, [] if seen is None else seen
     for number, (prompt, count) in enumerate(jobs):
         params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
         engine.add_request(prompt, params, request_id=number)
     while engine.has_unfinished:
         for event in engine.step():
+            seen.append(event)
             if isinstance(event, Finished):
                 tokens[event.request_id] = event.completion.token_ids
         engine.check()
@@ -317,3 +324,27 @@ def test_guesses_are_the_tokens_of_single_steps(scheme: str) -> None:
         drawn.append(token)
         new = [token]
     assert list(guesses) == drawn
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("drafts", [False, True], ids=["ngram", "draft"])
+@pytest.mark.parametrize("scheme", ["int8 rows", "int4 groups", "int8 activations"])
+def test_texts_with_guesses_are_those_without(
+    scheme: str, drafts: bool, kv_cache_dtype: str
+) -> None:
+    """Int8 activations, too: in the compiled step no token depends on the others."""
+    model = quantized(FAMILIES["qwen3"], (SCHEMES | ACTIVATIONS)[scheme], 3)
+    config = EngineConfig(max_num_seqs=3, max_num_batched_tokens=32)
+    guesses = Guessing(SpeculativeConfig(method="ngram"), None)
+    if drafts:
+        draft = quantized(FAMILIES["qwen3"], SCHEMES["int3 groups"], 3)
+        asked = SpeculativeConfig(method="draft_model", model="the draft")
+        guesses = Guessing(asked, lambda: FastEngine(draft, config, num_blocks=40))
+    jobs = [([3, 1, 4, 1, 5, number] * 4, 40) for number in range(4)]
+    texts, events = [], []
+    for kind in (FastEngine, guesses.on(FastEngine)):
+        engine = kind(model, config, num_blocks=20, kv_cache_dtype=kv_cache_dtype)
+        assert engine.wait()
+        texts.append(run(engine, jobs, events))
+    assert texts[0] == texts[1]
+    assert any(chunk.accepted for e in events if isinstance(e, Stepped) for chunk in e.chunks)
