@@ -273,6 +273,23 @@ class TestCommands:
         assert [row["way"] for row in rows] == ["80%", "80%, policy", "60%", "60%, policy"]
         assert rows[0]["tokens"] >= rows[2]["tokens"] > 1
 
+    def test_quantization(self, model, tmp_path):
+        done = run("bench", "quantization", "-m", model, "-b", 1, "-b", 3, "--rounds", 3,
+                   "--steps", 2, "--threads", 1, "--dtype", "float32", "--out",
+                   tmp_path / "q.json", "--plot", tmp_path / "q.png")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "3 at once" in done.stderr and "w8a8" in done.stdout
+        record = json.loads((tmp_path / "q.json").read_text())
+        assert record["settings"]["model"] == model.name
+        rows = record["results"]["rows"]
+        assert [(row["batch"], row["format"]) for row in rows] == [
+            (batch, name) for batch in (1, 3) for name in ("float32", "int8", "int4", "w8a8")
+        ]
+        for row in rows:
+            assert len(row["wall"]) == len(row["cpu"]) == 3 and row["faster"] > 0
+            assert row["step"] == "plain: enforce_eager is set"
+        assert size_of(tmp_path / "q.png")[0] > 500
+
     def test_progression(self, model, tmp_path):
         out, plot = tmp_path / "p.json", tmp_path / "p.png"
         done = run("bench", "progression", "-m", model, "--requests", 4, "--rounds", 1, "--seats",
@@ -324,6 +341,7 @@ class TestCommands:
             (["latency", "--speculative-config", '{"method": "eagle"}'], "'eagle' is not known"),
             (["progression", "--rounds", "0"], "rounds"),
             (["speculative", "--prompts", "poems"], "poems"),
+            (["quantization", "-m", "bundled", "--rounds", "900"], "900 rounds of 4 steps"),
             (["speed"], "speed"),
         ],
     )

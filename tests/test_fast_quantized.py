@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
+from nanovllm.batching.events import EngineEvent, Stepped
 from nanovllm.fast import available, fast_engine
 from nanovllm.fast.build import load_library
 from nanovllm.fast.engine import FastEngine
@@ -19,6 +21,7 @@ from nanovllm.fast.store import FastStore
 from nanovllm.fast.weights import NativeWeights
 from nanovllm.generation.events import Finished
 from nanovllm.generation.params import SamplingParams
+from nanovllm.llm.guessing import Guessing
 from nanovllm.model.attend import RecomputeAttend
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model
@@ -33,6 +36,7 @@ from nanovllm.quantization.int8_activations import Int8Linear
 from nanovllm.quantization.kv_store import QuantizedStore
 from nanovllm.quantization.linear import linears, replace_linear
 from nanovllm.quantization.scheme import Scheme
+from nanovllm.speculative.config import SpeculativeConfig
 
 BIASES = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
 FAMILIES = {
@@ -98,6 +102,18 @@ def forced(
     return logits
 
 
+# How far logits may be from those that the same weights give in float64, by their standard
+# deviation. In bfloat16 the largest seen was 0.07 (0.13 in torch's own operations), of 560 runs;
+# 0.11 (0.17) where activations, K or V become codes, and one at a tie may get another.
+FURTHEST = {torch.float32: 2e-5, torch.bfloat16: 0.1}
+FURTHEST_AT_TIES = 0.15
+
+
+def exact(model: Transformer) -> Transformer:
+    """The same weights in float64."""
+    return deepcopy(model).double()
+
+
 def plainly(model: Transformer, ids: list[int], rows: int) -> torch.Tensor:
     with torch.inference_mode():
         hidden = model(torch.tensor(ids), torch.arange(len(ids)), RecomputeAttend(model.config))
@@ -109,15 +125,15 @@ def plainly(model: Transformer, ids: list[int], rows: int) -> torch.Tensor:
 def test_logits_are_the_plain_models(scheme: str, build: str) -> None:
     dtype, defines = BUILDS[build]
     for number, (name, config) in enumerate(FAMILIES.items()):
-        model = quantized(config, SCHEMES[scheme], number)
+        model = quantized(config, SCHEMES[scheme], number).to(dtype)
         rng = random.Random(number)
         ids = [rng.randrange(97) for _ in range(40)]
-        expected = plainly(model, ids, 17)
-        step = native(model.to(dtype), defines)
+        expected = plainly(exact(model), ids, 17)
+        step = native(model, defines)
         found = forced(step, model, ids, 17)
         assert step.weights.widened == 0
         off = float((found - expected).abs().max() / expected.std())
-        assert off < (2e-5 if dtype == torch.float32 else 0.2), name
+        assert off < FURTHEST[dtype], name
 
 
 def prompts_of_one(step: NativeStep, model: Transformer, ids: list[int]) -> torch.Tensor:
@@ -134,15 +150,16 @@ def test_int8_activations_are_the_plain_models(build: str) -> None:
     """A value in the middle between two codes may get either, so not every row has to be equal."""
     dtype, defines = BUILDS[build]
     for name, config in FAMILIES.items():
-        model, ids = quantized(replace(config, num_layers=1), None), list(range(97))
-        expected = torch.cat([plainly(model, [token], 1) for token in ids])
-        step = native(model.to(dtype), defines)
+        model, ids = quantized(replace(config, num_layers=1), None).to(dtype), list(range(97))
+        reference = exact(model)
+        expected = torch.cat([plainly(reference, [token], 1) for token in ids])
+        step = native(model, defines)
         found = prompts_of_one(step, model, ids)
         assert step.weights.widened == 0
         off = (found - expected).abs().amax(dim=1) / expected.std()
         if dtype == torch.float32:
-            assert (off < 2e-5).float().mean() > 0.9, name
-        assert off.max() < 0.2, name
+            assert (off < FURTHEST[dtype]).float().mean() > 0.9, name
+        assert off.max() < FURTHEST_AT_TIES, name
 
 
 @pytest.mark.parametrize("build", ["float32", "bfloat16", "float32 without bytes"])
@@ -161,13 +178,17 @@ def test_no_token_depends_on_the_others_of_its_step(scheme: str, build: str) -> 
     assert torch.equal(with_nan[[i for i in range(70) if i != 3]], one)
 
 
-def run(engine: Engine, jobs: list[tuple[list[int], int]]) -> dict[int, tuple[int, ...]]:
-    tokens = {}
+def run(
+    engine: Engine, jobs: list[tuple[list[int], int]], seen: list[EngineEvent] | None = None
+) -> dict[int, tuple[int, ...]]:
+    """The tokens of each job; `seen` gets all events."""
+    tokens, seen = {}, [] if seen is None else seen
     for number, (prompt, count) in enumerate(jobs):
         params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
         engine.add_request(prompt, params, request_id=number)
     while engine.has_unfinished:
         for event in engine.step():
+            seen.append(event)
             if isinstance(event, Finished):
                 tokens[event.request_id] = event.completion.token_ids
         engine.check()
@@ -223,7 +244,8 @@ def test_scales_of_32_bits_keep_them() -> None:
 
 def over_codes(model: Transformer, ids: list[int], rows: int) -> torch.Tensor:
     """Logits of the last tokens, K and V in lab 09's own int8 cache."""
-    store = QuantizedStore(model.config, kind="int8", num_blocks=16)
+    dtype = model.embed_tokens.weight.dtype
+    store = QuantizedStore(model.config, kind="int8", num_blocks=16, dtype=dtype)
     batch = make_batch([(BlockTable(16, list(range(16))), 0, len(ids))], "cpu")
     with torch.inference_mode():
         hidden = model(torch.tensor(ids), torch.arange(len(ids)), store.attend(batch))
@@ -237,16 +259,15 @@ def test_logits_over_int8_k_and_v_are_the_plain_models(name: str, build: str) ->
     (dtype, defines), config = BUILDS[build], WITH_CODES[name]
     off = []
     for seed in range(8):
-        model = dummy_model(config, seed)
+        model = dummy_model(config, seed, dtype)
         rng = random.Random(seed)
         ids = [rng.randrange(97) for _ in range(rng.randint(20, 120))]
-        expected = over_codes(model, ids, 17)
-        found = forced(native(model.to(dtype), defines), model, ids, 17, "int8")
+        expected = over_codes(exact(model), ids, 17)
+        found = forced(native(model, defines), model, ids, 17, "int8")
         off.append((found - expected).abs().amax(dim=1) / expected.std())
     off = torch.cat(off)
-    if dtype == torch.float32:
-        assert off.median() < 2e-5
-    assert off.max() < 0.2
+    assert off.median() < FURTHEST[dtype] / 2
+    assert off.max() < FURTHEST_AT_TIES
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -303,3 +324,27 @@ def test_guesses_are_the_tokens_of_single_steps(scheme: str) -> None:
         drawn.append(token)
         new = [token]
     assert list(guesses) == drawn
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("drafts", [False, True], ids=["ngram", "draft"])
+@pytest.mark.parametrize("scheme", ["int8 rows", "int4 groups", "int8 activations"])
+def test_texts_with_guesses_are_those_without(
+    scheme: str, drafts: bool, kv_cache_dtype: str
+) -> None:
+    """Int8 activations, too: in the compiled step no token depends on the others."""
+    model = quantized(FAMILIES["qwen3"], (SCHEMES | ACTIVATIONS)[scheme], 3)
+    config = EngineConfig(max_num_seqs=3, max_num_batched_tokens=32)
+    guesses = Guessing(SpeculativeConfig(method="ngram"), None)
+    if drafts:
+        draft = quantized(FAMILIES["qwen3"], SCHEMES["int3 groups"], 3)
+        asked = SpeculativeConfig(method="draft_model", model="the draft")
+        guesses = Guessing(asked, lambda: FastEngine(draft, config, num_blocks=40))
+    jobs = [([3, 1, 4, 1, 5, number] * 4, 40) for number in range(4)]
+    texts, events = [], []
+    for kind in (FastEngine, guesses.on(FastEngine)):
+        engine = kind(model, config, num_blocks=20, kv_cache_dtype=kv_cache_dtype)
+        assert engine.wait()
+        texts.append(run(engine, jobs, events))
+    assert texts[0] == texts[1]
+    assert any(chunk.accepted for e in events if isinstance(e, Stepped) for chunk in e.chunks)

@@ -15,6 +15,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Aborted, Preempted
+from nanovllm.fast import available
 from nanovllm.generation.events import Finished
 from nanovllm.llm import OptionError, kv_codes
 from nanovllm.llm.guessing import Guessing
@@ -181,10 +182,15 @@ def bfloat16() -> None:
 
 
 def eager() -> None:
-    llm = llm_in("int4", enforce_eager=False)
-    assert llm.rung.step == "plain: K and V are kept in int4"
-    assert "blocks of 16 tokens in int4, prefixes" in llm.rung.describe(llm.runner.engine)
-    assert answers(llm, SAMPLED) == answers(plain("int4"), SAMPLED)
+    for kind in ("int4", "fp8"):
+        llm = llm_in(kind, enforce_eager=False)
+        assert llm.rung.step == f"plain: K and V are kept in {kind}"
+        assert f"blocks of 16 tokens in {kind}, prefixes" in llm.rung.describe(llm.runner.engine)
+        assert answers(llm, SAMPLED) == answers(plain(kind), SAMPLED)
+    if available() is None:
+        llm = llm_in("int8", enforce_eager=False)
+        assert llm.rung.step == "compiled" and llm.runner.engine.wait()
+        assert all(text for [(text, _, _)] in answers(llm, GREEDY))
 
 
 def kernels() -> None:

@@ -30,9 +30,14 @@ def save(found: Mapping[str, Any], path: Path) -> Path:
 
 
 def bar_plot(
-    path: Path, title: str, panels: Mapping[str, Mapping[str, Sequence[float]]], ours: str
+    path: Path,
+    title: str,
+    panels: Mapping[str, Mapping[str, Sequence[float]]],
+    ours: str | tuple[str, ...],
 ) -> Path:
     """One panel a figure, one bar a contestant: the median, and each round as a dot.
+
+    ours: how the names begin that stand out.
 
     The first panel has all contestants; a further one may lack some, and then shows the rest alone.
     """

@@ -16,7 +16,8 @@ from nanovllm.bench.record import bar_plot, record
 from nanovllm.bench.rounds import Report, agreement, latency, throughput
 from nanovllm.bench.stages import Room
 from nanovllm.bench.workload import random_workload, service_workload
-from nanovllm.llm.read_options import BUNDLED
+from nanovllm.llm.engine_options import AT_LOAD
+from nanovllm.llm.read_options import BUNDLED, OptionError
 from nanovllm.model.loader import load_config, load_model
 from nanovllm.tokenization.tokenizer import Tokenizer
 
@@ -233,7 +234,12 @@ def run_quantization(
 
     torch.set_num_threads(threads)
     folder = model_folder(model)
-    longest = min(PROMPT + rounds * steps + 3, load_config(folder).max_position)
+    longest, context = PROMPT + rounds * steps + 3, load_config(folder).max_position
+    if longest > context:
+        raise OptionError(
+            f"{rounds} rounds of {steps} steps need a context of {longest} tokens, and that of "
+            f"{model} is {context}; take fewer rounds or steps."
+        )
     formats = Formats(folder, getattr(torch, dtype), max(batches), longest)
     rows = []
     for batch in batches:
@@ -251,7 +257,7 @@ def run_quantization(
     return Outcome(
         record("quantization", settings, {"rows": [asdict(row) for row in rows]}),
         tables.quantized(title, rows),
-        lambda path: bar_plot(path, title, panels, "int"),
+        lambda path: bar_plot(path, title, panels, AT_LOAD),
     )
 
 

@@ -171,7 +171,7 @@ def quantization(
     dtype: Dtype = "bfloat16", threads: Threads = None,
     out: Out = None, plot: Plot = None, code: Code = None,
 ) -> None:  # fmt: skip
-    """Weights as they are, and in int8 and int4, in turns: the speed of decoding."""
+    """Weights as they are, and in int8, int4 and w8a8, in turns: the speed of decoding."""
     runs = _ready(code, dtype)
     show(
         runs.run_quantization(
