@@ -7,10 +7,12 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from nanovllm.model.checkpoint_names import module_tensors
 from nanovllm.model.config import Json, ModelConfig, read_json
@@ -85,9 +87,26 @@ def load_model(
     for name, tensor in read_tensors(folder):
         for target, value in module_tensors(config.family, name, tensor):
             weights[target] = value.to(device=device, dtype=dtype)
-    with torch.device("meta"):  # shapes without memory: the weights that were read become its own
-        model = Transformer(settle_tying(config, weights))
-    return fill(folder, model, weights)
+    return fill(folder, empty_model(settle_tying(config, weights)), weights)
+
+
+class _Unset(TorchFunctionMode):
+    """torch.nn.init leaves tensors as they are: without memory there is nothing to set, and its
+    normal_ would import torch's compiler for that, a second of every start."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Json | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return kwargs.get("tensor", args[0] if args else None)
+        return func(*args, **kwargs)
+
+
+def empty_model(config: ModelConfig) -> Transformer:
+    """A model of shapes without memory: weights that were read become its own with `fill`."""
+    with torch.device("meta"), _Unset():
+        return Transformer(config)
 
 
 def read_quantization(folder: Path) -> Json | None:
@@ -120,9 +139,7 @@ def dummy_model(
 ) -> Transformer:
     """A model of random weights, scaled so that logits spread and attention is not flat."""
     generator = torch.Generator().manual_seed(seed)
-    with torch.device("meta"):
-        model = Transformer(config)
-    weights = {}
+    model, weights = empty_model(config), {}
     for name, slot in model.state_dict().items():
         noise = torch.randn(slot.shape, generator=generator)
         if "norm" in name:
