@@ -71,7 +71,7 @@ def search_scale(
 ) -> Float[Tensor, "S"]:
     """The scale of each source channel with which the outputs of the readers change least.
 
-    There are S = max(channel_of) + 1 channels, and a column reads each; scales are float32. a_c is
+    There are S = max(channel_of) + 1 channels, each read by some column; scales are float32. a_c is
     the mean of |x| over the n inputs and the columns that read channel c. Candidates: for
     r = 0, 1/20, ..., 19/20 the scales a_c^r, at least 1e-4, divided by the root of the largest
     times the smallest. A weight is multiplied by the scales of its columns, rounded by

@@ -31,6 +31,8 @@ def quantize_tokens(
 def int8_matmul(a: Int8[Tensor, "T K"], b: Int8[Tensor, "N K"]) -> Int32[Tensor, "T N"]:
     """a b^T: each entry a sum of K products, exact, in int32. (On a GPU `padded_int_mm` does it.)
 
+    K is 2 or more: `torch._int_mm` on a CPU may be wrong at 1.
+
     >>> int8_matmul(torch.tensor([[100, 100]]).to(torch.int8), torch.tensor([[100, -128]]).char())
     tensor([[-2800]], dtype=torch.int32)
     """

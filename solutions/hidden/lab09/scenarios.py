@@ -634,7 +634,7 @@ def int8_linears_of_random_shapes(nanovllm, rng):
 
     story = []
     for _ in range(6):
-        rows, columns = int(rng.integers(1, 40)), int(rng.integers(2, 300))
+        rows, columns = int(rng.integers(1, 40)), int(rng.integers(3, 300))
         shape = [(int(rng.integers(1, 30)),), (2, int(rng.integers(1, 9)))][int(rng.integers(2))]
         dtype = [torch.float32, torch.bfloat16][int(rng.integers(2))]
         steps = torch.from_numpy(rng.integers(-110, 111, size=(*shape, columns))).float()
