@@ -228,6 +228,9 @@ def test_what_the_step_does_not_read_is_widened() -> None:
     expected, step = plainly(model, ids, 9), native(model)
     assert (step.weights.quantized, step.weights.widened) == (16, 5)
     assert (forced(step, model, ids, 9) - expected).abs().max() < 2e-5 * expected.std()
+    said: list[str] = []
+    assert FastEngine(model, EngineConfig(), num_blocks=9, notify=said.append).wait()
+    assert "5 of 21 quantized linears are kept in float32" in said[-1]
 
 
 def test_scales_of_32_bits_keep_them() -> None:

@@ -39,6 +39,7 @@ from nanovllm.quantization.packing import pack, unpack
 from nanovllm.quantization.scheme import Scheme
 from nanovllm.quantization.stored_as import StoredAs, read_config, write_config
 from tests.processes import ROOT, run
+from tests.readme_tables import options_beside
 from tests.tiny_checkpoint import SMALL, save_random
 
 LAYERS = Path(__file__).parent / "quantized_layers"
@@ -562,14 +563,7 @@ def test_option(row: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_the_table_in_the_readme_has_these_rows() -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
-    table = text[text.index("| option | with quantized weights |") :].split("\n\n")[0]
-    rows = dict(re.fullmatch(r"\| (.+) \| (.+) \|", line).groups()
-                for line in table.splitlines()[2:])  # fmt: skip
-    assert list(rows) == list(ROWS)
-    refused = [row for row, says in rows.items() if says.startswith("refused")]
-    assert refused == list(ROWS)[-2:]
-    assert all(says.startswith("works") for row, says in rows.items() if row not in refused)
+    assert options_beside("with quantized weights") == (list(ROWS), list(ROWS)[-2:])
 
 
 def test_without_lab_09_it_is_one_sentence(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:

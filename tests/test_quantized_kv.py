@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable
 from functools import cache
 
@@ -27,6 +26,7 @@ from nanovllm.serving.config import ServeConfig
 from nanovllm.serving.snapshot import kv_facts
 from nanovllm.speculative.config import SpeculativeConfig
 from tests.processes import ROOT, run
+from tests.readme_tables import options_beside
 
 KINDS = ("int8", "int4", "fp8")
 CONFIG = ModelConfig(
@@ -280,14 +280,7 @@ def test_option(check: Callable[[], None]) -> None:
 
 
 def test_the_table_in_the_readme_has_these_rows() -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
-    table = text[text.index("| option | with K and V in codes |") :].split("\n\n")[0]
-    rows = dict(re.fullmatch(r"\| (.+) \| (.+) \|", line).groups()
-                for line in table.splitlines()[2:])  # fmt: skip
-    assert list(rows) == list(ROWS)
-    refused = [row for row, says in rows.items() if says.startswith("refused")]
-    assert refused == list(ROWS)[-2:]
-    assert all(says.startswith("works") for row, says in rows.items() if row not in refused)
+    assert options_beside("with K and V in codes") == (list(ROWS), list(ROWS)[-2:])
 
 
 def test_without_lab_09_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

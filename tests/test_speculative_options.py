@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -25,6 +24,7 @@ from nanovllm.paging.store import PagedStore
 from nanovllm.speculative.config import SpeculativeConfig
 from nanovllm.speculative.errors import SpeculationError
 from tests.processes import ROOT, run, run_apart
+from tests.readme_tables import options_beside
 from tests.serving_tools import CONFIG, MODEL
 from tests.tiny_checkpoint import TARGET
 
@@ -208,14 +208,10 @@ def test_option(check: Callable[[], None]) -> None:
 
 
 def test_the_table_in_the_readme_has_these_rows() -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
-    table = text[text.index("| option | with guesses |") :].split("\n\n")[0].splitlines()[2:]
-    rows = dict(re.fullmatch(r"\| (.+) \| (.+) \|", line).groups() for line in table)
     drafts = "a draft with another vocabulary, tokenizer or other end tokens"  # below
-    assert [row for row in rows if row != drafts] == list(ROWS)
-    refused = {row for row, says in rows.items() if says.startswith("refused")}
-    assert refused == {drafts, *list(ROWS)[-3:]}
-    assert all(says.startswith("works") for row, says in rows.items() if row not in refused)
+    options, refused = options_beside("with guesses")
+    assert [row for row in options if row != drafts] == list(ROWS)
+    assert {*refused} == {drafts, *list(ROWS)[-3:]}
 
 
 def test_drafts_with_other_tokens_are_refused(tmp_path: Path) -> None:

@@ -101,6 +101,12 @@ class FastEngine(Engine):
             with torch.inference_mode():
                 weights = NativeWeights(self.model, library.nv_lanes(), self.max_model_len)
             self._native = NativeStep(library, weights)
+            if weights.widened:
+                self._notify(
+                    f"{weights.widened} of {weights.quantized + weights.widened} quantized linears "
+                    f"are kept in {str(weights.dtype).removeprefix('torch.')}: the fast CPU step "
+                    "does not read their codes"
+                )
         except FastPathError as error:
             self._notify(f"going on without the fast CPU step: {error}")
 
