@@ -203,8 +203,8 @@ MISTAKES = [
         name="rows-see-each-other",
         task=3,
         symbol="by_layer:quantize_by_layer",
-        old="attend, rotation = RowsAttend(len(rows)), model",
-        new="attend, rotation = RowsAttend(1), model",
+        old="attend, rotation = RowsAttend(len(rows), model.config), model",
+        new="attend, rotation = RowsAttend(1, model.config), model",
         says="Your rows attend to each other; each is a text of its own.",
     ),
     Mistake(

@@ -40,7 +40,7 @@ def quantize_by_layer(
     """
     ### BEGIN SOLUTION
     positions = torch.arange(rows.shape[1]).repeat(len(rows))
-    attend, rotation = RowsAttend(len(rows)), model.positions.rotation(positions)
+    attend, rotation = RowsAttend(len(rows), model.config), model.positions.rotation(positions)
     x = model.positions.embed(model.embed_tokens(rows.flatten()), positions)
     for number, block in enumerate(model.layers):
         inputs: Inputs = {}
