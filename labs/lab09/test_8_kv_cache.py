@@ -128,11 +128,10 @@ def test_bytes():
             )
             cache = QuantizedCache(config, 50, 4, kind=kind)
             expect(
-                [cache.num_blocks, cache.block_size, cache.nbytes, cache.device],
-                [50, 4, 200 * told, torch.device("cpu")],
-                call="num_blocks, block_size, nbytes and device of "
-                f"QuantizedCache(config, 50, 4, kind={kind!r}); nbytes is 200 tokens' "
-                "bytes_per_token",
+                [cache.num_blocks, cache.block_size, cache.nbytes / told, cache.device],
+                [50, 4, 200, torch.device("cpu")],
+                call="num_blocks, block_size, nbytes over bytes_per_token, and device of "
+                f"QuantizedCache(config, 50, 4, kind={kind!r})",
                 given=given,
             )
             held = tensors_of(cache)

@@ -240,14 +240,6 @@ MISTAKES = [
         says="Your error is not divided by U_jj.",
     ),
     Mistake(
-        name="lower-factor",
-        task=3,
-        symbol="gptq:gptq",
-        old="u, w = u.mT, w[:, order]",
-        new="w = w[:, order]",
-        says="You read the lower Cholesky factor as if it were the upper one: no column is corrected.",
-    ),
-    Mistake(
         name="cholesky-of-h",
         task=3,
         symbol="gptq:gptq",
@@ -261,7 +253,7 @@ MISTAKES = [
         symbol="gptq:gptq",
         old="steps = (w[:, j] / scales[:, j])",
         new="steps = (weight.double()[:, order[j]] / scales[:, j])",
-        says="Your columns are rounded as they were at first, not as they are by then.",
+        says="No column of yours is corrected: either you round the weights as they were at first, or your U is the lower Cholesky factor.",
     ),
     Mistake(
         name="later-blocks-not-corrected",

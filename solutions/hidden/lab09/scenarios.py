@@ -539,7 +539,8 @@ def kv_blocks_at_work(nanovllm, rng):
                 known[target] = known[source]
             ids = list(known)
             read = torch.stack(cache.read(layer, torch.tensor(ids)), dim=1)  # [N, 2, P, G, D]
-            story.append(all(torch.equal(read[i], known[b]) for i, b in enumerate(ids)))
+            same = all(torch.equal(read[i], known[b]) for i, b in enumerate(ids))
+            story.append([list(read.shape), same])
     return {"story": story}
 
 
@@ -608,7 +609,8 @@ def kv_histories_of_requests(nanovllm, rng):
             step += 1
         return found
 
-    wanted, story = texts(8, 64, 1, 64, None, enable_prefix_caching=False), []
+    wanted = texts(8, 64, 1, 64, None, enable_prefix_caching=False)
+    story = [sorted(wanted)]
     for preemption in ("recompute", "swap"):
         size, seats = int(rng.choice([1, 2, 4, 16])), int(rng.integers(2, 6))
         found = texts(
