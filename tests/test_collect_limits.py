@@ -64,7 +64,7 @@ def add(a: int, b: int) -> int:
 # As on a machine so busy that a look takes longer than the time between two of them.
 BUSY = {
     "TICK = 0.25": "TICK = 0.001",
-    "        if is_debug": "        time.sleep(0.01)\n        if is_debug",
+    "            why = self": "            time.sleep(0.01)\n            why = self",
 }
 
 

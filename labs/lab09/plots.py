@@ -174,9 +174,9 @@ def ratios(
     for number, (name, model) in enumerate(models.items()):
         inputs, weight = inputs_of(model, AWQ, 2), model.get_submodule(AWQ).weight.detach()
         sizes, errors = inputs.abs().mean(dim=0), []
-        for step in range(20):
-            scale = sizes.pow(step / 20)
-            scale = scale / (scale.max() * scale.min()).sqrt()
+        for ratio in torch.arange(20) / 20:
+            scale = sizes**ratio
+            scale /= (scale.max() * scale.min()).sqrt()
             off = rounded(weight * scale) / scale - weight
             errors.append(float((inputs @ off.T).square().sum()))
         found = search(weight, inputs)

@@ -24,18 +24,18 @@ def word(codes, bits):
 
 
 def row_of_words(codes, bits):
-    per_word = 32 // bits
+    in_a_word = 32 // bits
     codes = list(codes)
-    return [word(codes[i : i + per_word], bits) for i in range(0, len(codes), per_word)]
+    return [word(codes[i : i + in_a_word], bits) for i in range(0, len(codes), in_a_word)]
 
 
 def random_weight(rng, rows, columns, scheme, ordered=True):
     """Random codes on a random grid, whose groups may be mixed up."""
-    size = scheme.group_size or columns
-    group_of = torch.arange(columns) // size
+    width = scheme.group_size or columns
+    group_of = torch.arange(columns).div(width, rounding_mode="floor")
     if not ordered:
         group_of = group_of[torch.from_numpy(rng.permutation(columns))]
-    shape, codes = (rows, -(-columns // size)), 2**scheme.bits
+    shape, codes = (rows, -(-columns // width)), 2**scheme.bits
     middle = torch.full(shape, codes // 2, dtype=torch.uint8)
     zeros = torch.from_numpy(rng.integers(0, codes, size=shape)).to(torch.uint8)
     scales = torch.from_numpy(rng.uniform(0.01, 2, size=shape)).half().float()
@@ -195,14 +195,14 @@ def test_gptq(rng):
 @pytest.mark.check(task=2, points=2, title="AWQ, in its own order")
 def test_awq(rng):
     for bits, order in ((4, [0, 2, 4, 6, 1, 3, 5, 7]), (8, [0, 2, 1, 3])):
-        per_word = 32 // bits
-        for rows, columns, size in ((3 * per_word, 7, 3), (2 * per_word + 1, 5, None)):
+        in_a_word = 32 // bits
+        for rows, columns, size in ((3 * in_a_word, 7, 3), (2 * in_a_word + 1, 5, None)):
             scheme = Scheme(bits, size)
             weight = random_weight(rng, rows, columns, scheme)
 
-            def along_rows(column, per_word=per_word, order=order, bits=bits):
-                column = column + [0] * (-len(column) % per_word)
-                parts = [column[i : i + per_word] for i in range(0, len(column), per_word)]
+            def along_rows(column, in_a_word=in_a_word, order=order, bits=bits):
+                column = column + [0] * (-len(column) % in_a_word)
+                parts = [column[i : i + in_a_word] for i in range(0, len(column), in_a_word)]
                 return [word([part[place] for place in order], bits) for part in parts]
 
             wanted = {
@@ -216,7 +216,7 @@ def test_awq(rng):
                 dict(sorted(listed(found).items())),
                 wanted,
                 call=call,
-                cause=f"the codes of a word are {per_word} rows of one column, in the order "
+                cause=f"the codes of a word are {in_a_word} rows of one column, in the order "
                 f"{' '.join(map(str, order))}; a word that is not full is filled up with zeros "
                 "before it is brought into this order",
             )

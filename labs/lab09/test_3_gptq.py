@@ -53,7 +53,7 @@ def one_by_one(weight, h, grid, damping=0.01, act_order=False):
     w, h = weight.astype(np.float64).copy(), np.array(h, dtype=np.float64)
     dead = np.diag(h) == 0
     h[dead, dead] = 1.0
-    w[:, dead] = 0.0
+    w *= ~dead
     h += damping * np.diag(h).mean() * np.eye(len(h))
     left = list(range(len(h)))
     if act_order:
@@ -97,11 +97,11 @@ def test_hessian(rng):
 def naive_inputs(model, rows):
     """What every linear multiplies, by its name: one row after another through the whole model."""
     found, hooks = {}, []
-    for name, module in model.layers.named_modules():
-        if isinstance(module, nn.Linear):
+    for name, part in model.layers.named_modules():
+        if isinstance(part, nn.Linear):
             seen = found.setdefault(name, [])
             hooks.append(
-                module.register_forward_pre_hook(lambda _, x, seen=seen: seen.append(x[0].clone()))
+                part.register_forward_pre_hook(lambda _, x, seen=seen: seen.append(x[0].clone()))
             )
     for row in rows:
         model(row, torch.arange(len(row)), RecomputeAttend(model.config))
@@ -122,9 +122,9 @@ def test_by_layer(rng):
             seen.append(
                 [list(model.layers).index(block), {n: x.clone() for n, x in inputs.items()}]
             )
-            for module in block.modules():
-                if isinstance(module, nn.Linear):
-                    module.weight.copy_(module.weight.mul(2).round() / 2)
+            for part in block.modules():
+                if isinstance(part, nn.Linear):
+                    part.weight.copy_(part.weight.mul(2).round() / 2)
             changed.append(block)
 
         quantize_by_layer(model, rows, coarse, lambda *done, told=told: told.append(list(done)))
@@ -148,9 +148,9 @@ def test_by_layer(rng):
                     cause="the layers before are quantized, this one is not; rows are apart",
                     atol=2e-5,
                 )
-            for module in truth.layers[layer].modules():
-                if isinstance(module, nn.Linear):
-                    module.weight.copy_(module.weight.mul(2).round() / 2)
+            for part in truth.layers[layer].modules():
+                if isinstance(part, nn.Linear):
+                    part.weight.copy_(part.weight.mul(2).round() / 2)
         expect(
             sum(len(module._forward_pre_hooks) + len(module._forward_hooks)
                 for module in model.modules()),

@@ -31,7 +31,7 @@ GPT2 = ModelConfig(
 def rounded(weight, scheme):
     """Task 1's rounding: what the codes of a weight stand for."""
     found, size = torch.empty_like(weight), scheme.group_size or weight.shape[1]
-    steps = 2**scheme.bits - 1
+    top = 2**scheme.bits - 1
     for start in range(0, weight.shape[1], size):
         part = weight[:, start : start + size]
         low, high = (
@@ -40,17 +40,17 @@ def rounded(weight, scheme):
         )
         if scheme.symmetric:
             scale, zero = (
-                2 * torch.maximum(-low, high) / steps,
+                2 * torch.maximum(-low, high) / top,
                 torch.full_like(low, 2**scheme.bits / 2),
             )
         else:
             scale, zero = high - low, low
-            scale = scale / steps
+            scale = scale / top
         scale = scale.half().float()
         scale[scale == 0] = 1.0
         if not scheme.symmetric:
-            zero = (-low / scale).round().clamp(0, steps)
-        codes = ((part / scale).round() + zero).clamp(0, steps)
+            zero = (-low / scale).round().clamp(0, top)
+        codes = ((part / scale).round() + zero).clamp(0, top)
         found[:, start : start + size] = (codes - zero) * scale
     return found
 
@@ -61,8 +61,8 @@ def candidates(inputs, channel_of):
         inputs[:, channel_of == c].abs().double().mean() for c in range(int(channel_of.max()) + 1)
     ])  # fmt: skip
     found = []
-    for step in range(20):
-        scale = (sizes ** (step / 20)).clamp(min=1e-4)
+    for ratio in torch.arange(20).double() / 20:
+        scale = (sizes**ratio).clamp(min=1e-4)
         found.append((scale / (scale.max() * scale.min()).sqrt()).float())
     return found
 
@@ -137,10 +137,10 @@ def test_fold(rng):
         for one in folds(block, config.head_dim):
             before = copy.deepcopy(block)
             source = block.get_submodule(one.source)
-            readers = [block.get_submodule(name) for name in one.readers]
+            read_by = [block.get_submodule(name) for name in one.readers]
             outputs = source.weight.shape[0]
             scale = torch.tensor(rng.random(outputs) * 3 + 0.3, dtype=torch.float32)
-            fold(source, readers, one.channel_of, scale)
+            fold(source, read_by, one.channel_of, scale)
             call = f"fold of {one.source} into {', '.join(one.readers)} of a {config.family} block"
             expect(
                 block(x, rotation, attend),
@@ -210,8 +210,8 @@ def test_clip(rng):
             for start in range(0, 12, size):
                 part, seen = weight[n : n + 1, start : start + size], x[:, start : start + size]
                 every, errors = [], []
-                for step in range(10):
-                    bound = part.abs().max() * (1 - step / 20)
+                for share in torch.arange(20, 10, -1).double() / 20:
+                    bound = part.abs().max() * share
                     every.append(part.clamp(-bound, bound))
                     off = part - rounded(every[-1], scheme)
                     errors.append(float((seen.double() @ off.double().T).square().sum()))
@@ -302,8 +302,8 @@ def best_clip(weight, inputs, scheme):
         columns = slice(start, start + scheme.group_size)
         part, x = weight[:, columns], inputs[:, columns].double()
         least = torch.full((len(weight),), torch.inf).double()
-        for step in range(10):
-            bound = part.abs().amax(1, keepdim=True) * (1 - step / 20)
+        for share in torch.arange(20, 10, -1).double() / 20:
+            bound = part.abs().amax(1, keepdim=True) * share
             clamped = torch.minimum(torch.maximum(part, -bound), bound)
             error = (x @ (part - rounded(clamped, scheme)).double().T).square().sum(0)
             better = error < least

@@ -42,8 +42,8 @@ def test_fisher(rng):
         weights = {f"layers.{n}": m.weight for n, m in model.layers.named_modules()
                    if isinstance(m, nn.Linear)}  # fmt: skip
         wanted = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-        for weight in weights.values():
-            weight.requires_grad_(True)
+        for every in weights.values():
+            every.requires_grad_(True)
         for row in rows:
             hidden = model(row[:-1], torch.arange(len(row) - 1), RecomputeAttend(config))
             loss = F.cross_entropy(model.logits(hidden), row[1:])

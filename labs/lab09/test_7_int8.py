@@ -216,9 +216,9 @@ def outputs(block, x):
     """What the block gives, and what each of its linears is given."""
     seen = {}
     hooks = [
-        module.register_forward_pre_hook(lambda _, given, name=name: seen.update({name: given[0]}))
-        for name, module in block.named_modules()
-        if isinstance(module, torch.nn.Linear)
+        part.register_forward_pre_hook(lambda _, given, path=path: seen.update({path: given[0]}))
+        for path, part in block.named_modules()
+        if isinstance(part, torch.nn.Linear)
     ]
     groups = block.self_attn.q_proj.out_features // block.self_attn.v_proj.out_features
     out = block(x, Rotation(), lambda layer, q, k, v: q + v.repeat_interleave(groups, dim=1))

@@ -93,7 +93,7 @@ class ModelConfig:
             ModelFolderError: no config.json, not JSON, a family or feature this course lacks.
         """
         folder = Path(folder)
-        raw = _read_json(folder / "config.json")
+        raw = read_json(folder / "config.json")
         family = raw.get("model_type")
         if family not in _READERS:
             raise ModelFolderError(
@@ -106,7 +106,7 @@ class ModelConfig:
         generation = folder / "generation_config.json"
         stops = _eos_ids(raw)
         if generation.is_file():
-            stops += tuple(i for i in _eos_ids(_read_json(generation)) if i not in stops)
+            stops += tuple(i for i in _eos_ids(read_json(generation)) if i not in stops)
         try:
             return cls(
                 family=family,
@@ -125,15 +125,14 @@ class ModelConfig:
 
 
 _UNSUPPORTED = {
-    "quantization_config": "but quantized checkpoints cannot be read before lab 09; "
-    "choose the unquantized model",
     "add_cross_attention": "but this engine has decoders only; choose a decoder-only model",
     "scale_attn_by_inverse_layer_idx": "a variant of GPT-2 that this engine does not have; "
     "choose the usual GPT-2",
 }
 
 
-def _read_json(path: Path) -> Json:
+def read_json(path: Path) -> Json:
+    """The object in a JSON file of a model folder. Raises ModelFolderError."""
     if not path.is_file():
         raise ModelFolderError(
             f"{path} is missing, so {path.parent} is not a model folder; name a folder in Hugging "

@@ -7,13 +7,15 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from nanovllm.model.checkpoint_names import module_tensors
-from nanovllm.model.config import ModelConfig
+from nanovllm.model.config import Json, ModelConfig, read_json
 from nanovllm.model.errors import ModelFolderError
 from nanovllm.model.transformer import Transformer
 
@@ -76,14 +78,54 @@ def load_model(
     """
     folder = resolve_folder(folder)
     config = ModelConfig.from_pretrained(folder)
+    if read_quantization(folder) is not None:
+        raise ModelFolderError(
+            f"{folder} holds quantized weights, which lab 09 reads: load it with LLM, "
+            "or choose the unquantized model."
+        )
     weights: dict[str, Tensor] = {}
+    for name, tensor in read_tensors(folder):
+        for target, value in module_tensors(config.family, name, tensor):
+            weights[target] = value.to(device=device, dtype=dtype)
+    return fill(folder, empty_model(settle_tying(config, weights)), weights)
+
+
+class _Unset(TorchFunctionMode):
+    """torch.nn.init leaves tensors as they are: without memory there is nothing to set, and its
+    normal_ would import torch's compiler for that, a second of every start."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Json | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return kwargs.get("tensor", args[0] if args else None)
+        return func(*args, **kwargs)
+
+
+def empty_model(config: ModelConfig) -> Transformer:
+    """A model of shapes without memory: weights that were read become its own with `fill`."""
+    with torch.device("meta"), _Unset():
+        return Transformer(config)
+
+
+def read_quantization(folder: Path) -> Json | None:
+    """The `quantization_config` of a folder's config.json; None where weights are as they are."""
+    return read_json(folder / "config.json").get("quantization_config")
+
+
+def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a folder's safetensors, by its name there. Raises ModelFolderError."""
     for path in _weight_files(folder):
-        for name, tensor in _read(path):
-            for target, value in module_tensors(config.family, name, tensor):
-                weights[target] = value.to(device=device, dtype=dtype)
-    config = _settle_tying(config, weights)
-    with torch.device("meta"):  # shapes without memory: the weights that were read become its own
-        model = Transformer(config)
+        yield from _read(path)
+
+
+def fill(folder: Path, model: Transformer, weights: dict[str, Tensor]) -> Transformer:
+    """Make `weights`, read from `folder`, the model's own; it is there to compute, not to train.
+
+    Raises:
+        ModelFolderError: a tensor is missing, too many or of another shape.
+    """
     _check(folder, model, weights)
     model.load_state_dict(weights, assign=True)
     return model.eval().requires_grad_(False)
@@ -97,9 +139,7 @@ def dummy_model(
 ) -> Transformer:
     """A model of random weights, scaled so that logits spread and attention is not flat."""
     generator = torch.Generator().manual_seed(seed)
-    with torch.device("meta"):
-        model = Transformer(config)
-    weights = {}
+    model, weights = empty_model(config), {}
     for name, slot in model.state_dict().items():
         noise = torch.randn(slot.shape, generator=generator)
         if "norm" in name:
@@ -159,7 +199,7 @@ def _read(path: Path) -> Iterator[tuple[str, Tensor]]:
         ) from None
 
 
-def _settle_tying(config: ModelConfig, weights: dict[str, Tensor]) -> ModelConfig:
+def settle_tying(config: ModelConfig, weights: dict[str, Tensor]) -> ModelConfig:
     """A tied file holds one of the two matrices; one that holds two different ones is not tied."""
     embedding, head = weights.get("embed_tokens.weight"), weights.get("lm_head.weight")
     if not config.tie_embeddings or head is None:

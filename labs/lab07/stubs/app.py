@@ -16,6 +16,7 @@ from nanovllm.generation.errors import RequestError
 from nanovllm.generation.params import ParamsError
 from nanovllm.serving.admission import Admission
 from nanovllm.serving.async_engine import AsyncEngine
+from nanovllm.serving.cache_info import export_cache_config
 from nanovllm.serving.config import ServeConfig
 from nanovllm.serving.deadline import drain
 from nanovllm.serving.errors import ApiError
@@ -57,6 +58,7 @@ class Server:
         self.most_guesses: int = getattr(engine, "num_speculative_tokens", 0)  # with lab 08
         if self.most_guesses:
             observers.append(GuessCounts(self.metrics.registry, self.most_guesses).observe)
+        export_cache_config(self.metrics.registry, engine.store)
         self.engine = AsyncEngine(engine, observers)
         self.reader = PromptReader(engine.tokenizer, template, engine.max_model_len)
         self.admission = Admission(config, engine.config.max_num_seqs)

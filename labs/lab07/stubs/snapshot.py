@@ -47,6 +47,8 @@ def kv_facts(store: Any) -> dict[str, Any]:
     block_size is in tokens; both it and num_blocks are 0 where the store has no blocks.
     cached_blocks: held by nobody, but kept for requests that begin alike. prefix: tokens that were
     looked up in the prefix cache and those found, since the start; None where there is no cache.
+    cache_dtype: "auto", or the codes that K and V are kept in; bytes_per_token: what a token takes
+    in all layers, or 0 where the store does not say how large it is.
     """
     stats = getattr(store, "prefix_stats", None)
     return {
@@ -55,6 +57,8 @@ def kv_facts(store: Any) -> dict[str, Any]:
         "usage": 1.0 - store.free_tokens / store.total_tokens,
         "block_size": getattr(store, "block_size", 0),
         "num_blocks": getattr(store, "num_blocks", 0),
+        "cache_dtype": getattr(store, "kv_cache_dtype", "auto"),
+        "bytes_per_token": getattr(store, "nbytes", 0) // store.total_tokens,
         "cached_blocks": [] if stats is None else store.cached_blocks(),
         "prefix": None if stats is None else {"queries": stats.queries, "hits": stats.hits},
     }

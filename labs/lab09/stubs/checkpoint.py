@@ -15,6 +15,7 @@ from torch import Tensor
 from nanovllm.model.checkpoint_names import module_tensors
 from nanovllm.model.config import Json, ModelConfig, read_json
 from nanovllm.model.loader import (
+    empty_model,
     fill,
     read_quantization,
     read_tensors,
@@ -60,8 +61,7 @@ def _load(
     stored_at = read_config(given)
     if config.family == "gpt2":
         raise QuantizationError("a quantized GPT-2 is not read.")
-    with torch.device("meta"):
-        shapes = {name: linear.weight.shape for name, linear in linears(Transformer(config))}
+    shapes = {name: linear.weight.shape for name, linear in linears(empty_model(config))}
     parts: dict[str, Tensors] = {name: {} for name in shapes}
     weights: Tensors = {}
     for name, tensor in read_tensors(folder):
@@ -93,8 +93,7 @@ def _load(
             raise QuantizationError(f"{name} {error}") from None
     if not made:
         raise QuantizationError("none of its linears is quantized, though its config says so.")
-    with torch.device("meta"):
-        model = Transformer(settle_tying(config, weights))
+    model = empty_model(settle_tying(config, weights))
     for name, linear in made.items():
         replace_linear(model, name, linear)
         weights |= {f"{name}.{last}": tensor for last, tensor in linear.state_dict().items()}

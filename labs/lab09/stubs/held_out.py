@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import nanovllm
+from nanovllm.model.config import ModelConfig
 from nanovllm.model.transformer import Transformer
 
 ROWS = Path(nanovllm.__file__).resolve().parent.parent / "models" / "rows.safetensors"
@@ -27,10 +28,14 @@ def held_out_rows(count: int = 32) -> Int[Tensor, "R 513"]:
 
 
 class RowsAttend:
-    """An attend for rows of equal length, one after another: no row sees another."""
+    """An attend for rows of equal length, one after another: no row sees another.
 
-    def __init__(self, num_rows: int) -> None:
+    config: of the model, for the windows of its layers; None for a model that has none.
+    """
+
+    def __init__(self, num_rows: int, config: ModelConfig | None = None) -> None:
         self.num_rows = num_rows
+        self.config = config
 
     def __call__(
         self,
@@ -40,14 +45,21 @@ class RowsAttend:
         v: Float[Tensor, "T G D"],
     ) -> Float[Tensor, "T H D"]:
         rows = (x.unflatten(0, (self.num_rows, -1)).transpose(1, 2) for x in (q, k, v))
-        out = F.scaled_dot_product_attention(*rows, is_causal=True, enable_gqa=True)
+        window = self.config.window(layer) if self.config else None
+        length = len(q) // self.num_rows
+        if window is None or window >= length:
+            out = F.scaled_dot_product_attention(*rows, is_causal=True, enable_gqa=True)
+        else:
+            every = torch.ones(length, length, dtype=torch.bool, device=q.device)
+            seen = every.tril().triu(1 - window)
+            out = F.scaled_dot_product_attention(*rows, attn_mask=seen, enable_gqa=True)
         return out.transpose(1, 2).flatten(0, 1)
 
 
 def hidden_states(model: Transformer, rows: Int[Tensor, "R S"]) -> Float[Tensor, "R S E"]:
     """What the model makes of every token of the rows, after its last norm."""
     positions = torch.arange(rows.shape[1]).repeat(len(rows))
-    hidden = model(rows.flatten(), positions, RowsAttend(len(rows)))
+    hidden = model(rows.flatten(), positions, RowsAttend(len(rows), model.config))
     return hidden.unflatten(0, tuple(rows.shape))
 
 
