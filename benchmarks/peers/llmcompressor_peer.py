@@ -1,8 +1,8 @@
 """llm-compressor and transformers, run by the Python of the environment that has them.
 
 `llmcompressor_peer.py make MODEL RECIPE ROWS TO` writes a folder of compressed-tensors, and
-`logits FOLDER ROWS TO` what transformers makes of tokens with it; ROWS is a file of token ids [R, S]
-under `rows`. What either prints last is one line of JSON: the versions of the packages at work.
+`llmcompressor_peer.py logits FOLDER ROWS TO` a file of what transformers makes of tokens with it.
+ROWS is a file of token ids [R, S], `rows`. The last line is JSON: the versions of the packages.
 """
 
 import json
@@ -31,8 +31,6 @@ def recipe(name: str) -> list[Any]:
             return [QuantizationModifier(**linears)]
         case "gptq":
             return [GPTQModifier(**linears)]
-        case "gptq-g_idx":  # act-order, and groups of columns that are as large
-            return [GPTQModifier(actorder="group", **linears)]
         case "awq":
             return [AWQModifier(), QuantizationModifier(**linears)]
         case "smoothquant":
@@ -63,4 +61,5 @@ if __name__ == "__main__":
     task, *words, rows_file, to = sys.argv[1:]
     {"make": make, "logits": logits}[task](*words, load_file(rows_file)["rows"], to)
     packages = ("llmcompressor", "compressed-tensors", "transformers", "torch")
-    print(json.dumps({package: metadata.version(package) for package in packages}))
+    print(json.dumps({one.name: one.version for one in metadata.distributions()
+                      if one.name in packages}))  # fmt: skip
