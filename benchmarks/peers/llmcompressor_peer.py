@@ -32,6 +32,8 @@ def recipe(name: str) -> list[Any]:
         case "gptq":
             return [GPTQModifier(**linears)]
         case "awq":
+            if not torch.accelerator.is_available():  # it pins memory for one all the same
+                torch.Tensor.pin_memory = lambda tensor: tensor
             return [AWQModifier(), QuantizationModifier(**linears)]
         case "smoothquant":
             return [SmoothQuantModifier(), GPTQModifier(**linears)]
