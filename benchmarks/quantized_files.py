@@ -162,7 +162,7 @@ def measure(given: argparse.Namespace, home: Path) -> list[Results]:
 
 def show(rows: list[Results]) -> None:
     """A line a folder; what went wrong below."""
-    console = Console()
+    console = Console(width=max(130, Console().width))  # no cell is cut
     table = tables.plain(
         "Largest difference of transformers' logits, and of ours if the embeddings' last bits "
         "change; vLLM's tokens that are our argmax, and the largest gap to it",
