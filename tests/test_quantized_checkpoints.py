@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from benchmarks import quantized_files
 from nanovllm import LLM, SamplingParams
 from nanovllm.cli.errors import Refused, explain
 from nanovllm.cli.quantize import quantize as quantize_command
@@ -55,6 +57,12 @@ MADE = {  # by the makers' own code: how it is stored
     "compressed-tensors-int-quantized-8": StoredAs("int-quantized", Scheme(8, None, True)),
 }
 BY_CHANNEL = Scheme(8, None, True)
+LLM_COMPRESSOR = {  # recipes of llm-compressor 0.14.0, whose configs lie in llm-compressor.json
+    "gptq W4A16": StoredAs("pack-quantized", Scheme(4, 128, True)),
+    "awq W4A16_ASYM": StoredAs("pack-quantized", Scheme(4, 128)),
+    "gptq W8A16": StoredAs("pack-quantized", Scheme(8, 128, True)),
+    "gptq W8A8": StoredAs("int-quantized", BY_CHANNEL, activations=True),
+}
 FOLDERS = {  # format, scheme, quant_method
     "int4": ("compressed-tensors", Scheme(4, 64)),
     "int4-symmetric": ("compressed-tensors", Scheme(4, 64, True)),
@@ -180,6 +188,30 @@ def test_a_folder_gives_back_the_model(name: str, folder: Callable) -> None:
         load_model(path)
 
 
+@pytest.mark.parametrize("name", LLM_COMPRESSOR)
+def test_a_folder_as_llm_compressor_writes_it(name: str, tmp_path: Path) -> None:
+    """Its config, and scales in the model's bfloat16."""
+    stored = LLM_COMPRESSOR[name]
+    save_random(tmp_path / "small", **SMALL)
+    model = round_linears(load_model(tmp_path / "small"), stored.scheme, stored.activations)
+    path = save_quantized(model, tmp_path / "small", tmp_path / "few")
+    configs = json.loads((LAYERS / "llm-compressor.json").read_text("utf-8"))
+    _edit_config(path, lambda q: (q.clear(), q.update(configs[name])))
+    tensors = load_file(path / "model.safetensors")
+    for key in tensors:
+        if key.endswith("weight_scale"):
+            tensors[key] = tensors[key].bfloat16()
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    assert read_config(configs[name])("layers.0.mlp.up_proj") == stored
+    found = dict(linears(load_quantized(path)))
+    for each, linear in linears(model):
+        assert found[each].int8_activations == stored.activations
+        scales = tensors[f"model.{each}.weight_scale"].float()
+        wanted = linear.weight_codes
+        wanted = QuantizedWeight(wanted.codes, replace(wanted.grid, scales=scales))
+        assert equal(found[each].weight_codes, wanted)
+
+
 def test_dtype_of_everything_else(folder: Callable) -> None:
     model = load_quantized(folder("int4")[0], torch.bfloat16)
     linear = model.layers[0].mlp.up_proj
@@ -242,6 +274,17 @@ def test_every_method_can_be_written(method: str, tmp_path: Path) -> None:
     hidden = hidden_states(model, rows)
     assert torch.equal(hidden_states(load_quantized(path), rows), hidden)
     assert (path / "model.safetensors").stat().st_size < 1.3e6
+
+
+def test_the_benchmark_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model as it is, in transformers; the others have environments of their own."""
+    words = ["--only", "not quantized", "--rows", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["quantized_files", *words])
+    quantized_files.main()
+    found = json.loads((tmp_path / "quantized-files.json").read_text("utf-8"))
+    [row] = found["results"]["folders"]
+    assert row["how"] == "not quantized" and row["bytes"] > 7e6 and "vLLM" not in row
+    assert row["transformers"]["largest_difference"] < 2e-4
 
 
 def test_some_linears_may_stay_as_they_were(tmp_path: Path) -> None:
