@@ -151,7 +151,7 @@ def test_fold(rng):
                 cause="what is divided at the source is multiplied at the readers: weight and bias",
                 atol=1e-4,
             )  # fmt: skip
-            for name, reader in zip(one.readers, readers, strict=True):
+            for name, reader in zip(one.readers, read_by, strict=True):
                 old = before.get_submodule(name)
                 expect(
                     [reader.weight, reader.bias],
