@@ -527,7 +527,7 @@ def test_failed_chunks():
     def ctrl_c(logits, rows):
         raise KeyboardInterrupt
 
-    stopped = Engine(dummy_model(CONFIG), config, sampler=ctrl_c)
+    stopped = Engine(dummy_model(CONFIG), config, sampler=ctrl_c, clock=lambda: 1.0)
     stopped.add_request([5], greedy(1))
     expect.raises(
         KeyboardInterrupt,
