@@ -142,10 +142,11 @@ def test_some(rng):
         given={"costs": costs_of(costs)},
         cause="a guess costs 0.1 s; without guesses the step brings 16 tokens in 2.6 s",
     )
+    others = [counts[n] for n in range(16) if n not in good]
     expect.that(
-        all(counts[n] <= 12 for n in range(16) if n not in good),
-        "the twelve with rate 0.1 have at most 12 guesses in those 100 steps",
-        observed={n: counts[n] for n in range(16) if n not in good},
+        sum(others) <= 12 * 12,  # one of them may have luck with its few trials
+        "the twelve with rate 0.1 have at most 12 guesses each in those 100 steps, on average",
+        observed=sum(others) / 12,
         call="the same",
         cause="a guess of theirs brings 0.1 tokens, and takes the time of 0.6",
     )
@@ -154,25 +155,30 @@ def test_some(rng):
 @pytest.mark.check(task=7, points=2, title="A forward of the draft model is for all")
 def test_forward(rng):
     costs = Costs(1.0, 0.02, 0.0, 0.25)
-    found = {}
-    for good in (1, 8):
+
+    def guesses(good):
+        """Of a batch of 8, from step 80 on."""
         batch = [request_of(n) for n in range(8)]
         rates = [0.75 if n < good else 0.02 for n in range(8)]
         policy = AdaptivePolicy(4, costs)
-        wanted = run(policy, batch, 160, lambda i, s, rates=rates: chain(rng, rates[i]), most=4)
-        found[good] = sum(sum(counts) for counts in wanted[80:])
+        wanted = run(policy, batch, 160, lambda i, s: chain(rng, rates[i]), most=4)
+        return sum(sum(counts) for counts in wanted[80:])
+
+    few = sum(guesses(good=1) for _ in range(4)) / 4  # luck with a few trials is no fault
     expect.that(
-        found[1] <= 64,
-        "where one of eight is right, each guesses in one of ten steps at most",
-        observed=found[1],
-        call="guesses of a batch of 8 in steps 80 to 159; rate 0.75 for one, 0.02 for the others",
+        few <= 64,
+        "where one of eight is right, each guesses in one of ten steps at most, on average",
+        observed=few,
+        call="guesses of a batch of 8 in steps 80 to 159, the mean of four such batches; "
+        "rate 0.75 for one, 0.02 for the others",
         given={"costs": costs_of(costs)},
         cause="one more token a step does not pay for a forward: 8 tokens take 1.16 s without",
     )
+    many = guesses(good=8)
     expect.that(
-        found[8] >= 640,
+        many >= 640,
         "where all eight are right at rate 0.75, at least one guess is made by each in each step",
-        observed=found[8],
+        observed=many,
         call="guesses of a batch of 8 in steps 80 to 159; rate 0.75 for all",
         given={"costs": costs_of(costs)},
         cause="the draft model guesses for all requests in one forward",
