@@ -150,6 +150,13 @@ def test_some(rng):
         call="the same",
         cause="a guess of theirs brings 0.1 tokens, and takes the time of 0.6",
     )
+    expect.that(
+        max(others) <= 25,
+        "none of the twelve has more than 25",
+        observed=max(others),
+        call="the same",
+        cause="many guesses of one are lost time, too, even if the others have few",
+    )
 
 
 @pytest.mark.check(task=7, points=2, title="A forward of the draft model is for all")
