@@ -134,27 +134,30 @@ def test_some(rng):
                 policy.judged(request, guessed(count), stood)
             if step >= 100:
                 counts[n] += count
+    shown = {
+        "call": "the guesses of a batch of 16 in steps 100 to 199, its order changing",
+        "given": {"costs": costs_of(costs)},
+    }
     expect.that(
         all(counts[n] >= 100 for n in good),
         "each of the four whose guesses stand at rate 0.97 has one guess a step or more",
         observed={n: counts[n] for n in sorted(good)},
-        call="the guesses of a batch of 16 in steps 100 to 199, its order changing",
-        given={"costs": costs_of(costs)},
+        **shown,
         cause="a guess costs 0.1 s; without guesses the step brings 16 tokens in 2.6 s",
     )
     others = [counts[n] for n in range(16) if n not in good]
     expect.that(
         sum(others) <= 12 * 12,  # one of them may have luck with its few trials
-        "the twelve with rate 0.1 have at most 12 guesses each in those 100 steps, on average",
+        "the twelve with rate 0.1 have at most 12 guesses each, on average",
         observed=sum(others) / 12,
-        call="the same",
+        **shown,
         cause="a guess of theirs brings 0.1 tokens, and takes the time of 0.6",
     )
     expect.that(
         max(others) <= 25,
         "none of the twelve has more than 25",
         observed=max(others),
-        call="the same",
+        **shown,
         cause="many guesses of one are lost time, too, even if the others have few",
     )
 
