@@ -65,30 +65,27 @@ class ScoringEngine(EngineBase):
             return super().execute(plan)
         chunks: list[Chunk] = []
         for chunk in plan.chunks:
-            chunks += _one_by_one(chunk) if chunk in wanted else [chunk]
+            chunks += one_by_one(chunk) if chunk in wanted else [chunk]
         logits = super().execute(Plan(tuple(chunks), budget=plan.budget))
         logits = logits if isinstance(logits, Tensor) else logits.logits()  # of a GPU's step
-        kept, row = [], 0
+        kept: list[int] = []
+        row = 0
         for chunk in plan.chunks:
+            drawn = num_rows(chunk)
             if chunk in wanted:
-                self._score(chunk, logits[row : row + chunk.length])
-                kept += [row + chunk.length - 1] * chunk.completes
-                row += chunk.length
-            else:  # lab 08's chunks have a row for each of their places
-                count = len(getattr(chunk, "places", (chunk,) * chunk.completes))
-                kept += range(row, row + count)
-                row += count
+                known = chunk.length - num_guesses(chunk)
+                self._score(chunk, logits[row : row + known])
+                row += known - bool(drawn)  # the last of them is drawn from, too
+            kept += range(row, row + drawn)
+            row += drawn
         return logits[kept]
 
     def _wants(self, chunk: Chunk) -> bool:
         """Whether a token behind one of the chunk's still has to be scored."""
         sequence = chunk.request.sequence
-        return (
-            sequence.params.prompt_logprobs is not None
-            and not sequence.output_token_ids
-            and chunk.start < len(sequence.prompt_token_ids) - 1
-            and None in self._scores_of(chunk.request)[chunk.start + 1 : chunk.end + 1]
-        )
+        if sequence.params.prompt_logprobs is None or sequence.output_token_ids:
+            return False
+        return None in self._scores_of(chunk.request)[chunk.start + 1 : chunk.end + 1]
 
     def _scores_of(self, request: Request) -> Scores:
         sequence = request.sequence
@@ -99,13 +96,35 @@ class ScoringEngine(EngineBase):
         """Note the log-probabilities of the tokens behind those of the chunk."""
         prompt = chunk.request.sequence.prompt_token_ids
         count = chunk.request.sequence.params.prompt_logprobs
-        behind = prompt[chunk.start + 1 : chunk.end + 1]
+        behind = prompt[chunk.start + 1 : chunk.start + 1 + len(logits)]
         found = score_tokens(logits[: len(behind)], behind, count)
         self._scores_of(chunk.request)[chunk.start + 1 : chunk.start + 1 + len(behind)] = found
 
 
-def _one_by_one(chunk: Chunk) -> list[Chunk]:
-    return [Chunk(chunk.request, at, 1, at + 1) for at in range(chunk.start, chunk.end)]
+def num_guesses(chunk: Chunk) -> int:
+    """Tokens of a chunk that are lab 08's guesses."""
+    guesses = getattr(chunk, "guesses", None)
+    return len(guesses.token_ids) if guesses else 0
+
+
+def num_rows(chunk: Chunk) -> int:
+    """Of how many of a chunk's tokens `execute` gives logits."""
+    return num_guesses(chunk) + 1 if chunk.completes else 0
+
+
+def one_by_one(chunk: Chunk) -> list[Chunk]:
+    """The chunk's known tokens as chunks of one, which complete; guesses stay behind the last.
+
+    >>> [(one.start, one.completes) for one in one_by_one(Chunk(None, 4, 2, total=9))]
+    [(4, True), (5, True)]
+    """
+    guesses = num_guesses(chunk)
+    ones = [Chunk(chunk.request, at, 1, at + 1) for at in range(chunk.start, chunk.end - guesses)]
+    if guesses:
+        last = chunk._replace(start=ones[-1].start, length=1 + guesses)
+        last.guesses = chunk.guesses
+        ones[-1] = last
+    return ones
 
 
 def score_tokens(
