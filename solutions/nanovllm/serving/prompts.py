@@ -79,6 +79,9 @@ class PromptReader:
             raise BadRequestError(
                 "messages hold half a surrogate pair.", param="messages"
             ) from None
+        if body.add_special_tokens:
+            spec = self.tokenizer.spec
+            ids = [*spec.prefix_ids, *ids, *spec.suffix_ids]
         return self._truncated(ids, body) if isinstance(body, SamplingFields) else ids
 
     @cached_property

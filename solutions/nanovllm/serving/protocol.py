@@ -5,7 +5,7 @@ unsupported.py. What a value must satisfy beyond its type is checked where it is
 SamplingParams and the engine.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from nanovllm.serving.errors import BadRequestError
-from nanovllm.serving.unsupported import CHAT_NOTHING, NOTHING, refuse_unsupported
+from nanovllm.serving.unsupported import refuse_unsupported
 
 MAX_STOPS = 64
 MAX_LOGPROBS = 20
@@ -59,7 +59,6 @@ class StreamOptions(BaseModel):
 class SamplingFields(Body):
     """The fields that go to SamplingParams by the same name; null means the default."""
 
-    nothing: ClassVar[Any] = NOTHING
     n: int | None = Field(None, ge=1, le=128)
     temperature: float | None = None
     top_p: float | None = None
@@ -79,7 +78,6 @@ class SamplingFields(Body):
     include_stop_str_in_output: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
     request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     truncation_side: Literal["left", "right"] | None = None
@@ -95,7 +93,7 @@ class SamplingFields(Body):
     def refuse(cls, given: Any) -> Any:
         """Refuse by name what is known and not done."""
         if isinstance(given, dict):
-            refuse_unsupported(given, cls.nothing)
+            refuse_unsupported(given)
             if given.get("stream_options") and not given.get("stream"):
                 raise BadRequestError(
                     "stream_options only goes with stream: true.", param="stream_options"
@@ -173,6 +171,7 @@ class Conversation(Body):
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
     documents: list[dict[str, str]] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -192,7 +191,6 @@ class Conversation(Body):
 class ChatCompletionRequest(SamplingFields, Conversation):
     """POST /v1/chat/completions."""
 
-    nothing: ClassVar[Any] = {**NOTHING, **CHAT_NOTHING}
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -205,7 +203,6 @@ class TokenizeRequest(Conversation):
 
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)
-    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="before")
@@ -213,8 +210,7 @@ class TokenizeRequest(Conversation):
     def refuse(cls, given: Any) -> Any:
         """Refuse by name what is known and not done."""
         if isinstance(given, dict):
-            refuse_unsupported(given, CHAT_NOTHING if given.get("messages") else {})
-            refuse_unsupported(given, {"tools": NOTHING["tools"]})
+            refuse_unsupported(given)
         return given
 
 

@@ -11,6 +11,7 @@ from nanovllm.serving.errors import BadRequestError
 
 NOTHING: Mapping[str, tuple[Any, ...]] = {  # by field: values besides null that ask for nothing
     "best_of": (1,),
+    "chat_template": (),
     "ec_transfer_params": ({},),
     "function_call": ("none", "auto"),
     "functions": ([],),
@@ -37,23 +38,19 @@ NOTHING: Mapping[str, tuple[Any, ...]] = {  # by field: values besides null that
     "vllm_xargs": ({},),
     "watermarking": (False,),
 }
-CHAT_NOTHING: Mapping[str, tuple[Any, ...]] = {  # of conversations alone
-    "add_special_tokens": (False,),
-    "chat_template": (),
-}
 
 
-def refuse_unsupported(given: Mapping[str, Any], nothing: Mapping[str, tuple[Any, ...]]) -> None:
+def refuse_unsupported(given: Mapping[str, Any]) -> None:
     """Raise BadRequestError for the first field that asks for what this server does not do.
 
-    >>> refuse_unsupported({"best_of": 1, "functions": None, "best_friend": 5}, NOTHING)
-    >>> refuse_unsupported({"best_of": 2}, NOTHING)
+    >>> refuse_unsupported({"best_of": 1, "functions": None, "best_friend": 5})
+    >>> refuse_unsupported({"best_of": 2})
     Traceback (most recent call last):
     nanovllm.serving.errors.BadRequestError: best_of is not supported; leave it out.
     """
-    for name in nothing.keys() & given.keys():
+    for name in sorted(NOTHING.keys() & given.keys()):
         value = given[name]
-        if value is not None and not any(_same(value, each) for each in nothing[name]):
+        if value is not None and not any(_same(value, each) for each in NOTHING[name]):
             raise BadRequestError(f"{name} is not supported; leave it out.", param=name)
 
 
