@@ -46,6 +46,10 @@ def serve(
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds that open requests get when the server stops.")
     ] = 30.0,
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(help="Web pages whose scripts may ask, or *; may be repeated."),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     batching: BatchingOptions = BatchingOptions(),  # noqa: B008, frozen
     dtype: Dtype = None,
@@ -75,6 +79,7 @@ def serve(
             rate_limit=rate_limit,
             timeout=timeout,
             drain_timeout=drain_timeout,
+            allowed_origins=tuple(allowed_origins or ()),
         )
         server = _server(llm, config)
         sock = bind(host, port)
@@ -100,7 +105,7 @@ def _server(llm: "LLM", config: "ServeConfig") -> "Server":
     from nanovllm.tokenization.errors import ChatTemplateError
 
     try:
-        template = llm.chat_template
+        templates = llm.chat_template, llm.open_template
     except ChatTemplateError:
-        template = None
-    return Server(llm.runner.engine, config, template)
+        templates = None, None
+    return Server(llm.runner.engine, config, *templates)

@@ -13,6 +13,7 @@ from nanovllm.llm.engine_options import EngineOptions
 from nanovllm.llm.kv_codes import token_bytes
 from nanovllm.llm.lab_packages import is_mine, why_missing
 from nanovllm.llm.read_options import OptionError
+from nanovllm.llm.scoring import scoring
 from nanovllm.llm.weight_codes import load_weights
 from nanovllm.model.errors import ModelFolderError
 from nanovllm.model.loader import resolve_folder
@@ -38,8 +39,8 @@ class NoGuesses:
     """Without a speculative_config every engine is as it is."""
 
     def on(self, engine: type[Engine]) -> Callable[..., Engine]:
-        """The class itself."""
-        return engine
+        """The class itself, which also scores prompts."""
+        return scoring(engine)
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Guessing:
 
         most, costs = self.config.num_speculative_tokens, Costs()
         facts = {"num_speculative_tokens": most}  # a server asks
-        kind = type(f"Speculative{engine.__name__}", (_verifier(engine), engine), facts)
+        kind = scoring(type(f"Speculative{engine.__name__}", (_verifier(engine), engine), facts))
         parts = {
             "proposer": self._proposer(),
             "guess_policy": self._policy(most, costs),

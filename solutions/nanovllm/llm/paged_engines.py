@@ -7,8 +7,10 @@ from nanovllm.llm.guessing import Guessing, NoGuesses, speculation
 from nanovllm.llm.kv_codes import token_bytes
 from nanovllm.llm.lab_packages import is_mine, why_missing
 from nanovllm.llm.paged_store import attention_backend, paged_store
+from nanovllm.llm.scoring import salt_of
 from nanovllm.llm.weight_codes import has_codes
 from nanovllm.model.transformer import Transformer
+from nanovllm.paging.manager import BlockManager
 from nanovllm.paging.store import PagedStore
 from nanovllm.tokenization.tokenizer import Tokenizer
 
@@ -30,6 +32,7 @@ def make_store(model: Transformer, max_model_len: int, options: EngineOptions) -
         weight.device,
         enable_prefix_caching=options.enable_prefix_caching,
         kv_cache_dtype=options.kv_cache_dtype,
+        salt_of=salt_of,
     )
 
 
@@ -109,12 +112,14 @@ def make_engine(
     if kind.startswith("compiled"):
         from nanovllm.fast import FastEngine
 
+        num_blocks = _num_blocks(model, max_model_len, options)
+        manager = BlockManager(num_blocks, options.block_size, salt_of=salt_of)
         return guessing.on(FastEngine)(
             model,
             config,
             tokenizer=tokenizer,
-            num_blocks=_num_blocks(model, max_model_len, options),
-            block_size=options.block_size,
+            num_blocks=manager.num_blocks,
+            manager=manager,
             draws=not is_mine("generation"),
             kv_cache_dtype=options.kv_cache_dtype,
         )

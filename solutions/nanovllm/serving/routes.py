@@ -87,15 +87,17 @@ def _tokens(app: FastAPI, server: "Server") -> None:
             raise BadRequestError("Give either prompt or messages.", param="prompt")
 
         def read() -> list[int]:
-            if body.messages is not None:
-                return reader.chat(body.messages, body.add_generation_prompt)
-            return reader.tokenizer.encode(
-                body.prompt or "", allowed_special="all", add_special_tokens=body.add_special_tokens
-            )
+            return reader.chat(body) if body.messages else reader.text(body.prompt or "", body)
 
         ids = await server.handlers.read(request, read)
+        strings = [reader.token_strings[i] for i in ids] if body.return_token_strs else None
         return JsonResponse(
-            {"count": len(ids), "max_model_len": reader.max_model_len, "tokens": ids}
+            {
+                "count": len(ids),
+                "max_model_len": reader.max_model_len,
+                "tokens": ids,
+                "token_strs": strings,
+            }
         )
 
     @app.post("/detokenize")
@@ -114,6 +116,7 @@ def _tokens(app: FastAPI, server: "Server") -> None:
 
 def _health(app: FastAPI, server: "Server") -> None:
     @app.get("/health")
+    @app.get("/health/", include_in_schema=False)
     async def health() -> Response:
         """200 while the engine runs and takes requests."""
         if server.engine.error is not None:
