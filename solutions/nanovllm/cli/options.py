@@ -68,6 +68,9 @@ class BatchingOptions:
     kv_cache_memory_bytes: Annotated[
         int | None, _engine("Bytes of the KV cache, in place of a number of blocks.")
     ] = None
+    swap_space: Annotated[
+        float | None, _engine("GiB of host memory for preempted requests. (default: 0)")
+    ] = None
     enable_prefix_caching: Annotated[
         bool | None,
         _engine(

@@ -113,6 +113,7 @@ OPTIONS_OF = {
     "block_size": "lab05",
     "num_gpu_blocks_override": "lab05",
     "kv_cache_memory_bytes": "lab05",
+    "swap_space": "lab05",
     "enable_prefix_caching": "lab05",
     "speculative_config": "lab05",
     "kv_cache_dtype": "lab05",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -15,7 +16,8 @@ from nanovllm.llm.read_options import OptionError
 if TYPE_CHECKING:  # the labs that these belong to may not be here
     from nanovllm.batching.config import EngineConfig
 
-DEFAULT_KV_BYTES = 1 << 30
+GIB = 1 << 30
+DEFAULT_KV_BYTES = GIB
 GPU_KV_SHARE = 0.8  # the rest is for activations, logits and graphs
 _SIZES = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
 KV_CACHE_DTYPES = ("auto", "int8", "int4", "fp8")
@@ -31,8 +33,9 @@ class EngineOptions:
     most. scheduling_policy: fcfs, sjf, deadline, round-robin, priority or size-queues. block_size:
     tokens that a block holds. num_gpu_blocks_override: blocks of the cache, on whatever device it
     is, or kv_cache_memory_bytes: what they may take; by default as many as max_num_seqs of the
-    longest requests need, within `kv_room`. enable_prefix_caching: requests that begin alike
-    share.
+    longest requests need, within `kv_room`. swap_space: GiB of host memory to which preempted
+    requests are swapped where that is measured to be cheaper than to compute them again; 0 for
+    none. enable_prefix_caching: requests that begin alike share.
     enforce_eager: never the compiled step or CUDA graphs, whatever the machine;
     NANOVLLM_ENFORCE_EAGER=1 in the environment says so for all. engine: static (lab 03),
     continuous (lab 04) or paged (lab 05); by default the highest whose labs are here.
@@ -53,6 +56,7 @@ class EngineOptions:
     block_size: int = 16
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: int | None = None
+    swap_space: float = 0
     enable_prefix_caching: bool = True
     enforce_eager: bool = field(default_factory=lambda: "NANOVLLM_ENFORCE_EAGER" in os.environ)
     engine: str | None = None
@@ -72,6 +76,7 @@ class EngineOptions:
                 "num_gpu_blocks_override and kv_cache_memory_bytes both say how large the cache "
                 "is; give one of them."
             )
+        self._check_swap_space()
         for name in ("enable_prefix_caching", "enforce_eager"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} must be True or False, got {getattr(self, name)!r}.")
@@ -109,6 +114,27 @@ class EngineOptions:
         longest = blocks_for(max_model_len, self.block_size)
         return max(longest, min(self.max_num_seqs * longest, kv_room(device) // block_bytes))
 
+    def _check_swap_space(self) -> None:
+        given = self.swap_space
+        number = isinstance(given, int | float) and not isinstance(given, bool)
+        if not number or not 0 <= given < math.inf:
+            raise OptionError(f"swap_space must be a number of GiB, 0 or more; got {given!r}.")
+        if given and given * GIB > host_memory():
+            raise OptionError(
+                f"swap_space is {given:g} GiB, but this machine has {host_memory() / GIB:.1f} GiB "
+                "of memory; give less."
+            )
+
+    def num_host_blocks(self, bytes_per_token: int) -> int:
+        """Blocks of swap_space. Raises OptionError where not even one fits."""
+        block_bytes = self.block_size * bytes_per_token
+        if self.swap_space and self.swap_space * GIB < block_bytes:
+            raise OptionError(
+                f"swap_space is {self.swap_space:g} GiB, but one block of {self.block_size} tokens "
+                f"takes {block_bytes} bytes; give more, or 0 to compute preempted requests again."
+            )
+        return int(self.swap_space * GIB // block_bytes)
+
     def num_slots(
         self, max_model_len: int, bytes_per_token: int, device: torch.device | str = "cpu"
     ) -> int:
@@ -130,6 +156,14 @@ class EngineOptions:
             )
         except ConfigError as error:
             raise OptionError(str(error)) from None
+
+
+def host_memory() -> float:
+    """Bytes of this machine's memory; infinite where the system does not say."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):  # not a POSIX system
+        return math.inf
 
 
 def kv_room(device: torch.device | str) -> int:

@@ -31,6 +31,7 @@ from nanovllm.serving.prompts import PromptReader
 from nanovllm.serving.responses import error_response
 from nanovllm.serving.routes import add_routes
 from nanovllm.serving.streaming import ClientGoneError
+from nanovllm.serving.swap_counts import SwapCounts
 from nanovllm.tokenization.chat import ChatTemplate
 from nanovllm.tokenization.errors import ChatTemplateError, TokenizerError
 
@@ -58,6 +59,9 @@ class Server:
         self.most_guesses: int = getattr(engine, "num_speculative_tokens", 0)  # with lab 08
         if self.most_guesses:
             observers.append(GuessCounts(self.metrics.registry, self.most_guesses).observe)
+        swapping = getattr(engine.store, "swapping", None)  # with lab 05, and swap_space
+        if swapping is not None:
+            observers.append(SwapCounts(self.metrics.registry, swapping).observe)
         export_cache_config(self.metrics.registry, engine.store)
         self.engine = AsyncEngine(engine, observers)
         self.reader = PromptReader(engine.tokenizer, template, engine.max_model_len)
