@@ -58,6 +58,9 @@ class BatchingOptions:
 
     max_num_seqs: Annotated[int | None, _engine("Most samples that run at once.")] = None
     max_num_batched_tokens: Annotated[int | None, _engine("Most tokens of a step.")] = None
+    adaptive_token_budget: Annotated[
+        bool | None, _engine("Let that limit follow the step time.", "--adaptive-token-budget")
+    ] = None
     scheduling_policy: Annotated[
         str | None, _engine("fcfs, sjf, deadline, round-robin, priority or size-queues.")
     ] = None

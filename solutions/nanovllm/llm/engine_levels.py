@@ -109,6 +109,7 @@ LADDER = (  # the lowest first; no LLM can do without labs 01 to 03
 )
 OPTIONS_OF = {
     "max_num_batched_tokens": "lab04",
+    "adaptive_token_budget": "lab04",
     "scheduling_policy": "lab04",
     "block_size": "lab05",
     "num_gpu_blocks_override": "lab05",

@@ -30,12 +30,13 @@ class EngineOptions:
     """How the engine batches and stores K and V, with vLLM's names.
 
     max_num_seqs: samples that run at once. max_num_batched_tokens: tokens that a step computes at
-    most. scheduling_policy: fcfs, sjf, deadline, round-robin, priority or size-queues. block_size:
-    tokens that a block holds. num_gpu_blocks_override: blocks of the cache, on whatever device it
-    is, or kv_cache_memory_bytes: what they may take; by default as many as max_num_seqs of the
-    longest requests need, within `kv_room`. swap_space: GiB of host memory to which preempted
-    requests are swapped where that is measured to be cheaper than to compute them again; 0 for
-    none. enable_prefix_caching: requests that begin alike share.
+    most. adaptive_token_budget: let lab 04's controller move that limit, down to max_num_seqs, as
+    steps turn out slow or fast. scheduling_policy: fcfs, sjf, deadline, round-robin, priority or
+    size-queues. block_size: tokens that a block holds. num_gpu_blocks_override: blocks of the
+    cache, on whatever device it is, or kv_cache_memory_bytes: what they may take; by default as
+    many as max_num_seqs of the longest requests need, within `kv_room`. swap_space: GiB of host
+    memory to which preempted requests are swapped where that is measured to be cheaper than to
+    compute them again; 0 for none. enable_prefix_caching: requests that begin alike share.
     enforce_eager: never the compiled step or CUDA graphs, whatever the machine;
     NANOVLLM_ENFORCE_EAGER=1 in the environment says so for all. engine: static (lab 03),
     continuous (lab 04) or paged (lab 05); by default the highest whose labs are here.
@@ -52,6 +53,7 @@ class EngineOptions:
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    adaptive_token_budget: bool = False
     scheduling_policy: str = "fcfs"
     block_size: int = 16
     num_gpu_blocks_override: int | None = None
@@ -77,7 +79,7 @@ class EngineOptions:
                 "is; give one of them."
             )
         self._check_swap_space()
-        for name in ("enable_prefix_caching", "enforce_eager"):
+        for name in ("adaptive_token_budget", "enable_prefix_caching", "enforce_eager"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} must be True or False, got {getattr(self, name)!r}.")
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
@@ -153,6 +155,7 @@ class EngineOptions:
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 max_model_len=max_model_len,
                 policy=self.scheduling_policy,
+                adaptive_budget=self.adaptive_token_budget,
             )
         except ConfigError as error:
             raise OptionError(str(error)) from None
