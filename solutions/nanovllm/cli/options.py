@@ -71,6 +71,9 @@ class BatchingOptions:
     kv_cache_memory_bytes: Annotated[
         int | None, _engine("Bytes of the KV cache, in place of a number of blocks.")
     ] = None
+    gpu_memory_utilization: Annotated[
+        float | None, _engine("Share of a GPU's memory for weights, K and V.")
+    ] = None
     swap_space: Annotated[
         float | None, _engine("GiB of host memory for preempted requests. (default: 0)")
     ] = None

@@ -114,6 +114,7 @@ OPTIONS_OF = {
     "block_size": "lab05",
     "num_gpu_blocks_override": "lab05",
     "kv_cache_memory_bytes": "lab05",
+    "gpu_memory_utilization": "lab04",
     "swap_space": "lab05",
     "enable_prefix_caching": "lab05",
     "speculative_config": "lab05",
