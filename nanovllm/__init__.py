@@ -16,9 +16,10 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams"]
 
 _HOMES = {
+    "AsyncLLM": "nanovllm.llm.async_llm",
     "LLM": "nanovllm.llm",
     "RequestOutput": "nanovllm.outputs",
     "SamplingParams": "nanovllm.generation.params",

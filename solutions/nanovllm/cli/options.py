@@ -58,6 +58,9 @@ class BatchingOptions:
 
     max_num_seqs: Annotated[int | None, _engine("Most samples that run at once.")] = None
     max_num_batched_tokens: Annotated[int | None, _engine("Most tokens of a step.")] = None
+    adaptive_token_budget: Annotated[
+        bool | None, _engine("Let that limit follow the step time.", "--adaptive-token-budget")
+    ] = None
     scheduling_policy: Annotated[
         str | None, _engine("fcfs, sjf, deadline, round-robin, priority or size-queues.")
     ] = None
@@ -67,6 +70,12 @@ class BatchingOptions:
     ] = None
     kv_cache_memory_bytes: Annotated[
         int | None, _engine("Bytes of the KV cache, in place of a number of blocks.")
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float | None, _engine("Share of a GPU's memory for weights, K and V.")
+    ] = None
+    swap_space: Annotated[
+        float | None, _engine("GiB of host memory for preempted requests. (default: 0)")
     ] = None
     enable_prefix_caching: Annotated[
         bool | None,

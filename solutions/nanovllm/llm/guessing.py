@@ -217,7 +217,7 @@ def _draft_engine(draft: Transformer, max_model_len: int, options: EngineOptions
     from nanovllm.llm.paged_engines import make_engine
 
     longest = min(max_model_len, draft.config.max_position)
-    alone = replace(options, speculative_config=None, num_gpu_blocks_override=None)
+    alone = replace(options, speculative_config=None, num_gpu_blocks_override=None, swap_space=0)
     if weight_of(draft).device.type == "cuda":  # its graphs decode one token a request
         alone = replace(alone, enforce_eager=True)
     return make_engine(draft, None, longest, alone)

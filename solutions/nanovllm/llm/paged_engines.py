@@ -24,6 +24,7 @@ ABOVE = ("generation", "batching", "paging")
 def make_store(model: Transformer, max_model_len: int, options: EngineOptions) -> PagedStore:
     """Return where K and V live: lab 05's blocks, read by lab 06's kernels on a GPU."""
     weight = weight_of(model)
+    num_host_blocks = _num_host_blocks(model, options)
     return paged_store(
         model.config,
         _num_blocks(model, max_model_len, options),
@@ -31,6 +32,9 @@ def make_store(model: Transformer, max_model_len: int, options: EngineOptions) -
         weight.dtype,
         weight.device,
         enable_prefix_caching=options.enable_prefix_caching,
+        preemption="swap" if num_host_blocks else "recompute",
+        num_host_blocks=num_host_blocks,
+        swap_by_cost=num_host_blocks > 0,
         kv_cache_dtype=options.kv_cache_dtype,
         salt_of=salt_of,
     )
@@ -122,6 +126,7 @@ def make_engine(
             manager=manager,
             draws=not is_mine("generation"),
             kv_cache_dtype=options.kv_cache_dtype,
+            num_host_blocks=_num_host_blocks(model, options),
         )
     store = make_store(model, max_model_len, options)
     if kind == "CUDA graphs":
@@ -129,6 +134,12 @@ def make_engine(
 
         return guessing.on(GpuEngine)(model, config, tokenizer=tokenizer, store=store)
     return guessing.on(Engine)(model, config, tokenizer=tokenizer, store=store)
+
+
+def _num_host_blocks(model: Transformer, options: EngineOptions) -> int:
+    """Blocks in host memory. Raises OptionError."""
+    per_token = token_bytes(model.config, weight_of(model).element_size(), options)
+    return options.num_host_blocks(per_token)
 
 
 def _num_blocks(model: Transformer, max_model_len: int, options: EngineOptions) -> int:

@@ -12,11 +12,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 import nanovllm
+from nanovllm.batching.budget_counts import CountedBudget
 from nanovllm.batching.engine import Engine
 from nanovllm.generation.errors import RequestError
 from nanovllm.generation.params import ParamsError
 from nanovllm.serving.admission import Admission
 from nanovllm.serving.async_engine import AsyncEngine
+from nanovllm.serving.budget_counts import BudgetCounts
 from nanovllm.serving.cache_info import export_cache_config
 from nanovllm.serving.config import ServeConfig
 from nanovllm.serving.deadline import drain
@@ -35,6 +37,7 @@ from nanovllm.serving.request_sizes import RequestSizes
 from nanovllm.serving.responses import error_response
 from nanovllm.serving.routes import add_routes
 from nanovllm.serving.streaming import ClientGoneError
+from nanovllm.serving.swap_counts import SwapCounts
 from nanovllm.tokenization.chat import ChatTemplate
 from nanovllm.tokenization.errors import ChatTemplateError, TokenizerError
 
@@ -62,7 +65,9 @@ class Server:
         self.config = config
         self.created = int(time.time())
         self.metrics = Metrics(config.model_name)
-        self.monitor = Monitor(engine.clock)
+        budget = engine.scheduler.budget
+        adaptive = budget if isinstance(budget, CountedBudget) else None
+        self.monitor = Monitor(engine.clock, budget=adaptive)
         sizes = RequestSizes(self.metrics.registry)
         observers = [self.metrics.observe, self.monitor.observe, sizes.observe]
         hits = PromptHits() if getattr(engine.store, "prefix_stats", None) else None
@@ -71,6 +76,11 @@ class Server:
         self.most_guesses: int = getattr(engine, "num_speculative_tokens", 0)  # with lab 08
         if self.most_guesses:
             observers.append(GuessCounts(self.metrics.registry, self.most_guesses).observe)
+        if adaptive is not None:
+            observers.append(BudgetCounts(self.metrics.registry, adaptive).observe)
+        swapping = getattr(engine.store, "swapping", None)  # with lab 05, and swap_space
+        if swapping is not None:
+            observers.append(SwapCounts(self.metrics.registry, swapping).observe)
         export_cache_config(self.metrics.registry, engine.store)
         self.engine = AsyncEngine(engine, observers)
         self.reader = PromptReader(engine.tokenizer, template, engine.max_model_len, open_template)

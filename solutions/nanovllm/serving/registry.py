@@ -22,9 +22,9 @@ class Registry:
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self.labels = (model_name, "0")
-        self.running = self._gauge("num_requests_running", "Samples in the batch.")
-        self.waiting = self._gauge("num_requests_waiting", "Samples in the queue.")
-        self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.")
+        self.running = self.gauge("num_requests_running", "Samples in the batch.")
+        self.waiting = self.gauge("num_requests_waiting", "Samples in the queue.")
+        self.kv_usage = self.gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.")
         self.prefix_queries = self.counter(
             "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
         )
@@ -71,7 +71,8 @@ class Registry:
         metric = Counter(f"nanovllm:{name}", says, LABELS, registry=self.registry)
         return metric.labels(*self.labels)
 
-    def _gauge(self, name: str, says: str) -> Gauge:
+    def gauge(self, name: str, says: str) -> Gauge:
+        """A new gauge of this name."""
         return Gauge(f"nanovllm:{name}", says, LABELS, registry=self.registry).labels(*self.labels)
 
     def histogram(self, name: str, says: str, buckets: tuple[float, ...]) -> Histogram:
