@@ -229,7 +229,7 @@ def test_best():
     narrow = Cluster(Card(32.0, 128.0, 2500.0), Link(1e6, 8.0), Link(1e6, 8.0))
     for name, config, cluster, cards, step, wanted in (
         ("8B on 2 H100, one request", LLAMA_8B, real("h100", "nvlink"), 2, (1, 2048, 1), (2, 1)),
-        ("8B on 8 H100 over PCIe", LLAMA_8B, real("h100", "pcie5"), 8, (1, 2048, 1), (2, 1)),
+        ("8B on 8 H100 over PCIe", LLAMA_8B, real("h100", "pcie5"), 8, (1, 2048, 1), (4, 1)),
         ("8B on 8 H100, a prompt", LLAMA_8B, real("h100", "pcie5"), 8, (4096, 4096, 1), (1, 8)),
         ("70B on 8 L4, 8 requests", LLAMA_70B, real("l4", "pcie4"), 8, (8, 16384, 8), (8, 1)),
         ("links so slow that one card is best", CONFIG, slow, 8, (1, 10, 1), (1, 1)),

@@ -12,14 +12,14 @@ class Link:
 
 
 # Bytes a second in one direction: NVIDIA's H100 datasheet (NVLink: 900 GB/s both ways together),
-# PCI-SIG (16 lanes of 16 and 32 GT/s), and 100 Gbit. Seconds a hop: NCCL's own table for a ring of
-# its protocol Simple (`hwLat` for NVLINK, PCI and NET in src/graph/tuning.cc, commit 01afd20a77b5).
-# gloo: two processes of a machine with two cores, all-reduce of 4 KiB in 0.34 ms, 2 MiB in 1.8 ms.
+# PCI-SIG (16 lanes of 16 and 32 GT/s), and 100 Gbit. Seconds a message: NCCL's own table for a ring
+# of its protocol LL128 (NVLINK, PCI, NET in `hwLat`, src/graph/tuning.cc, commit 01afd20a77b5).
+# gloo: two processes on two cores; all-reduce of 4 KiB in 0.34 ms, of 2 MiB in 1.8 ms.
 LINKS = {
-    "nvlink": Link(3.4e-6, 450e9),
-    "pcie5": Link(5.7e-6, 63e9),
-    "pcie4": Link(5.7e-6, 31.5e9),
-    "100gbe": Link(9.6e-6, 12.5e9),
+    "nvlink": Link(1.9e-6, 450e9),
+    "pcie5": Link(2.5e-6, 63e9),
+    "pcie4": Link(2.5e-6, 31.5e9),
+    "100gbe": Link(4.0e-6, 12.5e9),
     "gloo": Link(170e-6, 1.44e9),
 }
 
