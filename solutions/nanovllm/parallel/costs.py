@@ -107,7 +107,7 @@ class ParallelCost:
     def kv_bytes(self) -> float:
         """Bytes of K and V that a token takes on one rank: those of its layers and its heads.
 
-        A rank has G / tp key/value heads, rounded up: at least one, however many ranks there are.
+        Priced are G / tp key/value heads, rounded up: at least one, however many ranks there are.
 
         >>> from nanovllm.parallel.hardware import CARDS, LINKS
         >>> config = ModelConfig("llama", 9, 4, 6, 4, 2, 2, 6, 16)
