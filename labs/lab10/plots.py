@@ -60,6 +60,50 @@ def ring(sent: Callable[[int, int, int], int], size: int = 4) -> None:
     print(f"{done} of {size * size} runs are whole sums at the end.")
 
 
+def slices(
+    query_heads: Callable[[ModelConfig, int, int], range],
+    kv_heads: Callable[[ModelConfig, int, int], Sequence[int]],
+    share: Callable[[int, int, int], range],
+) -> None:
+    """Move the number of ranks: a layer's matrices [outputs, inputs], a colour for each rank."""
+
+    def owners(mine: Callable[[int], Sequence[int]], count: int, ranks: int) -> list[list[int]]:
+        return [[rank for rank in range(ranks) if part in mine(rank)] for part in range(count)]
+
+    def draw(axis: Any, ranks: int) -> None:
+        heads = owners(lambda rank: query_heads(SMALL, ranks, rank), SMALL.num_heads, ranks)
+        keys = owners(lambda rank: kv_heads(SMALL, ranks, rank), SMALL.num_kv_heads, ranks)
+        wide = owners(lambda rank: share(16, ranks, rank), 16, ranks)
+        rows = {"q": heads, "k": keys, "v": keys, "gate": wide, "up": wide}
+        cut = {name: (of, True) for name, of in rows.items()} | {
+            "o": (heads, False),
+            "down": (wide, False),
+        }
+        for place, name in enumerate(("q", "k", "v", "o", "gate", "up", "down")):
+            _matrix(axis, place, *cut[name])
+        axis.set_xticks(np.arange(7) + 0.4, ["q", "k", "v", "o", "gate", "up", "down"], rotation=90)
+        axis.set(yticks=[], xlim=(-0.1, 6.9), ylim=(1.02, -0.02))
+        axis.grid(visible=False)
+
+    movable(draw, ranks=[1, 2, 4, 8])
+
+
+def _matrix(axis: Any, left: float, owners: Sequence[Sequence[int]], by_rows: bool) -> None:
+    """A matrix in strips, one below the other or side by side; where several have one, all show."""
+    width = 1 / len(owners)
+    for strip, ranks in enumerate(owners):
+        for number, rank in enumerate(ranks):
+            place, part = strip * width, 0.8 / len(ranks)
+            if by_rows:
+                corner, size = (left + number * part, place), (part, width)
+            else:
+                corner, size = (
+                    (left + 0.8 * place, number / len(ranks)),
+                    (0.8 * width, 1 / len(ranks)),
+                )
+            axis.add_patch(plt.Rectangle(corner, *size, color=RANKS[rank], lw=0))
+
+
 def pipeline(schedule: Callable[[int, int], Sequence[tuple[int, int, int]]]) -> None:
     """Move stages and micro-batches: who computes when, and the share of ticks spent waiting."""
 
@@ -107,9 +151,11 @@ def latency(speedup: Callable[[float, int, int], float], guess: float | None) ->
                 latencies, [speedup(s, ranks, tokens) for s in latencies], label=f"TP {ranks}"
             )
         axis.axhline(1, color="black", lw=1)
-        for name in ("nvlink", "100gbe", "gloo"):
+        for name, height in {"nvlink": 7.9, "100gbe": 7.3, "gloo": 7.9}.items():
             axis.axvline(LINKS[name].latency, color="0.6", ls=":", lw=1)
-            axis.text(LINKS[name].latency, 7.4, NAMES.get(name, name), fontsize=8, ha="center")
+            axis.text(
+                LINKS[name].latency, height, f" {NAMES.get(name, name)}", fontsize=8, va="top"
+            )
         axis.set(title=title, xscale="log", xlabel="latency of a message (s)", ylim=(0, 8))
     if guess is not None and guess > 0:
         axes[0].plot(

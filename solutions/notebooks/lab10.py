@@ -51,7 +51,7 @@ def sent(rank: int, step: int, size: int) -> int:
 
 
 # %%
-if sent(0, 0, 4) is not None:
+with needs("10"):
     plots.ring(sent)
 with needs("10", 1):
     answer("10", "a")
@@ -211,7 +211,7 @@ with needs("10", 7):
     answer("10", "e")
 
 # %% [markdown]
-# At a latency near 0, one request gains nearly 8 on eight cards, the prompt less than 5. What holds the
+# At a latency near 0, one request gains nearly 8 on eight cards, the prompt less than 4. What holds the
 # prompt back?
 #
 # Now the map: your `best_layout` for eight H100 in a node, by step and link. **Predict**: in which row
