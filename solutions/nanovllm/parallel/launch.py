@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 import nanovllm
 from nanovllm.parallel.communicator import Communicator
 from nanovllm.parallel.errors import RankDied
@@ -110,8 +112,9 @@ class ThreadRank:
 
 
 def start_processes(spec: Spec) -> list[ProcessRank]:
-    """A process for each rank of a spec; each loads `spec.load(rank)`. They share the processors."""
-    threads = max(1, len(os.sched_getaffinity(0)) // spec.size)
+    """A process for each rank of a spec; each loads `spec.load(rank)`. They share
+    this one's threads."""
+    threads = max(1, torch.get_num_threads() // spec.size)
     ranks: list[ProcessRank] = []
     try:
         for rank in range(spec.size):
