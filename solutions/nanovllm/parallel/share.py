@@ -10,9 +10,10 @@ from nanovllm.model.attend import Attend
 from nanovllm.paging.batch import PagedBatch
 from nanovllm.paging.store import attend_to_blocks, carry_out
 from nanovllm.parallel.attention import cache_and_attention
+from nanovllm.parallel.checkpoint import Checkpoint
 from nanovllm.parallel.communicator import Communicator, Subgroup
 from nanovllm.parallel.executor_interface import RankFacts
-from nanovllm.parallel.load_stage import checkpoint_mark, load_stage
+from nanovllm.parallel.load_stage import load_stage
 from nanovllm.parallel.pipeline import MicroBatch, run_stage
 from nanovllm.parallel.share_spec import ShareSpec
 from nanovllm.parallel.step_input import StepInput
@@ -32,16 +33,15 @@ class RankShare:
         group = Subgroup(comm, list(range(stage * slices, (stage + 1) * slices)))
         self.pipe = Subgroup(comm, list(range(place, comm.size, slices)))
         self.spec, self.device = spec, spec.device_of(comm.rank)
-        self.model = load_stage(
-            spec.folder, group, stage, stages, dtype=spec.dtype, device=self.device
-        )
+        checkpoint = Checkpoint(spec.folder)
+        self.model = load_stage(checkpoint, group, stage, stages, spec.dtype, self.device)
         self.is_last = stage == stages - 1
         self.caches = {}
         block_bytes = spec.block_bytes(self.model.config)
         self.facts = RankFacts(
             comm.rank,
             answers=self.is_last and place == 0,
-            checkpoint=checkpoint_mark(spec.folder),
+            checkpoint=checkpoint.fingerprint,
             num_blocks=spec.num_blocks(block_bytes, self.device),
             weight_bytes=sum(w.nbytes for w in self.model.state_dict().values()),
             block_bytes=block_bytes,

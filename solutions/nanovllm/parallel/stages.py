@@ -37,11 +37,15 @@ def layer_ranges(num_layers: int, num_stages: int) -> list[range]:
 class Stage(nn.Module):
     """`Stage(model, stage, num_stages)`: the layers of one stage, taken from a whole model.
 
-    The model is lab 02's `Transformer`, or one with the same modules. `stage(x, positions, attend)`
-    gives hidden states [T, E]: the first stage takes token ids [T], the others the hidden states
-    [T, E] of the stage before; the last norm is the last stage's. `logits(hidden [N, E])` is the
-    model's, in the last stage. It holds weights of nothing else: not those of other layers, the
-    embedding only in the first stage, or in the last if the model is tied.
+    The model is lab 02's `Transformer` or task 4's `ParallelTransformer`; it is not changed, and
+    its weights may not be there yet. `stage(x, positions, attend)` gives hidden states [T, E]: the
+    first stage takes token ids [T], the others the hidden states [T, E] of the stage before; the
+    last norm is the last stage's. `logits(hidden [N, E])` is the model's, in the last stage.
+
+    Modules: those of the model that the stage needs, the same objects under the same names, so
+    that `state_dict()` has the model's names, `layers.3...` for the model's layer 3. `positions` in
+    every stage; `embed_tokens` in the first, and in the last if the model is tied; `norm`, and
+    `lm_head` if the model is not tied, in the last.
 
     `config` is that of a model with the stage's layers alone, so a cache made for it is as large
     as it must be; `attend` is told layer numbers from 0 on, those of that cache.
@@ -66,35 +70,33 @@ class Stage(nn.Module):
         whole: ModelConfig = model.config
         mine = layer_ranges(whole.num_layers, num_stages)[stage]
         self.is_first, self.is_last = stage == 0, stage == num_stages - 1
-        self.first_layer = mine.start
-        self.config = replace(
-            whole, num_layers=len(mine), windows=whole.windows[mine.start : mine.stop]
-        )
+        self.start = mine.start
+        windows = whole.windows[mine.start : mine.stop]
+        self.config = replace(whole, num_layers=len(mine), windows=windows)
         self.positions = model.positions
-        self.layers = nn.ModuleList(model.layers[mine.start : mine.stop])
+        self.layers = nn.ModuleDict({str(layer): model.layers[layer] for layer in mine})
         if self.is_first or (self.is_last and whole.tie_embeddings):
             self.embed_tokens = model.embed_tokens
         if self.is_last:
             self.norm = model.norm
+            self.logits_of_model = model.logits
             if not whole.tie_embeddings:
                 self.lm_head = model.lm_head
-            self._logits = type(model).logits
 
     def forward(
-        self, x: Tensor, positions: Int[Tensor, "T"], attend: Attend
+        self,
+        x: Int[Tensor, "T"] | Float[Tensor, "T E"],
+        positions: Int[Tensor, "T"],
+        attend: Attend,
     ) -> Float[Tensor, "T E"]:
         if self.is_first:
             x = self.positions.embed(self.embed_tokens(x), positions)
         rotation = self.positions.rotation(positions)
-
-        def attend_here(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return attend(layer - self.first_layer, q, k, v)
-
-        for layer in self.layers:
-            x = layer(x, rotation, attend_here)
+        for layer in self.layers.values():
+            x = layer(x, rotation, lambda at, q, k, v: attend(at - self.start, q, k, v))
         return self.norm(x) if self.is_last else x
 
     def logits(self, hidden: Float[Tensor, "N E"]) -> Float[Tensor, "N V"]:
-        return self._logits(self, hidden)
+        return self.logits_of_model(hidden)
 
     ### END SOLUTION
