@@ -28,6 +28,7 @@ from nanovllm.serving.middleware import RequestMiddleware
 from nanovllm.serving.monitor import Monitor
 from nanovllm.serving.openapi import ERRORS, document
 from nanovllm.serving.prompts import PromptReader
+from nanovllm.serving.ranks import RankGauges, rank_rows
 from nanovllm.serving.responses import error_response
 from nanovllm.serving.routes import add_routes
 from nanovllm.serving.streaming import ClientGoneError
@@ -58,6 +59,8 @@ class Server:
         self.most_guesses: int = getattr(engine, "num_speculative_tokens", 0)  # with lab 08
         if self.most_guesses:
             observers.append(GuessCounts(self.metrics.registry, self.most_guesses).observe)
+        if rank_rows(engine):
+            observers.append(RankGauges(self.metrics.registry, engine).observe)
         export_cache_config(self.metrics.registry, engine.store)
         self.engine = AsyncEngine(engine, observers)
         self.reader = PromptReader(engine.tokenizer, template, engine.max_model_len)
