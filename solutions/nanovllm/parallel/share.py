@@ -30,11 +30,11 @@ class RankShare:
     def __init__(self, spec: ShareSpec, comm: Communicator) -> None:
         slices, stages = spec.tensor_parallel_size, spec.pipeline_parallel_size
         stage, place = divmod(comm.rank, slices)
-        group = Subgroup(comm, list(range(stage * slices, (stage + 1) * slices)))
+        self.group = Subgroup(comm, list(range(stage * slices, (stage + 1) * slices)))
         self.pipe = Subgroup(comm, list(range(place, comm.size, slices)))
         self.spec, self.device = spec, spec.device_of(comm.rank)
         checkpoint = Checkpoint(spec.folder)
-        self.model = load_stage(checkpoint, group, stage, stages, spec.dtype, self.device)
+        self.model = load_stage(checkpoint, self.group, stage, stages, spec.dtype, self.device)
         self.is_last = stage == stages - 1
         self.caches = {}
         block_bytes = spec.block_bytes(self.model.config)
