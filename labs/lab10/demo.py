@@ -102,7 +102,7 @@ def cut_texts(console: Console) -> None:
         caption="MB: of the rank with most; the last three columns: a step of one rank",
     )
     table.add_column("layout", no_wrap=True)
-    for column in ("same texts", "MB", "KV B a token", "all-reduces", "messages", "KiB sent"):
+    for column in ("same", "MB", "KV B a token", "all-reduces", "messages", "KiB sent"):
         table.add_column(column, justify="right")
     alone: list[str] = []
     for slices, stages in LAYOUTS:
