@@ -18,7 +18,7 @@ from nanovllm.model.transformer import Transformer
 
 
 def choose_level(options: EngineOptions) -> Level:
-    """The level of the engine, and who makes it where there are several ranks. Raises OptionError."""
+    """The level of the engine, with several ranks if they are asked for. Raises OptionError."""
     level = choose(options.engine)
     if options.num_ranks == 1:
         return level

@@ -70,9 +70,7 @@ class Executor:
         replies = self._answers(self.timeout)
         self._raise_errors(replies)
         return next(
-            value
-            for facts, (_, value) in zip(self.facts, replies, strict=True)
-            if facts.answers
+            value for facts, (_, value) in zip(self.facts, replies, strict=True) if facts.answers
         )
 
     def _send(self, data: bytes) -> None:
@@ -141,11 +139,11 @@ class Executor:
 
     def _raise_errors(self, replies: list[Reply]) -> None:
         """What all ranks raised alike is the caller's; ranks that differ are out of step."""
-        errors = [(rank.rank, e) for rank, (raised, e) in zip(self.ranks, replies, strict=True) if raised]
+        errors = {rank: error for rank, (raised, error) in enumerate(replies) if raised}
         if not errors:
             return
-        rank, error = errors[0]
-        if len(errors) == len(replies) and len({type(e) for _, e in errors}) == 1:
+        rank, error = next(iter(errors.items()))
+        if len(errors) == len(replies) and len({type(e) for e in errors.values()}) == 1:
             raise error
         self._die_apart(rank, error)
 

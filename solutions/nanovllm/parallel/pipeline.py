@@ -1,7 +1,5 @@
 """The pipeline: hidden states go from stage to stage, in micro-batches so that all are busy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A model whose weights, K and V are on the ranks, as engine and beam search see it (given)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

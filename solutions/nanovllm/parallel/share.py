@@ -1,7 +1,5 @@
 """A rank's share: its stage and slice of the model, its part of K and V (given)."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -16,8 +14,8 @@ from nanovllm.parallel.executor_interface import RankFacts
 from nanovllm.parallel.load_stage import load_stage
 from nanovllm.parallel.pipeline import MicroBatch, run_stage
 from nanovllm.parallel.share_spec import ShareSpec
-from nanovllm.parallel.step_input import StepInput
 from nanovllm.parallel.stages import layer_ranges
+from nanovllm.parallel.step_input import StepInput
 
 
 class RankShare:

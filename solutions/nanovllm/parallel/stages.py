@@ -1,8 +1,7 @@
 """A stage: some of the model's layers, and only their weights and K/V."""
 
-from __future__ import annotations
-
 from dataclasses import replace
+from itertools import pairwise
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ def layer_ranges(num_layers: int, num_stages: int) -> list[range]:
         )
     size, more = divmod(num_layers, num_stages)
     starts = [stage * size + min(stage, more) for stage in range(num_stages + 1)]
-    return [range(*ends) for ends in zip(starts, starts[1:], strict=False)]
+    return [range(*ends) for ends in pairwise(starts)]
     ### END SOLUTION
 
 

@@ -1,7 +1,5 @@
 """What a step tells the ranks: a plan without its requests (given)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -37,9 +37,7 @@ class RankGauges:
         self.observe((), 0.0)
 
     def _gauge(self, name: str, says: str) -> Gauge:
-        return Gauge(
-            f"nanovllm:{name}", says, (*LABELS, "rank"), registry=self.registry.registry
-        )
+        return Gauge(f"nanovllm:{name}", says, (*LABELS, "rank"), registry=self.registry.registry)
 
     def observe(self, events: Sequence[EngineEvent], usage: float) -> None:
         """Read the rows after a step."""
