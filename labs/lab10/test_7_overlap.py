@@ -84,13 +84,6 @@ def test_memory():
         given = {"tp": tp, "pp": pp, "dtype_bytes": size, "tied": config.tie_embeddings,
                  "L, H, G, D": "5, 4, 2, 2"}  # fmt: skip
         expect(
-            cost.weight_bytes(),
-            float(weights),
-            call="ParallelCost(config, ...).weight_bytes()",
-            given=given,
-            cause="ceil(L / pp) layers of 576 weights and the tables of 320, all divided by tp",
-        )
-        expect(
             cost.kv_bytes(),
             float(kv),
             call="ParallelCost(config, ...).kv_bytes()",
@@ -158,7 +151,7 @@ def step_by_hand(tp, pp, m, tokens, places, rows):
     half = product(288, each, places / m * -(-2 // tp) * 4) + ring(each * 16, 2)
     tick = 2 * layers * half + (pp > 1) * (there.latency + each * 16 / there.bytes_s)
     ends = ring(tokens * 16, 2) + product(320, rows, 0) + ring(rows * 80, 1)
-    return tick, ends, (m + pp - 1) * tick + ends
+    return tick, (m + pp - 1) * tick + ends
 
 
 @pytest.mark.check(task=7, points=2, title="A step through all stages")
@@ -171,8 +164,8 @@ def test_step(seed):
         cost = cost_of(tp, pp, m)
         given = {"tp": tp, "pp": pp, "micro_batches": m, "tokens": tokens, "places": places,
                  "rows": rows}  # fmt: skip
-        tick, _, _ = step_by_hand(tp, pp, 1, tokens, places, rows)
-        _, ends, step = step_by_hand(tp, pp, m, tokens, places, rows)
+        tick, _ = step_by_hand(tp, pp, 1, tokens, places, rows)
+        _, step = step_by_hand(tp, pp, m, tokens, places, rows)
         expect(
             cost.tick_seconds(tokens, places),
             tick,
@@ -180,14 +173,6 @@ def test_step(seed):
             given=given,
             cause="two phases a layer of the largest stage; with more stages, one message of "
             "[tokens, E] over the link among all tp x pp ranks",
-        )
-        expect(
-            cost.ends_seconds(tokens, rows),
-            ends,
-            call="ParallelCost(...).ends_seconds(tokens, rows)",
-            given=given,
-            cause="all-reduce of [tokens, E], product of the rows with 320 / tp weights, "
-            "all-gather of [rows, V]",
         )
         expect(
             cost.seconds(tokens, places, rows),
@@ -209,7 +194,7 @@ def test_plan(seed):
             chunks.append(Chunk(None, start, length, start + length + left))
             places, rows = places + start + length, rows + (left == 0)
         tokens, tp, pp = sum(c.length for c in chunks), draw.choice([1, 2]), draw.choice([1, 2])
-        *_, step = step_by_hand(tp, pp, 2, tokens, places, rows)
+        _, step = step_by_hand(tp, pp, 2, tokens, places, rows)
         expect(
             cost_of(tp, pp, 2).of_plan(Plan(tuple(chunks))),
             step,

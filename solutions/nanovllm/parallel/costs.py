@@ -104,6 +104,33 @@ class ParallelCost:
         read = (weights * self.dtype_bytes + cache_bytes) / card.bytes_s
         return max(read, 2 * weights * rows / card.flops_s)
 
+    def _hidden(self, tokens: int) -> int:
+        """Bytes of the hidden state of so many tokens."""
+        return tokens * self.config.hidden_size * self.dtype_bytes
+
+    def ends_seconds(self, tokens: int, rows: int) -> float:
+        """What a step costs before its first layer and behind its last one, once.
+
+        The all-reduce of the embeddings [tokens, E]; the product of `rows` with the rank's share
+        of a table; the all-gather of the logits [rows, V].
+        """
+        config, tp = self.config, self.layout.tp
+        link = self.cluster.link(tp)
+        product = self.product_seconds(config.vocab_size * config.hidden_size / tp, rows)
+        gather = all_gather_seconds(link, rows * config.vocab_size * self.dtype_bytes, tp)
+        return all_reduce_seconds(link, self._hidden(tokens), tp) + product + gather
+
+    def weight_bytes(self) -> float:
+        """Bytes of weights on one rank: `layer_weights` of its layers, and its share of tables.
+
+        A table has V x E weights and is cut over tp. One stage has two, embedding and logits, or
+        one if they are tied; with more stages the first and the last have one each, tied or not.
+        """
+        config = self.config
+        tables = 1 if config.tie_embeddings or self.layout.pp > 1 else 2
+        table = config.vocab_size * config.hidden_size / self.layout.tp
+        return self.dtype_bytes * (self.layers * self.layer_weights + tables * table)
+
     def kv_bytes(self) -> float:
         """Bytes of K and V that a token takes on one rank: those of its layers and its heads.
 
@@ -121,19 +148,6 @@ class ParallelCost:
         heads = -(-config.num_kv_heads // self.layout.tp)
         share = heads / config.num_kv_heads * self.layers / config.num_layers
         return kv_bytes_per_token(config, self.dtype_bytes) * share
-        ### END SOLUTION
-
-    def weight_bytes(self) -> float:
-        """Bytes of weights on one rank: `layer_weights` of its layers, and its share of tables.
-
-        A table has V x E weights and is cut over tp. One stage has two, embedding and logits, or
-        one if they are tied; with more stages the first and the last have one each, tied or not.
-        """
-        ### BEGIN SOLUTION
-        config = self.config
-        tables = 1 if config.tie_embeddings or self.layout.pp > 1 else 2
-        table = config.vocab_size * config.hidden_size / self.layout.tp
-        return self.dtype_bytes * (self.layers * self.layer_weights + tables * table)
         ### END SOLUTION
 
     def capacity(self) -> int:
@@ -155,10 +169,6 @@ class ParallelCost:
         return Phase(compute, all_reduce_seconds(self.cluster.link(tp), self._hidden(tokens), tp))
         ### END SOLUTION
 
-    def _hidden(self, tokens: int) -> int:
-        """Bytes of the hidden state of so many tokens."""
-        return tokens * self.config.hidden_size * self.dtype_bytes
-
     def tick_seconds(self, tokens: int, places: float) -> float:
         """Seconds in which a stage computes one micro-batch and hands its hidden state on.
 
@@ -170,20 +180,6 @@ class ParallelCost:
         if self.layout.pp > 1:
             seconds += send_seconds(self.cluster.link(self.layout.cards), self._hidden(tokens))
         return seconds
-        ### END SOLUTION
-
-    def ends_seconds(self, tokens: int, rows: int) -> float:
-        """What a step costs before its first layer and behind its last one, once.
-
-        The all-reduce of the embeddings [tokens, E]; the product of `rows` with the rank's share
-        of a table; the all-gather of the logits [rows, V].
-        """
-        ### BEGIN SOLUTION
-        config, tp = self.config, self.layout.tp
-        link = self.cluster.link(tp)
-        product = self.product_seconds(config.vocab_size * config.hidden_size / tp, rows)
-        gather = all_gather_seconds(link, rows * config.vocab_size * self.dtype_bytes, tp)
-        return all_reduce_seconds(link, self._hidden(tokens), tp) + product + gather
         ### END SOLUTION
 
     def seconds(self, tokens: int, places: float, rows: int) -> float:
