@@ -34,6 +34,7 @@ _PACKAGE_OF_LAB = {
     "lab07": "serving",
     "lab08": "speculative",
     "lab09": "quantization",
+    "lab10": "parallel",
 }
 _MINE = Path(os.environ.get("NANOVLLM_MINE") or Path(__file__).parent).resolve()
 _ROOT = Path(__file__).resolve().parent.parent

@@ -41,6 +41,8 @@ Code = Annotated[
 
 GUESSES = 'Lab 08, as JSON: {"method": "ngram", "num_speculative_tokens": 4}.'
 KV_CODES = "Lab 09: K and V in int8, int4 or fp8; auto is the model's dtype."
+SLICES = "Lab 10: slices of each layer, each in a process of its own."
+STAGES = "Lab 10: stages of layers, in processes of their own."
 WEIGHT_CODES = "Lab 09: int8, int4 or w8a8 rounds the weights; a quantized folder needs no word."
 
 
@@ -94,6 +96,8 @@ class BatchingOptions:
     speculative_config: Annotated[str | None, _engine(GUESSES)] = None
     kv_cache_dtype: Annotated[str | None, _engine(KV_CODES)] = None
     quantization: Annotated[str | None, _engine(WEIGHT_CODES)] = None
+    tensor_parallel_size: Annotated[int | None, _engine(SLICES)] = None
+    pipeline_parallel_size: Annotated[int | None, _engine(STAGES)] = None
 
     def given(self) -> dict[str, Any]:
         """What was asked for, by EngineOptions' names."""

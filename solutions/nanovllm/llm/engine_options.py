@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the labs that these belong to may not be here
 GIB = 1 << 30
 DEFAULT_KV_BYTES = GIB
 GPU_KV_SHARE = 0.8  # the rest is for activations, logits and graphs
+_RANKS = ("tensor_parallel_size", "pipeline_parallel_size")
 _SIZES = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
 KV_CACHE_DTYPES = ("auto", "int8", "int4", "fp8")
 AT_LOAD = ("int8", "int4", "w8a8")
@@ -46,6 +47,8 @@ class EngineOptions:
     with a scale for every token and head. quantization: int8, int4 or w8a8 (int8 activations, too)
     round the weights of a model when it is loaded, by lab 09; a folder that is quantized is read as
     it is, and gptq, awq, compressed-tensors or squeezellm ask for such a folder.
+    tensor_parallel_size, pipeline_parallel_size: lab 10's ranks, each a process of its own: each
+    layer is cut into so many slices, and the layers into so many stages.
 
     >>> EngineOptions(max_num_seqs=0)
     Traceback (most recent call last):
@@ -67,9 +70,11 @@ class EngineOptions:
     speculative_config: Mapping[str, Any] | None = None
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "block_size", *_SIZES):
+        for name in ("max_num_seqs", "block_size", *_RANKS, *_SIZES):
             value = getattr(self, name)
             if value is None and name in _SIZES:
                 continue
@@ -96,6 +101,11 @@ class EngineOptions:
                 f"quantization {self.quantization!r} is not known; use {', '.join(AT_LOAD)}, or "
                 f"{', '.join(QUANTIZATIONS[len(AT_LOAD) :])} for a folder that is quantized so."
             )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that share the model; with 1 there is no executor."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def kv_codes(self) -> bool:

@@ -15,15 +15,15 @@ from nanovllm.generation.errors import RequestError, check_request
 from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
 from nanovllm.generation.keys import sample_seed
 from nanovllm.generation.params import SamplingParams
-from nanovllm.llm.engine_levels import choose
 from nanovllm.llm.engine_options import read_engine_options
 from nanovllm.llm.kv_codes import check_kv_cache, token_bytes
 from nanovllm.llm.prompts import AnyPrompt, Prompt, read_params, read_prompt, read_prompts
+from nanovllm.llm.ranks import choose_level, load
 from nanovllm.llm.read_options import BUNDLED, read_device, read_dtype, read_max_model_len
 from nanovllm.llm.results import beam_outputs, completion_output, prompt_output
 from nanovllm.llm.runner import Call, Runner
 from nanovllm.llm.tracking import Tracker, UseTqdm
-from nanovllm.llm.weight_codes import check_quantization, load_weights
+from nanovllm.llm.weight_codes import check_quantization
 from nanovllm.model.loader import resolve_folder
 from nanovllm.outputs import CompletionOutput, PromptLogprobs, RequestOutput, StreamOutput
 from nanovllm.tokenization.chat import ChatTemplate
@@ -45,7 +45,8 @@ class LLM:
     together. seed: what requests without one of their own draw from; None: fresh randomness.
     engine_options: see EngineOptions; the engine is the best that the labs here allow.
 
-    Raises ModelFolderError, TokenizerError or OptionError, each one sentence with the way out.
+    Raises ModelFolderError, TokenizerError, OptionError or, where ranks cannot start, ExecutorDied;
+    each one sentence with the way out.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class LLM:
         **engine_options: Any,
     ) -> None:
         self.options = read_engine_options(engine_options)
-        self.level = choose(self.options.engine)
+        self.level = choose_level(self.options)
         self.level.check_options(engine_options)
         check_kv_cache(self.options)
         check_quantization(self.options.quantization)
@@ -75,7 +76,7 @@ class LLM:
             if isinstance(tokenizer, Tokenizer)
             else Tokenizer.from_pretrained(self._template_folder)
         )
-        self.model = load_weights(self.folder, self.dtype, self.device, self.options.quantization)
+        self.model = load(self.folder, self.dtype, self.device, self.options)
         stops = (*self.model.config.eos_token_ids, *sorted(self.tokenizer.stop_ids))
         # A chat model may stop at a token that only its tokenizer's files name.
         self.model.config = replace(self.model.config, eos_token_ids=tuple(dict.fromkeys(stops)))

@@ -32,6 +32,7 @@ from nanovllm.serving.monitor import Monitor
 from nanovllm.serving.openapi import ERRORS, document
 from nanovllm.serving.prompt_hits import PromptHits
 from nanovllm.serving.prompts import PromptReader
+from nanovllm.serving.ranks import RankGauges, rank_rows
 from nanovllm.serving.readable import readable
 from nanovllm.serving.request_sizes import RequestSizes
 from nanovllm.serving.responses import error_response
@@ -81,6 +82,8 @@ class Server:
         swapping = getattr(engine.store, "swapping", None)  # with lab 05, and swap_space
         if swapping is not None:
             observers.append(SwapCounts(self.metrics.registry, swapping).observe)
+        if rank_rows(engine):
+            observers.append(RankGauges(self.metrics.registry, engine).observe)
         export_cache_config(self.metrics.registry, engine.store)
         self.engine = AsyncEngine(engine, observers)
         self.reader = PromptReader(engine.tokenizer, template, engine.max_model_len, open_template)

@@ -16,6 +16,7 @@ from nanovllm.serving.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from nanovllm.serving.ranks import check_alive, rank_rows
 from nanovllm.serving.responses import JsonResponse
 from nanovllm.serving.snapshot import engine_state
 
@@ -121,6 +122,7 @@ def _health(app: FastAPI, server: "Server") -> None:
         """200 while the engine runs and takes requests."""
         if server.engine.error is not None:
             raise server.engine.error
+        check_alive(server.engine.engine)
         if server.admission.draining:
             raise OverloadedError("The server is shutting down.")
         return JsonResponse({"status": "ok"})
@@ -155,6 +157,7 @@ def _dashboard(app: FastAPI, server: "Server") -> None:
             "seats": server.admission.limit - server.config.max_queue,
             "open_samples": server.engine.num_open,
             "most_guesses": server.most_guesses,
+            "ranks": rank_rows(server.engine.engine),
         }
         return JsonResponse(about | held | recent)
 
