@@ -28,7 +28,7 @@ INSTRUCTORS = re.compile(r"^(grader|package-data) = ")
 MAINTAINERS = re.compile(r"^\[+(?:tool\.(?:ruff|importlinter)|project\.optional)")
 # Steps that compute in place of these labs' reference: never of use beside a student's own code,
 # and they show in other words what the student is to write.
-IN_PLACE_OF_LABS = {"fast": ("lab02", "lab03", "lab04", "lab05")}
+IN_PLACE_OF_LABS: dict[str, tuple[str, ...]] = {"fast": ("lab02", "lab03", "lab04", "lab05")}
 IN_PLACE_OF_LABS["gpu"] = IN_PLACE_OF_LABS["fast"]
 IN_PLACE_OF_LABS["fast/speculative.py"] = ("lab08",)
 
