@@ -126,9 +126,10 @@ class SamplingParams:
                 raise ParamsError(f"{name} must be a number, got {value!r}.")
             if not math.isfinite(value):
                 raise ParamsError(f"{name} must be a finite number, got {value}.")
-        if not all(isinstance(text, str) and text for text in self.stop):
+        if not all(isinstance(text, str) and text for text in self.stop or ()):
             raise ParamsError(f"stop must hold strings that are not empty, got {self.stop!r}.")
-        if not all(isinstance(i, int) and not isinstance(i, bool) for i in self.stop_token_ids):
+        ids = self.stop_token_ids or ()
+        if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
             raise ParamsError(f"stop_token_ids must hold token ids, got {self.stop_token_ids!r}.")
 
     def _check_sampling(self) -> None:
