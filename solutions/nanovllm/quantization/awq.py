@@ -68,7 +68,7 @@ def folds(block: DecoderBlock, head_dim: int) -> list[Fold]:
 
 
 def search_scale(
-    weights: Sequence[Float[Tensor, "N K"]],
+    weights: Sequence[Float[Tensor, "_N K"]],
     inputs: Float[Tensor, "n K"],
     channel_of: Int[Tensor, "K"],
     scheme: Scheme,

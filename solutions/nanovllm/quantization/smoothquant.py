@@ -19,7 +19,7 @@ SMALLEST = 1e-5  # of a channel's largest value, so that nothing is divided by 0
 
 
 def smoothing_scale(
-    inputs: Float[Tensor, "n K"], weights: Sequence[Float[Tensor, "N K"]], strength: float = 0.5
+    inputs: Float[Tensor, "n K"], weights: Sequence[Float[Tensor, "_N K"]], strength: float = 0.5
 ) -> Float[Tensor, "K"]:
     """By what each channel of the inputs is divided: x_k^strength / w_k^(1 - strength).
 
