@@ -43,5 +43,5 @@ with suppress(ImportError):  # not everywhere
     _jit = triton.jit
     triton.jit = lambda kernel: _jit(
         inspect.unwrap(kernel)
-    )  # it compiles the source, not a wrapper
+    )  # it compiles source, no wrapper
 install_import_hook("nanovllm", f"{__name__}.{shapes_alone.__name__}")
