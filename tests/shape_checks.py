@@ -41,7 +41,5 @@ with suppress(ImportError):  # not everywhere
     import triton
 
     _jit = triton.jit
-    triton.jit = lambda kernel: _jit(
-        inspect.unwrap(kernel)
-    )  # it compiles source, no wrapper
+    triton.jit = lambda kernel: _jit(inspect.unwrap(kernel))  # it compiles source, no wrapper
 install_import_hook("nanovllm", f"{__name__}.{shapes_alone.__name__}")

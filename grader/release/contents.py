@@ -21,8 +21,8 @@ ENTRANCES = (
 CHECKPOINTS = ("target", "draft")
 # Tools of the house and of the class, which no student needs.
 NOT_FOR_STUDENTS = (
-    "ruff", "import-linter", "nbgrader", "jupytext", "pytest-xdist", "distributed", "schemathesis",
-    "playwright",
+    "ruff", "import-linter", "basedpyright", "beartype", "nbgrader", "jupytext", "pytest-xdist",
+    "distributed", "schemathesis", "playwright",
 )  # fmt: skip
 INSTRUCTORS = re.compile(r"^(grader|package-data) = ")
 MAINTAINERS = re.compile(r"^\[+(?:tool\.(?:ruff|importlinter)|project\.optional)")
@@ -55,6 +55,7 @@ def _copied(selection: Selection) -> Iterator[Path]:
     yield from roots[: len(ENTRANCES)]
     yield from needed_modules(roots)
     yield ROOT / "LICENSE"
+    yield from (ROOT / ".idea" / name for name in ("modules.xml", "nanovllm.iml"))
     yield from (MODELS / name for name in ("recall.png", "rows.safetensors"))
     for name in CHECKPOINTS:
         yield from _tree(MODELS / name)
