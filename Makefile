@@ -37,6 +37,7 @@ $(READY): requirements.txt pyproject.toml
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright solutions/nanovllm grader models benchmarks
 	cd solutions && ../$(BIN)/lint-imports --config ../pyproject.toml
 	$(BIN)/python -m grader build --check
 

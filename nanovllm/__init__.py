@@ -14,6 +14,12 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for editors, which do not run what is below
+    from nanovllm.generation.params import SamplingParams
+    from nanovllm.llm import LLM
+    from nanovllm.outputs import RequestOutput
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams"]

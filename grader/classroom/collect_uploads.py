@@ -151,7 +151,7 @@ class PackCollector(FileNameCollectorPlugin):
         if self._chosen is None:
             self._chosen = self._choose(path.parent.parent)
         student = self._chosen.get(path)
-        return student and {"student_id": student, "file_id": path.name}
+        return {"student_id": student, "file_id": path.name} if student else None
 
     def _choose(self, extracted: Path) -> dict[Path, str]:
         """The student of each file that counts. nbgrader stops at a second file of one name."""

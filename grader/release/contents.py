@@ -21,14 +21,14 @@ ENTRANCES = (
 CHECKPOINTS = ("target", "draft")
 # Tools of the house and of the class, which no student needs.
 NOT_FOR_STUDENTS = (
-    "ruff", "import-linter", "nbgrader", "jupytext", "pytest-xdist", "distributed", "schemathesis",
-    "playwright",
+    "ruff", "import-linter", "basedpyright", "beartype", "nbgrader", "jupytext", "pytest-xdist",
+    "distributed", "schemathesis", "playwright",
 )  # fmt: skip
 INSTRUCTORS = re.compile(r"^(grader|package-data) = ")
 MAINTAINERS = re.compile(r"^\[+(?:tool\.(?:ruff|importlinter)|project\.optional)")
 # Steps that compute in place of these labs' reference: never of use beside a student's own code,
 # and they show in other words what the student is to write.
-IN_PLACE_OF_LABS = {"fast": ("lab02", "lab03", "lab04", "lab05")}
+IN_PLACE_OF_LABS: dict[str, tuple[str, ...]] = {"fast": ("lab02", "lab03", "lab04", "lab05")}
 IN_PLACE_OF_LABS["gpu"] = IN_PLACE_OF_LABS["fast"]
 IN_PLACE_OF_LABS["fast/speculative.py"] = ("lab08",)
 
@@ -55,6 +55,7 @@ def _copied(selection: Selection) -> Iterator[Path]:
     yield from roots[: len(ENTRANCES)]
     yield from needed_modules(roots)
     yield ROOT / "LICENSE"
+    yield from (ROOT / ".idea" / name for name in ("modules.xml", "nanovllm.iml"))
     yield from (MODELS / name for name in ("recall.png", "rows.safetensors"))
     for name in CHECKPOINTS:
         yield from _tree(MODELS / name)

@@ -106,7 +106,7 @@ class Generation:
         else:
             self.cache.truncate(len(prompt))
             logits = self.prompt_logits
-        [sampled] = self.sampler(logits, [sequence.row])
+        [sampled] = self.sampler(logits, [sequence.row])  # pyright: ignore[reportArgumentType]  # prefilled by now
         found += sequence.append(sampled, self.clock())
         if all(sequence.finished for sequence in self.sequences):
             self.phase = Phase.FINISHED

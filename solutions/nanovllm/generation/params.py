@@ -141,9 +141,9 @@ class SamplingParams:
                 raise ParamsError(f"{name} must be a number, got {value!r}.")
             if not math.isfinite(value):
                 raise ParamsError(f"{name} must be a finite number, got {value}.")
-        if not all(isinstance(text, str) and text for text in self.stop):
+        if not all(isinstance(text, str) and text for text in self.stop or ()):
             raise ParamsError(f"stop must hold strings that are not empty, got {self.stop!r}.")
-        if not _are_ids(self.stop_token_ids):
+        if not _are_ids(self.stop_token_ids or ()):
             raise ParamsError(f"stop_token_ids must hold token ids, got {self.stop_token_ids!r}.")
 
     def _check_sampling(self) -> None:

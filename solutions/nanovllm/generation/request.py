@@ -52,7 +52,9 @@ def make_sequences(
             max_model_len=limit,
             seed=sample_seed(first, index),
             eos_token_ids=model.config.eos_token_ids,
-            detokenizer=tokenizer and StreamingDetokenizer(tokenizer, params.skip_special_tokens),
+            detokenizer=StreamingDetokenizer(tokenizer, params.skip_special_tokens)
+            if tokenizer
+            else None,
             request_id=request_id,
             index=index,
         )

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -137,7 +138,7 @@ class StaticBatch:
         self.cache = BatchCache(
             model.config, len(self.sequences), longest + budget, weight.dtype, weight.device
         )
-        self.padding: Int[Tensor, N] | None = None  # known once the prompts are read
+        self.padding: Int[Tensor, " N"] | None = None  # known once the prompts are read
         self.waste = BatchWaste(kv_reserved=self.cache.num_rows * self.cache.capacity)
 
     @property
@@ -205,9 +206,9 @@ class StaticBatch:
     ) -> Float[Tensor, "N S E"]:
         """Flatten the rectangle, run it with the padded mask, and store its columns."""
         rows, width = token_ids.shape
+        padding = cast(Tensor, self.padding)
         attend = self.cache.bind(
-            width,
-            lambda window: padded_mask(self.padding, self.cache.length, width, window),
+            width, lambda window: padded_mask(padding, self.cache.length, width, window)
         )
         hidden = self.model(token_ids.flatten(), positions.flatten(), attend)
         self.cache.advance(width)
