@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # for editors, which do not run what is below
     from nanovllm.generation.params import SamplingParams
     from nanovllm.llm import LLM
+    from nanovllm.llm.async_llm import AsyncLLM
     from nanovllm.outputs import RequestOutput
 
 __version__ = "0.1.0"
