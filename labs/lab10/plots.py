@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from matplotlib.patches import Patch
 
+from grader.course.paths import MODELS
 from grader.student.notebook import movable, style
 from nanovllm.model.config import ModelConfig
 from nanovllm.parallel.hardware import CARDS, LINKS, Cluster, Link
 
 if TYPE_CHECKING:
+    from nanovllm.parallel.communicator import Communicator
+    from nanovllm.parallel.executor_interface import RankRow
     from nanovllm.parallel.overlap import Span
+    from nanovllm.parallel.share import RankShare
 
 style()
 RANKS = plt.get_cmap("tab10").colors
@@ -137,6 +143,46 @@ def traffic(
     axis.set_xticks(tokens, tokens)
     axis.minorticks_off()
     axis.legend(frameon=False, title="line: formula; dots: counted")
+    plt.show()
+
+
+def rows_of(slices: int, stages: int, card: int) -> list[RankRow]:
+    """Your executor's ranks on the bundled model, if each has so many bytes of memory."""
+    from nanovllm.parallel.executor import Executor
+    from nanovllm.parallel.launch import start_threads
+    from nanovllm.parallel.share_spec import ShareSpec
+
+    spec = ShareSpec(MODELS / "target", torch.float32, "cpu", slices, stages, 16, 1, 1, blocks=1)
+
+    def load(comm: Communicator) -> RankShare:
+        share = spec.share(comm)
+        free = card - share.facts.weight_bytes
+        share.facts = replace(share.facts, num_blocks=free // share.facts.block_bytes)
+        return share
+
+    executor = Executor(start_threads(spec.size, load))
+    rows = executor.rows()
+    executor.close()
+    return rows
+
+
+def memory(found: Mapping[str, Sequence[RankRow]], card: int) -> None:
+    """What each rank has in its memory: weights, K and V, and what nobody can use."""
+    figure, axes = plt.subplots(1, len(found), figsize=(12, 2.6), sharey=True, layout="constrained")
+    for axis, (name, rows) in zip(axes, found.items(), strict=True):
+        places, base = [row.rank for row in rows], np.zeros(len(rows))
+        parts = {
+            "weights": [row.weight_bytes for row in rows],
+            "K and V": [row.kv_bytes for row in rows],
+            "unused": [card - row.weight_bytes - row.kv_bytes for row in rows],
+        }
+        for (label, sizes), color in zip(parts.items(), ("C0", "C2", "0.85"), strict=True):
+            axis.bar(places, np.array(sizes) / 1e6, bottom=base, color=color, label=label)
+            base += np.array(sizes) / 1e6
+        axis.set(title=name, xlabel="rank", xticks=places)
+        axis.grid(axis="x", visible=False)
+    axes[0].set_ylabel("MB")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     plt.show()
 
 
