@@ -170,7 +170,7 @@ def run_ranks(size: int, work: Callable[[Communicator], T], timeout: float = 60.
 
     Raises:
         RankDied: the ranks wait for each other, and none can go on.
-        Exception: what the first rank to fail raised; the others then wait no longer.
+        Exception: what the lowest of the ranks raised that failed; the others wait no longer.
 
     >>> import torch
     >>> def pass_on(comm):
@@ -181,13 +181,13 @@ def run_ranks(size: int, work: Callable[[Communicator], T], timeout: float = 60.
     """
     comms = thread_communicators(size, timeout)
     results: dict[int, T] = {}
-    errors: list[BaseException] = []
+    errors: dict[int, BaseException] = {}
 
     def run(comm: ThreadCommunicator) -> None:
         try:
             results[comm.rank] = work(comm)
         except BaseException as error:
-            errors.append(error)
+            errors[comm.rank] = error
             comm.end(error)
         else:
             comm.end()
@@ -198,5 +198,6 @@ def run_ranks(size: int, work: Callable[[Communicator], T], timeout: float = 60.
     for thread in threads:
         thread.join()
     if errors:
-        raise next((error for error in errors if not isinstance(error, RankDied)), errors[0])
+        in_order = [errors[rank] for rank in sorted(errors)]
+        raise next((e for e in in_order if not isinstance(e, RankDied)), in_order[0])
     return [results[rank] for rank in range(size)]
