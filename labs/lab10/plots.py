@@ -26,7 +26,7 @@ style()
 RANKS = plt.get_cmap("tab10").colors
 LLAMA_8B = ModelConfig("llama", 128256, 4096, 32, 32, 8, 128, 14336, 8192)
 SMALL = ModelConfig("qwen3", 2048, 256, 4, 8, 4, 32, 768, 1024, qk_norm=True)  # as the bundled one
-NAMES = {"nvlink": "NVLink", "pcie4": "PCIe 4", "pcie5": "PCIe 5", "100gbe": "100 GbE"}
+NAMES = {"nvlink": "NVLink", "pcie5": "PCIe 5", "pcie4": "PCIe 4", "100gbe": "100 GbE"}
 
 
 def cluster(inside: str | Link) -> Cluster:
