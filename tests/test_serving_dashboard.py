@@ -18,7 +18,17 @@ from nanovllm.paging.store import PagedStore
 from nanovllm.serving.config import ServeConfig
 from nanovllm.serving.snapshot import kv_facts
 from nanovllm.speculative.config import SpeculativeConfig
-from tests.serving_tools import CONFIG, MODEL, TOKENIZER, Live, live, tiny_engine, wait_until
+from tests.parallel_tools import spec_of, thread_engine
+from tests.serving_tools import (
+    CONFIG,
+    FOLDER,
+    MODEL,
+    TOKENIZER,
+    Live,
+    live,
+    tiny_engine,
+    wait_until,
+)
 from tests.system_tools import require
 
 FLAGS = (
@@ -124,6 +134,24 @@ def test_shows_who_runs_who_waits_and_whose_blocks(busy, page: Page) -> None:
     assert "2 shared" in page.locator("#blocks").get_attribute("aria-label")
     expect(page.locator("#batch-note")).to_contain_text("0 + 3 of 512")
     expect(page.locator("#guesses-card")).to_be_hidden()
+    expect(page.locator("#ranks-card")).to_be_hidden()
+
+
+def test_shows_a_row_for_each_rank(page: Page) -> None:
+    engine = thread_engine(spec_of(FOLDER, 2, 1, blocks=200), tokenizer=TOKENIZER)
+    with live(engine) as server:
+        page.goto(server.url + "/dashboard")
+        expect(page.locator("#ranks tr")).to_have_count(2)
+        before = page.locator("#ranks tr").nth(1).inner_text()
+        httpx.post(f"{server.url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 4})
+        wait_until(lambda: page.locator("#ranks tr").nth(1).inner_text() != before)
+        cells = page.locator("#ranks tr").nth(1).locator("td").all_inner_texts()
+        row = server.server.engine.engine.rank_rows()[1]
+        assert cells == [
+            "1", f"{row.weight_bytes / 1e6:.1f} MB", f"{row.kv_bytes / 1e6:.1f} MB",
+            str(row.messages), str(row.last_call),
+        ]  # fmt: skip
+    engine.executor.close()
 
 
 # Reads the colour of every block off the canvas, at the top left of its square, and compares it
