@@ -31,6 +31,24 @@ def test_the_command_prints_a_table(model: list[str]) -> None:
     assert "KV cache a token" in said.output and "9 GB/s, 99 GFLOP/s" in said.output
 
 
+@pytest.mark.parametrize(("options", "says"), [
+    (["--cards", "8", "--card", "l4", "--link", "pcie4"], "TP 4 x PP 1"),
+    (["--cards", "2", "--card", "core", "--link", "gloo", "--dtype", "float32"], "has no room"),
+])  # fmt: skip
+def test_cards_have_a_table_of_their_own(options: list[str], says: str) -> None:
+    rates = ["--memory-gb-s", "9", "--gflops", "99"]
+    said = CliRunner().invoke(app, ["describe", "--model", "qwen3-0.6b", *rates, *options])
+    assert said.exit_code == 0, said.output
+    assert "by lab 10's cost model" in said.output and says in said.output
+
+
+@pytest.mark.parametrize("option", ["--card", "--link"])
+def test_a_card_or_link_that_is_not_known_is_refused(option: str) -> None:
+    words = ["describe", "--memory-gb-s", "9", "--gflops", "99", "--cards", "2", option, "fast"]
+    said = CliRunner().invoke(app, words)
+    assert said.exit_code == 2 and f"{option} fast is not known: use " in said.output
+
+
 def test_a_real_model_writes_what_transformers_writes() -> None:
     from huggingface_hub import try_to_load_from_cache
 
