@@ -74,18 +74,18 @@ class Executor:
         )
 
     def _send(self, data: bytes) -> None:
-        """One message to each rank, or to none: half a call would leave them out of step."""
-        for handle in self.ranks:
-            try:
+        """One message to each rank; half a call would leave them out of step."""
+        try:
+            for handle in self.ranks:
                 handle.line.send(data)
-            except LineTimeout:
-                self._die(f"rank {handle.rank} does not read call {self._number}")
-            except LineError:
-                self._die(f"rank {handle.rank} has ended ({handle.why_ended()})")
-            except BaseException:
-                self._dead = f"call {self._number} was interrupted before all ranks had it"
-                self.close(at_once=True)
-                raise
+        except LineTimeout:
+            self._die(f"rank {handle.rank} does not read call {self._number}")
+        except LineError:
+            self._die(f"rank {handle.rank} has ended ({handle.why_ended()})")
+        except BaseException:
+            self._dead = f"call {self._number} was interrupted before all ranks had it"
+            self.close(at_once=True)
+            raise
 
     def _answers(self, timeout: float) -> list[Reply]:
         """The answer of every rank to the newest call, in order of rank."""
