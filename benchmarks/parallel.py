@@ -2,7 +2,8 @@
 
 What a rank holds and sends is counted, with ranks as threads. What a step takes is measured with
 ranks as processes over gloo, beside one process; all use as many threads together, but for the one
-that has a single thread. A time is the least of the rounds: others disturb, nobody helps.
+that has a single thread. A step is what a run of STEPS tokens more takes longer, by the least of
+the rounds of each: others disturb, nobody helps.
 """
 
 import argparse
@@ -78,17 +79,14 @@ def counted(folder: Path, slices: int, batches: list[int]) -> Results:
     return max(run_ranks(slices, work), key=lambda rank: rank["weight_bytes"])
 
 
-def step_seconds(one: Ready, batch: int, vocab_size: int, number: int) -> float:
-    """Seconds of a decode step: what a run of STEPS + 1 tokens takes longer than one of 1."""
-    first, last = (
-        one.run(random_workload(vocab_size, batch, (PROMPT, PROMPT), (tokens, tokens), number))
-        for tokens in (1, STEPS + 1)
-    )
-    return (last["seconds"] - first["seconds"]) / STEPS
+def seconds_of(one: Ready, tokens: int, batch: int, vocab_size: int, number: int) -> float:
+    """Seconds of a run in which each request of a batch gets so many tokens."""
+    asked = random_workload(vocab_size, batch, (PROMPT, PROMPT), (tokens, tokens), number)
+    return one.run(asked)["seconds"]
 
 
 def measured(given: argparse.Namespace, folder: Path, vocab_size: int) -> Results:
-    """The least seconds of a step of each way and batch; all ways are up, and take turns."""
+    """Of each way and batch the runs of 1 token and of STEPS more; all are up, and take turns."""
     ready: dict[str, Ready] = {}
     found: Results = {way.name: {} for way in ways(given.threads)}
     with ExitStack() as stack:
@@ -102,9 +100,13 @@ def measured(given: argparse.Namespace, folder: Path, vocab_size: int) -> Result
         for number in range(given.rounds):
             for name, one in ready.items():
                 for batch in given.batches:
-                    seconds = step_seconds(one, batch, vocab_size, number)
-                    found[name].setdefault(batch, []).append(seconds)
+                    runs = found[name].setdefault(batch, {"first": [], "last": []})
+                    for end, tokens in (("first", 1), ("last", STEPS + 1)):
+                        runs[end].append(seconds_of(one, tokens, batch, vocab_size, number))
                 print(f"  round {number + 1}: {name}", file=sys.stderr, flush=True)
+    for batches in found.values():
+        for runs in batches.values():
+            runs["step_seconds"] = (min(runs["last"]) - min(runs["first"])) / STEPS
     return found
 
 
@@ -139,8 +141,8 @@ def show(found: Results, batches: list[int]) -> None:
         )
     console.print(table)
     table = tables.plain("A step, ms: the least", "way", *(f"batch {batch}" for batch in batches))
-    for name, seconds in found["seconds"].items():
-        table.add_row(name, *(f"{1e3 * min(seconds[batch]):.0f}" for batch in batches))
+    for name, runs in found["runs"].items():
+        table.add_row(name, *(f"{1e3 * runs[batch]['step_seconds']:.0f}" for batch in batches))
     for name, seconds in found["predicted"].items():
         table.add_row(f"cost model, {name}", *(f"{1e3 * seconds[batch]:.0f}" for batch in batches))
     console.print(table)
@@ -157,7 +159,7 @@ def main() -> None:
     folder = model_folder(given.model)
     found = {
         "counted": {ranks: counted(folder, ranks, given.batches) for ranks in (1, 2, 4)},
-        "seconds": measured(given, folder, load_config(folder).vocab_size),
+        "runs": measured(given, folder, load_config(folder).vocab_size),
         "predicted": predicted(folder, given.batches),
     }
     show(found, given.batches)

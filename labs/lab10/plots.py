@@ -229,7 +229,10 @@ def best(found: Mapping[str, Mapping[str, tuple[int, int, float]]]) -> None:
 
 
 def overlap(lines: Mapping[str, Sequence[Span]], phases: int = 4) -> None:
-    """The first phases of steps: what a rank computes above, its messages below."""
+    """The first phases of steps: what a rank computes above, its messages below.
+
+    Two lines after one another, a step and the same in two halves, are drawn to one scale.
+    """
     figure, axes = plt.subplots(len(lines), 1, figsize=(10, 1.3 * len(lines)), layout="constrained")
     for axis, (name, spans) in zip(axes, lines.items(), strict=True):
         shown = [span for span in spans if span.phase < phases]
@@ -243,6 +246,10 @@ def overlap(lines: Mapping[str, Sequence[Span]], phases: int = 4) -> None:
         axis.set_title(title, fontsize=9, loc="left")
         axis.set(yticks=[0, 1], yticklabels=["computes", "sends"], ylim=(1.5, -0.5))
         axis.grid(visible=False)
+    for pair in zip(axes[::2], axes[1::2], strict=True):
+        longer = max(axis.get_xlim()[1] for axis in pair)
+        for axis in pair:
+            axis.set_xlim(0, longer)
     axes[-1].set_xlabel("microseconds")
     colours = {"C0": "first half, or all", "C1": "second half"}
     patches = [Patch(color=colour, label=label) for colour, label in colours.items()]
