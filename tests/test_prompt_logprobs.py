@@ -10,18 +10,25 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.batching.events import Preempted
 from nanovllm.generation.errors import RequestError
 from nanovllm.llm.read_options import BUNDLED
 
-TEXTS = ["Mia's code is 7342. What is Mia's code? " * 5, "The capital of", "a", "Once upon a time"]
+TEXTS = [
+    "Mia's code is 7342. What is Mia's code? " * 5,
+    "The capital of",
+    "a",
+    "Once upon a time there was a dog. It ran to the big house. " * 6,
+    "One dog and two cats. " * 12,
+]
 GUESSES = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 KINDS = {
     "compiled": {},
     "compiled, guesses": {"speculative_config": GUESSES},
-    "plain, chunks": {"enforce_eager": True, "max_num_batched_tokens": 16, "max_num_seqs": 4},
+    "plain, chunks": {"enforce_eager": True, "max_num_batched_tokens": 16, "max_num_seqs": 5},
     "plain, guesses": {"enforce_eager": True, "speculative_config": GUESSES},
     "preempted": {
-        "num_gpu_blocks_override": 14, "max_num_batched_tokens": 32, "max_num_seqs": 4,
+        "num_gpu_blocks_override": 12, "max_num_batched_tokens": 32, "max_num_seqs": 5,
         "max_model_len": 192, "block_size": 16,
     },
 }  # fmt: skip
@@ -50,9 +57,11 @@ def engine_of(llm: LLM) -> Any:
 def test_prompts_are_scored_as_by_transformers(kind: str) -> None:
     llm = LLM(dtype="float32", **KINDS[kind])
     engine = engine_of(llm)
-    greedy = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
-    params = [SamplingParams(prompt_logprobs=count, **greedy) for count in (0, 2, 1, 5)]
+    greedy = {"temperature": 0, "max_tokens": 64, "ignore_eos": True}
+    params = [SamplingParams(prompt_logprobs=count, **greedy) for count in (0, 2, 1, 5, 1)]
     plain = llm.generate(TEXTS, SamplingParams(**greedy), use_tqdm=False)
+    preempted: list[Preempted] = []
+    llm.runner.on_event = lambda e: preempted.append(e) if isinstance(e, Preempted) else None
     for _ in range(2):  # what is cached by then has no logits, so it is computed again
         found = llm.generate(TEXTS, params, use_tqdm=False)
         assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in plain]
@@ -66,6 +75,7 @@ def test_prompts_are_scored_as_by_transformers(kind: str) -> None:
                 for i, entry in entries.items():
                     assert entry.logprob == pytest.approx(float(row[i]), abs=1e-4)
                 assert entries[token].rank == int((row >= row[token]).sum())
+    assert bool(preempted) == (kind == "preempted")
     assert not engine._scores
     engine.check()
 
