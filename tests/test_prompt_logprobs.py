@@ -117,6 +117,15 @@ def test_engines_that_cannot_score_say_so() -> None:
             LLM(engine=engine).generate("a", SamplingParams(prompt_logprobs=1), use_tqdm=False)
 
 
+def test_salts_of_prompts_keep_them_apart() -> None:
+    llm = LLM(enforce_eager=True)
+    prompt = {"prompt": TEXTS[0]}
+    asked = [prompt, prompt | {"cache_salt": "a"}, prompt, prompt | {"cache_salt": "a"}]
+    params = SamplingParams(max_tokens=1)
+    found = [llm.generate(one, params, use_tqdm=False)[0].num_cached_tokens for one in asked]
+    assert found[:2] == [0, 0] and found[2] == found[3] > 16
+
+
 def test_a_last_message_goes_on_offline() -> None:
     llm = LLM()
     messages = [
