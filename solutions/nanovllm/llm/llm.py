@@ -173,6 +173,7 @@ class LLM:
         self, ids: Sequence[int], prompts: Sequence[Prompt], params: Sequence[SamplingParams]
     ) -> Call:
         """Queue requests; if one is refused, none is. Raises RequestError, which names it."""
+        params = [prompt.params(each) for prompt, each in zip(prompts, params, strict=True)]
         for place, (prompt, each) in enumerate(zip(prompts, params, strict=True), 1):
             self._check(prompt, each, _where(place, prompts))
         call = Call()
