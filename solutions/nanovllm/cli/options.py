@@ -62,7 +62,8 @@ class BatchingOptions:
         bool | None, _engine("Let that limit follow the step time.", "--adaptive-token-budget")
     ] = None
     scheduling_policy: Annotated[
-        str | None, _engine("fcfs, sjf, deadline, round-robin, priority or size-queues.")
+        str | None,
+        _engine("fcfs, sjf, deadline, round-robin, priority, priority-with-ageing, size-queues."),
     ] = None
     block_size: Annotated[int | None, _engine("Tokens that a block of the KV cache holds.")] = None
     num_gpu_blocks_override: Annotated[

@@ -1,6 +1,7 @@
 """The engines on lab 05's blocks: with a plain step, a compiled one, or CUDA graphs."""
 
 from nanovllm.batching.engine import Engine
+from nanovllm.batching.urgency import scheduler_for
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_options import EngineOptions
 from nanovllm.llm.guessing import Guessing, NoGuesses, speculation
@@ -110,6 +111,7 @@ def make_engine(
     config = options.config(max_model_len)
     guessing = guessing or speculation(model, max_model_len, options)
     kind = step_kind(model, options)
+    make_scheduler = scheduler_for(config.make_policy())
     if kind.startswith("compiled"):
         from nanovllm.fast import FastEngine
 
@@ -122,13 +124,15 @@ def make_engine(
             draws=not is_mine("generation"),
             kv_cache_dtype=options.kv_cache_dtype,
             num_host_blocks=_num_host_blocks(model, options),
+            make_scheduler=make_scheduler,
         )
     store = make_store(model, max_model_len, options)
+    parts = {"tokenizer": tokenizer, "store": store, "make_scheduler": make_scheduler}
     if kind == "CUDA graphs":
         from nanovllm.gpu.engine import GpuEngine
 
-        return guessing.on(GpuEngine)(model, config, tokenizer=tokenizer, store=store)
-    return guessing.on(Engine)(model, config, tokenizer=tokenizer, store=store)
+        return guessing.on(GpuEngine)(model, config, **parts)
+    return guessing.on(Engine)(model, config, **parts)
 
 
 def _num_host_blocks(model: Transformer, options: EngineOptions) -> int:

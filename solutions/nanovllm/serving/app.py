@@ -34,6 +34,7 @@ from nanovllm.serving.responses import error_response
 from nanovllm.serving.routes import add_routes
 from nanovllm.serving.streaming import ClientGoneError
 from nanovllm.serving.swap_counts import SwapCounts
+from nanovllm.serving.urgency import WithUrgency
 from nanovllm.tokenization.chat import ChatTemplate
 from nanovllm.tokenization.errors import ChatTemplateError, TokenizerError
 
@@ -56,7 +57,7 @@ class Server:
         self.config = config
         self.created = int(time.time())
         self.metrics = Metrics(config.model_name)
-        budget = engine.scheduler.budget
+        budget = getattr(getattr(engine, "scheduler", None), "budget", None)
         adaptive = budget if isinstance(budget, CountedBudget) else None
         self.monitor = Monitor(engine.clock, budget=adaptive)
         observers = [self.metrics.observe, self.monitor.observe]
@@ -69,10 +70,11 @@ class Server:
         if swapping is not None:
             observers.append(SwapCounts(self.metrics.registry, swapping).observe)
         export_cache_config(self.metrics.registry, engine.store)
-        self.engine = AsyncEngine(engine, observers)
+        urgency = WithUrgency(engine)
+        self.engine = AsyncEngine(urgency, observers)
         self.reader = PromptReader(engine.tokenizer, template, engine.max_model_len)
         self.admission = Admission(config, engine.config.max_num_seqs)
-        self.handlers = Handlers(self.engine, self.reader, config, self.admission)
+        self.handlers = Handlers(self.engine, self.reader, config, self.admission, urgency)
         self.app = FastAPI(
             title="nano-vLLM",
             redirect_slashes=False,

@@ -23,6 +23,7 @@ from nanovllm.serving.responses import EventStreamResponse, JsonResponse
 from nanovllm.serving.sampling import sampling_params
 from nanovllm.serving.stream import Stream
 from nanovllm.serving.streaming import event_stream, while_connected
+from nanovllm.serving.urgency import WithUrgency
 from nanovllm.serving.writers import ChatWriter, CompletionWriter, Writer
 
 T = TypeVar("T")
@@ -38,11 +39,13 @@ class Handlers:
         reader: PromptReader,
         config: ServeConfig,
         admission: Admission,
+        urgency: WithUrgency,
     ) -> None:
         self.engine = engine
         self.reader = reader
         self.config = config
         self.admission = admission
+        self.urgency = urgency
 
     async def completion(self, body: CompletionRequest, request: Request) -> Response:
         """POST /v1/completions."""
@@ -115,7 +118,8 @@ class Handlers:
         longest = max(map(len, prompts))
         params = sampling_params(body, longest, self.reader.max_model_len)
         self.admission.enter(key, params.n * len(prompts), self.engine.num_open)
-        stream = self.engine.submit(prompts, params, name=writer.id)
+        with self.urgency.saying(body.priority, body.deadline):
+            stream = self.engine.submit(prompts, params, name=writer.id)
         self.admission.charge(key, sum(map(len, prompts)))
         request.scope["log"] |= {"id": writer.id, "stream": bool(body.stream)}
         steps = self._steps(stream, key, writer, request.scope["log"])

@@ -66,6 +66,8 @@ class SamplingFields(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    priority: Annotated[int, Field(strict=True)] | None = None  # vLLM's: lower first
+    deadline: float | None = None  # seconds in which the answer should be complete
 
 
 class CompletionRequest(SamplingFields):
