@@ -107,7 +107,7 @@ def test_nobody_starves() -> None:
 def test_texts_do_not_depend_on_priorities_on_any_engine() -> None:
     want = [o.outputs[0].text for o in LLM(enforce_eager=True).generate(PROMPTS, GREEDY, False)]
     for more in (
-        {}, {"enforce_eager": True}, {"engine": "continuous"}, {"swap_space": 0.1},
+        {"enforce_eager": False}, {"enforce_eager": True}, {"engine": "continuous"}, {"swap_space": 0.1},
         {"speculative_config": {"method": "ngram"}},
     ):  # fmt: skip
         llm = LLM(scheduling_policy="priority", max_num_seqs=1, **more)

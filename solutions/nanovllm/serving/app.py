@@ -25,6 +25,8 @@ from nanovllm.serving.errors import ApiError
 from nanovllm.serving.failures import api_error
 from nanovllm.serving.guess_counts import GuessCounts
 from nanovllm.serving.handlers import Handlers
+from nanovllm.serving.kv_use import KvUse
+from nanovllm.serving.memory import Memory
 from nanovllm.serving.metrics import Metrics
 from nanovllm.serving.middleware import RequestMiddleware
 from nanovllm.serving.monitor import Monitor
@@ -32,6 +34,7 @@ from nanovllm.serving.openapi import ERRORS, document
 from nanovllm.serving.prompts import PromptReader
 from nanovllm.serving.responses import error_response
 from nanovllm.serving.routes import add_routes
+from nanovllm.serving.snapshot import kv_facts
 from nanovllm.serving.streaming import ClientGoneError
 from nanovllm.serving.swap_counts import SwapCounts
 from nanovllm.serving.urgency import WithUrgency
@@ -69,6 +72,12 @@ class Server:
         swapping = getattr(engine.store, "swapping", None)  # with lab 05, and swap_space
         if swapping is not None:
             observers.append(SwapCounts(self.metrics.registry, swapping).observe)
+        self.memory = Memory(engine)
+        self.kv_use = KvUse(self.metrics.registry, kv_facts(engine.store))
+        observers.append(self.kv_use.observe)
+        self.fragmentation = self.metrics.registry.gauge(
+            "kv_cache_internal_fragmentation", "Share of the slots in held blocks without a token."
+        )
         export_cache_config(self.metrics.registry, engine.store)
         urgency = WithUrgency(engine)
         self.engine = AsyncEngine(urgency, observers)
