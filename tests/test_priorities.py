@@ -76,10 +76,8 @@ def test_who_waits_displaces_who_runs_only_if_it_is_more_urgent() -> None:
 
 def test_one_seat_is_enough_for_one_displaced() -> None:
     """Of those that run, the one that would have been admitted last gives way, and no other."""
-    engine, long = (
-        engine_of(Clock(), 2),
-        SamplingParams(max_tokens=9, temperature=0, ignore_eos=True),
-    )
+    engine = engine_of(Clock(), 2)
+    long = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
     for priority in (4, 6):
         engine.add_request([5, priority], long, priority=priority)
     engine.step()
@@ -107,8 +105,8 @@ def test_nobody_starves() -> None:
 def test_texts_do_not_depend_on_priorities_on_any_engine() -> None:
     want = [o.outputs[0].text for o in LLM(enforce_eager=True).generate(PROMPTS, GREEDY, False)]
     for more in (
-        {"enforce_eager": False}, {"enforce_eager": True}, {"engine": "continuous"}, {"swap_space": 0.1},
-        {"speculative_config": {"method": "ngram"}},
+        {"enforce_eager": False}, {"enforce_eager": True}, {"engine": "continuous"},
+        {"swap_space": 0.1}, {"speculative_config": {"method": "ngram"}},
     ):  # fmt: skip
         llm = LLM(scheduling_policy="priority", max_num_seqs=1, **more)
         llm.runner.on_event = (events := []).append

@@ -25,7 +25,7 @@ Dtype = Annotated[
     ),
 ]
 Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, ... (default: cuda where there is one)")
+    str | None, typer.Option(help="cpu, or a GPU by its name: cuda, mps. (default: cpu)")
 ]
 MaxModelLen = Annotated[
     int | None, typer.Option(help="Longest context in tokens. (default: the model's)")

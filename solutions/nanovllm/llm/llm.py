@@ -39,7 +39,7 @@ class LLM:
     model: a folder or hub name in Hugging Face format; the bundled model if None. tokenizer:
     another folder or hub name, or a Tokenizer; the model's own if None. dtype: float32, bfloat16,
     float16, or auto (the checkpoint's); by default bfloat16 on a GPU that has it, else float32.
-    device: a GPU where there is one, else the CPU. max_model_len: tokens of prompt and answer
+    device: cpu, or a GPU by its name: cuda, mps. max_model_len: tokens of prompt and answer
     together. seed: what requests without one of their own draw from; None: fresh randomness.
     engine_options: see EngineOptions; the engine is the best that the labs here allow.
 

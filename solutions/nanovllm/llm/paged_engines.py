@@ -8,6 +8,7 @@ from nanovllm.llm.guessing import Guessing, NoGuesses, speculation
 from nanovllm.llm.kv_codes import token_bytes
 from nanovllm.llm.lab_packages import is_mine, why_missing
 from nanovllm.llm.paged_store import attention_backend, paged_store
+from nanovllm.llm.read_options import say
 from nanovllm.llm.weight_codes import has_codes
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.store import PagedStore
@@ -20,8 +21,13 @@ GRAPHS_REPLACE = ("model", "generation", "batching", "paging")
 ABOVE = ("generation", "batching", "paging")
 
 
-def make_store(model: Transformer, max_model_len: int, options: EngineOptions) -> PagedStore:
-    """Return where K and V live: lab 05's blocks, read by lab 06's kernels on a GPU."""
+def make_store(
+    model: Transformer, max_model_len: int, options: EngineOptions, attention: str | None = None
+) -> PagedStore:
+    """Return where K and V live: lab 05's blocks, read by lab 06's kernels on a GPU.
+
+    attention: as `attention_backend`'s `wanted`.
+    """
     weight = weight_of(model)
     num_host_blocks = _num_host_blocks(model, options)
     return paged_store(
@@ -35,6 +41,7 @@ def make_store(model: Transformer, max_model_len: int, options: EngineOptions) -
         num_host_blocks=num_host_blocks,
         swap_by_cost=num_host_blocks > 0,
         kv_cache_dtype=options.kv_cache_dtype,
+        attention=attention,
     )
 
 
@@ -130,8 +137,15 @@ def make_engine(
     parts = {"tokenizer": tokenizer, "store": store, "make_scheduler": make_scheduler}
     if kind == "CUDA graphs":
         from nanovllm.gpu.engine import GpuEngine
+        from nanovllm.gpu.fallback import went_plain
 
-        return guessing.on(GpuEngine)(model, config, **parts)
+        try:
+            return guessing.on(GpuEngine)(model, config, notify=say, **parts)
+        except NotImplementedError:  # a kernel of the student's that is not written yet
+            raise
+        except Exception as error:  # whatever it is, the plain step can do without
+            say(went_plain(error))
+            parts["store"] = make_store(model, max_model_len, options, attention="torch")
     return guessing.on(Engine)(model, config, **parts)
 
 
