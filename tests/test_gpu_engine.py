@@ -44,9 +44,6 @@ from nanovllm.paging.store import PagedStore, carry_out
 from nanovllm.tokenization.tokenizer import Tokenizer
 from tests.tiny_checkpoint import SMALL, TARGET, save_random
 
-if torch.cuda.is_available():
-    pytest.fail("these tests are of CPU tensors: run them with CUDA_VISIBLE_DEVICES= in front")
-
 VOCAB = 40
 CONFIG = ModelConfig("qwen3", VOCAB, 8, 1, 2, 1, 8, 16, 64, qk_norm=True, eos_token_ids=(2,))
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

@@ -33,7 +33,15 @@ GUESSES = {"method": "ngram_then_draft", "model": str(DRAFT), "num_speculative_t
 PROMPTS = ["Once upon a time there was a little", "1, 2, 3, 4, 1, 2, 3, 4, 1, 2,", "12 + 30 ="]
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.9, seed=4, max_tokens=32)
-POLICIES = ("fcfs", "sjf", "deadline", "round-robin", "priority", "size-queues")
+POLICIES = (
+    "fcfs",
+    "sjf",
+    "deadline",
+    "round-robin",
+    "priority",
+    "priority-with-ageing",
+    "size-queues",
+)
 
 
 def with_guesses(guesses: dict = GUESSES, **options: object) -> LLM:
