@@ -75,7 +75,7 @@ class GpuEngine(Engine):
         self.flights = FlightCounts()
         self._flight: Flight | None = None
 
-    def execute(self, plan: Plan) -> Launched:
+    def execute(self, plan: Plan) -> Launched:  # pyright: ignore[reportIncompatibleMethodOverride]  # allowed: EngineInterface
         """Launch what no flight has computed; `draw` gets what comes of it, not logits."""
         complete = [chunk for chunk in plan.chunks if chunk.completes]
         drawn = all(wants_token_alone(c.request.sequence, c.end) for c in complete)
@@ -111,7 +111,7 @@ class GpuEngine(Engine):
         slot = slot_at(chunk.start, block_ids, self.store.block_size)
         return DecodeRow(chunk.start, slot, block_ids, token_id)
 
-    def draw(self, plan: Plan, launched: Launched | Float[Tensor, "N V"]) -> list[Outcome]:
+    def draw(self, plan: Plan, launched: Launched | Float[Tensor, "N V"]) -> list[Outcome]:  # pyright: ignore[reportIncompatibleMethodOverride]  # not logits yet
         """The tokens drawn on the device, read after the next flight is off; else the plain way.
 
         A row without a finite logit is rare: then the step is computed again, for the plain way
