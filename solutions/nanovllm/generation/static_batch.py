@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nanovllm.generation.batch_cache import BatchCache
 from nanovllm.generation.events import Completion, Event, Finished, Prefilled
+from nanovllm.generation.masks import masking
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.request import make_sequences, room_for, weight_of
 from nanovllm.generation.sampling import Sampler, sample
@@ -129,7 +130,7 @@ class StaticBatch:
     ) -> None:
         self.model = model
         self.sequences = list(sequences)
-        self.sampler = sampler
+        self.sampler = masking(sampler)
         self.clock = clock
         longest = max(len(s.prompt_token_ids) for s in self.sequences)
         budget = max(room_for(s) - len(s.prompt_token_ids) for s in self.sequences)
