@@ -64,8 +64,8 @@ class Load:
         """The requests."""
         if self.prompts:
             return [self.prompts[i % len(self.prompts)] for i in range(count)]
-        lengths = (self.input_len,) * 2, (self.output_len,) * 2
-        return list(random_workload(VOCABULARY, count, *lengths, seed=seed).jobs)
+        read, written = (self.input_len, self.input_len), (self.output_len, self.output_len)
+        return list(random_workload(VOCABULARY, count, read, written, seed=seed).jobs)
 
 
 class Endless:

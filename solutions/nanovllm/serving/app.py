@@ -86,7 +86,8 @@ class Server:
             observers.append(RankGauges(self.metrics.registry, engine).observe)
         export_cache_config(self.metrics.registry, engine.store)
         self.engine = AsyncEngine(engine, observers)
-        self.reader = PromptReader(engine.tokenizer, template, engine.max_model_len, open_template)
+        tokenizer = cast(Tokenizer, engine.tokenizer)
+        self.reader = PromptReader(tokenizer, template, engine.max_model_len, open_template)
         self.admission = Admission(config, engine.config.max_num_seqs)
         self.handlers = Handlers(self.engine, self.reader, config, self.admission, sizes, hits)
         self.app = FastAPI(

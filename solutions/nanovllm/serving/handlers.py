@@ -111,7 +111,7 @@ class Handlers:
             prompts=prompts,
             n=body.n or 1,
             include_usage=include_usage,
-            continuous_usage=bool(include_usage and options.continuous_usage_stats),
+            continuous_usage=bool(include_usage and options and options.continuous_usage_stats),
             with_ids=bool(body.return_token_ids),
             ids_as_text=bool(body.return_tokens_as_token_ids),
             with_scores=body.prompt_logprobs is not None,
