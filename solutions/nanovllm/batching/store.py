@@ -23,9 +23,12 @@ class KVStore(Protocol):
     others that begin alike, has `cached_blocks()` and `prefix_stats` as well (lab 05).
     """
 
-    total_tokens: int  # places for one token each, free or not
-    num_blocks: int
-    block_size: int  # places in each block
+    @property
+    def total_tokens(self) -> int: ...  # places for one token each, free or not
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...  # places in each block
 
     @property
     def free_tokens(self) -> int:
@@ -82,9 +85,10 @@ class KVStore(Protocol):
 class SchedulingStore(Protocol):
     """The part of a KVStore that scheduler and simulator use: no K, no V, no torch."""
 
-    total_tokens: int
-    block_size: int
-
+    @property
+    def total_tokens(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
     @property
     def free_tokens(self) -> int: ...
     def block_ids(self, request: Request) -> Sequence[int]: ...

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter, process_time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from nanovllm.batching.events import Stepped
 from nanovllm.bench.guessing_rows import NONE, Ids, Row, Run
@@ -26,6 +26,7 @@ from nanovllm.model.transformer import Transformer
 
 if TYPE_CHECKING:
     from nanovllm.batching.engine import Engine
+    from nanovllm.speculative.guessing_scheduler import SpeculativeScheduler
 
 
 @dataclass(frozen=True)
@@ -173,3 +174,7 @@ def _draft_of(engine: Engine) -> Any:
     proposer = getattr(engine.scheduler, "proposer", None)
     proposer = getattr(proposer, "draft", proposer)
     return proposer if hasattr(proposer, "num_forwards") else None
+
+
+def _scheduler(engine: Engine) -> SpeculativeScheduler:
+    return cast("SpeculativeScheduler", engine.scheduler)

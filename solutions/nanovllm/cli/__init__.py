@@ -1,6 +1,5 @@
 """The command `nanovllm`: generate, chat, serve, describe, quantize, bench: your own engine."""
 
-import contextlib
 import io
 import os
 import sys

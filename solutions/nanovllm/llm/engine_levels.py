@@ -57,7 +57,7 @@ class Rung(Protocol):
         """The likeliest continuations of a prompt, best first. Raises RequestError."""
         ...
 
-    def describe(self, engine: AnyEngine) -> str:
+    def describe(self, engine: Any) -> str:
         """What computes the steps of this engine, and where it keeps K and V."""
         ...
 

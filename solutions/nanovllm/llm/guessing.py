@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from nanovllm.batching.engine import Engine
 from nanovllm.generation.request import weight_of
@@ -40,7 +40,7 @@ class NoGuesses:
 
     def on(self, engine: type[Engine]) -> Callable[..., Engine]:
         """The class itself, which also scores prompts."""
-        return scoring(engine)
+        return cast("type[Engine]", scoring(engine))
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class Guessing:
 
         most, costs = self.config.num_speculative_tokens, Costs()
         facts = {"num_speculative_tokens": most}  # a server asks
-        kind = scoring(type(f"Speculative{engine.__name__}", (_verifier(engine), engine), facts))
+        kind: Any = scoring(
+            type(f"Speculative{engine.__name__}", (_verifier(engine), engine), facts)
+        )
         parts = {
             "proposer": self._proposer(),
             "guess_policy": self._policy(most, costs),
@@ -171,7 +173,7 @@ def load_draft(
     """The draft model, in the target's dtype and place. Raises OptionError if it cannot serve."""
     weight = weight_of(model)
     try:
-        folder = resolve_folder(config.model)
+        folder = resolve_folder(cast(str, config.model))
         draft = load_weights(folder, weight.dtype, weight.device)
         file = folder / "tokenizer.json"
         theirs = Tokenizer.from_file(file) if file.is_file() else None

@@ -21,7 +21,7 @@ class Collectives(Protocol):
     """
 
     @staticmethod
-    def reduce_scatter(comm: Communicator, x: Shaped[Tensor, ...]) -> Shaped[Tensor, run]:
+    def reduce_scatter(comm: Communicator, x: Shaped[Tensor, ...]) -> Shaped[Tensor, " run"]:
         """Run `rank` of the sum of all ranks' x, as one dimension; a rank sends n - 1 runs.
 
         With x = [1, 2, 3] on rank 0 and [10, 20, 30] on rank 1: [11, 22] and [33].
@@ -30,8 +30,8 @@ class Collectives(Protocol):
 
     @staticmethod
     def all_gather(
-        comm: Communicator, run: Shaped[Tensor, run], total: int
-    ) -> Shaped[Tensor, total]:
+        comm: Communicator, run: Shaped[Tensor, " run"], total: int
+    ) -> Shaped[Tensor, " total"]:
         """The runs of all ranks, one after the other: `total` values; a rank sends n - 1 runs.
 
         With [1, 2] on rank 0 and [3] on rank 1, and total = 3: [1, 2, 3] on both.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from nanovllm.serving.deltas import Delta
 from nanovllm.serving.logprobs import (
