@@ -85,10 +85,9 @@ class KVStore(Protocol):
 class SchedulingStore(Protocol):
     """The part of a KVStore that scheduler and simulator use: no K, no V, no torch."""
 
-    @property
-    def total_tokens(self) -> int: ...
-    @property
-    def block_size(self) -> int: ...
+    total_tokens: int
+    block_size: int
+
     @property
     def free_tokens(self) -> int: ...
     def block_ids(self, request: Request) -> Sequence[int]: ...

@@ -18,6 +18,7 @@ from nanovllm.paging.block_table import blocks_for
 from nanovllm.parallel.engine import ParallelEngine
 from nanovllm.parallel.errors import ParallelError
 from nanovllm.parallel.executor import Executor
+from nanovllm.parallel.executor_interface import ExecutorInterface
 from nanovllm.parallel.launch import start_processes
 from nanovllm.parallel.remote import BEAMS, RemoteBeamCache, RemoteModel
 from nanovllm.parallel.share_spec import ShareSpec
@@ -38,7 +39,7 @@ class ParallelRung(PagedRung):
         except ParallelError as error:
             raise OptionError(str(error)) from None
 
-    def _ready(self) -> Executor:
+    def _ready(self) -> ExecutorInterface:
         """The executor, or a new one if that has died. Raises ExecutorDied."""
         model = cast(RemoteModel, self.model)
         executor = model.executor
