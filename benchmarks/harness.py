@@ -72,8 +72,9 @@ def write_tasks(folder: Path) -> None:
 
 def evaluate(model: str, arguments: dict[str, Any], tasks: list[str], folder: Path) -> dict:
     """Results and samples of one run of lm-eval."""
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
+    # In an environment of its own.
+    from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports]
+    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
     return simple_evaluate(
         model,
@@ -144,7 +145,9 @@ def main() -> None:
     results = {
         "scores": {way: scores(texts.get(way)) | scores(chats[way]) for way in ways},
         "log_likelihoods": {task: len(likelihoods(texts["hf"], task)) for task in TEXTS},
-        "farthest_apart": {task: apart(*texts.values(), task) for task in TEXTS},
+        "farthest_apart": {
+            task: apart(texts["hf"], texts["local-completions"], task) for task in TEXTS
+        },
         "same_answers": {way: answers(chats[way]) == answers(chats["hf"]) for way in ways},
     }
     settings = {"lm-eval": importlib.metadata.version("lm-eval"), "dtype": "float32",

@@ -86,7 +86,7 @@ def pairs(found: Iterable[Solution]) -> Iterator[Pair]:
         if one.fingerprint.hashes & two.fingerprint.hashes:
             _, shares, slices = compare_files(one.fingerprint, two.fingerprint)
             places = [list(zip(*side.tolist(), strict=True)) for side in slices]
-            yield Pair(one, two, tuple(map(float, shares)), (places[0], places[1]))
+            yield Pair(one, two, (float(shares[0]), float(shares[1])), (places[0], places[1]))
 
 
 def chance(found: Iterable[Pair]) -> float:

@@ -56,17 +56,21 @@ class SchedulerInterface(Protocol):
     @property
     def running(self) -> Collection[Request]:
         """The batch, in the order of admission. Read it; only the scheduler changes it."""
+        ...
 
     @property
     def waiting(self) -> Collection[Request]:
         """The queue, in any order: new requests, and those that were preempted."""
+        ...
 
     @property
     def has_work(self) -> bool:
         """Whether anybody waits or runs."""
+        ...
 
     def queue(self) -> list[Request]:
         """Those that wait, in the order in which they would be admitted now: a new list."""
+        ...
 
     def refuse_unfit(self, request: Request) -> None:
         """Raise RequestTooLargeError if the store could not hold `request.limit` tokens at all.
@@ -85,6 +89,7 @@ class SchedulerInterface(Protocol):
         more preemption, and has nothing computed. A plan without chunks says that nobody can run.
         One reading of the clock holds for all of it.
         """
+        ...
 
     def update(self, plan: Plan) -> None:
         """These chunks have been computed: count their tokens; SCHEDULED becomes RUNNING.
@@ -134,6 +139,7 @@ class EngineInterface(Protocol):
     @property
     def has_unfinished(self) -> bool:
         """Whether a further step has anything to do or to report."""
+        ...
 
     def add_request(
         self,
@@ -158,12 +164,15 @@ class EngineInterface(Protocol):
             RequestError: it can never be answered (`make_sequences`, or `refuse_unfit`).
             DuplicateRequestError: the id is in use by a request that has not ended.
         """
+        ...
 
     def abort(self, request_id: int) -> bool:
         """Give a request up, wherever it is; False if there is none of that id (any more)."""
+        ...
 
     def run(self) -> Iterator[EngineEvent]:
         """Step until nothing is left to do, and yield the events as they happen."""
+        ...
 
     def step(self) -> list[EngineEvent]:
         """One round: notes, plan, model, draw, update; and what happened, in this order.
@@ -180,6 +189,7 @@ class EngineInterface(Protocol):
         again. NotImplementedError (a task that is not written yet) goes through, and so does
         KeyboardInterrupt; what the step had to report is lost then.
         """
+        ...
 
     def execute(self, plan: Plan) -> Float[Tensor, "N V"]:
         """Run the model over the plan's T tokens; logits of the N chunks that complete, in order.
@@ -188,6 +198,7 @@ class EngineInterface(Protocol):
         any one of its chunks, may be executed again before that, with the same result. An engine
         of another kind may return something else, for its own `draw`.
         """
+        ...
 
     def draw(self, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Outcome]:
         """What comes of each chunk of the plan, in order: a token where it completes, else None.
@@ -198,6 +209,7 @@ class EngineInterface(Protocol):
         sampler; -inf beside others is a mask's. Draws change no state: drawn again, the tokens
         are the same.
         """
+        ...
 
     def update(self, plan: Plan, outcomes: Sequence[Outcome]) -> list[EngineEvent]:
         """Commit and count what was computed, append the tokens, end what has ended; the events.
@@ -209,6 +221,7 @@ class EngineInterface(Protocol):
         and the others go on; a Prefilled may stand before that Failed or not, and whether a
         NotImplementedError goes through here, too, is left open.
         """
+        ...
 
     def check(self) -> None:
         """Raise InvariantError unless scheduler, store and requests agree; between two steps."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from nanovllm.batching.errors import IllegalTransitionError
 
@@ -73,7 +73,7 @@ class Request:
     """
 
     number: int
-    sequence: Tokens
+    sequence: Any  # Tokens is all that is asked of it here; an engine knows more of its own
     arrival: float
     limit: int
     priority: Priority | int = Priority.NORMAL

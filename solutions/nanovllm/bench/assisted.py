@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter, process_time
+from typing import Any, cast
 
 import torch
 
@@ -53,7 +54,7 @@ class Assisted:
         hook = self.model.register_forward_hook(lambda *_: forwards.append(None))
         cpu, wall, texts = process_time(), perf_counter(), []
         for ids in asked:
-            out = self.model.generate(
+            out = cast(Any, self.model).generate(
                 torch.tensor([ids]), do_sample=False, max_new_tokens=self.max_tokens,
                 **self.ways[name],
             )  # fmt: skip

@@ -6,7 +6,7 @@ about as much time on a token as a small model does.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import httptools
 import httpx
@@ -93,7 +93,7 @@ class _Connection(asyncio.Protocol):
     status: "asyncio.Future[int] | None" = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     async def ask(self, request: bytes, read: Read) -> int:
         """Send the bytes of a request; the status of its answer. Raises OSError."""
@@ -116,8 +116,8 @@ class _Connection(asyncio.Protocol):
         self.lasts = self.parser.should_keep_alive()
         self._end(None)
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._end(error)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(exc)
 
     def _end(self, error: Exception | None) -> None:
         if self.status is None or self.status.done():

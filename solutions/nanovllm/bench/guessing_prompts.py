@@ -1,6 +1,7 @@
 """Prompts of five kinds, which differ in how well their answers can be guessed."""
 
 import random
+from collections.abc import Callable
 
 PEOPLE = ("Mia", "Tom", "Ben", "Anna", "Max", "Lily", "Sam", "Kira")
 ANIMALS = ("cat", "fox", "bear", "dog", "bird", "horse", "rabbit", "frog")
@@ -55,4 +56,6 @@ def _code(rng: random.Random) -> str:
     return f"{rng.randrange(10000):04d}"
 
 
-_MAKE = dict(zip(KINDS, (_story, _fact, _sum, _recall, _list), strict=True))
+_MAKE: dict[str, Callable[[random.Random], str]] = dict(
+    zip(KINDS, (_story, _fact, _sum, _recall, _list), strict=True)
+)

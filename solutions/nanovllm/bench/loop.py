@@ -20,6 +20,7 @@ class Contestant(Protocol):
         self, model: str, dtype: str, threads: int, max_model_len: int, max_num_seqs: int
     ) -> dict[str, Any]:
         """Get ready; returns facts for the record, such as versions."""
+        ...
 
     def settle(self) -> None:
         """Wait until it is as fast as it will get; called once, after a first token."""
@@ -28,6 +29,7 @@ class Contestant(Protocol):
 
     def run(self, jobs: list[dict[str, Any]]) -> list[list[int]]:
         """Answer all jobs, {"prompt": ids, "max_tokens": n}, greedily; the new ids of each."""
+        ...
 
 
 def serve(contestant: Contestant) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any, cast
 
 from nanovllm.llm.read_options import BUNDLED, OptionError
 
@@ -54,7 +55,7 @@ def make_random(folder: Path, **sizes: int) -> None:
     import transformers
 
     config = transformers.Qwen3Config(
-        **sizes, max_position_embeddings=CONTEXT, tie_word_embeddings=True,
+        **cast(Any, sizes), max_position_embeddings=CONTEXT, tie_word_embeddings=True,
         bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     torch.manual_seed(0)

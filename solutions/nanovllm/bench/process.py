@@ -33,13 +33,15 @@ class Process:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
             encoding="utf-8", cwd=ROOT, env=os.environ | environment,
         )  # fmt: skip
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         """Send a question and return its answer. Raises ContestantError."""
         try:
-            self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-            self.process.stdin.flush()
-            line = self.process.stdout.readline()
+            self._stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self._stdin.flush()
+            line = self._stdout.readline()
         except BrokenPipeError:
             line = ""
         answer = json.loads(line) if line else {"error": f"its process ended: {self._last_words()}"}
@@ -54,13 +56,13 @@ class Process:
 
     def close(self) -> None:
         """End the process: it leaves when its stdin ends, else it is killed."""
-        self.process.stdin.close()
+        self._stdin.close()
         try:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self.process.stdout.close()
+        self._stdout.close()
         self.log.close()
 
     def __enter__(self) -> Self:

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TextIO
 
 import httpx
 
@@ -59,7 +60,7 @@ def server_process(
 
 def _wait(
     process: subprocess.Popen,
-    log: tempfile._TemporaryFileWrapper,
+    log: TextIO,
     find: Callable[[str], str | None],
 ) -> str:
     end = time.monotonic() + START_SECONDS

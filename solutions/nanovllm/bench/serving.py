@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass, field
 from statistics import mean
-from typing import Any
+from typing import Any, cast
 
 import httpx
 
@@ -64,8 +64,8 @@ class Load:
         """The requests."""
         if self.prompts:
             return [self.prompts[i % len(self.prompts)] for i in range(count)]
-        lengths = (self.input_len,) * 2, (self.output_len,) * 2
-        return list(random_workload(VOCABULARY, count, *lengths, seed=seed).jobs)
+        read, written = (self.input_len, self.input_len), (self.output_len, self.output_len)
+        return list(random_workload(VOCABULARY, count, read, written, seed=seed).jobs)
 
 
 class Endless:
@@ -106,7 +106,7 @@ async def measure(
         times = load.times() if load.concurrency is None else []
         jobs = load.jobs(len(times), load.seed) if times else Endless(load)
         before = await counters(http)
-        with closing(Client(http, name, jobs, load.output_len, done)) as client:
+        with closing(Client(http, name, cast(Any, jobs), load.output_len, done)) as client:
             if load.concurrency is not None:
                 count = load.num_prompts if load.duration is None else None
                 records = await closed_loop(client.send, count, load.concurrency, load.duration)
@@ -118,7 +118,9 @@ async def measure(
 
 async def _warm_up(http: httpx.AsyncClient, name: str, load: Load) -> None:
     jobs = load.jobs(load.warmup, load.seed + 1)
-    with closing(Client(http, name, jobs, load.output_len, lambda record: None)) as client:
+    with closing(
+        Client(http, name, cast(Any, jobs), load.output_len, lambda record: None)
+    ) as client:
         for number in range(load.warmup):
             record = await client.send(number, asyncio.get_running_loop().time())
             if record.error is not None:

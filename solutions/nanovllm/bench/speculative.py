@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter, process_time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from nanovllm.batching.events import Stepped
 from nanovllm.bench.guessing_rows import NONE, Ids, Row, Run
@@ -26,6 +26,7 @@ from nanovllm.model.transformer import Transformer
 
 if TYPE_CHECKING:
     from nanovllm.batching.engine import Engine
+    from nanovllm.speculative.guessing_scheduler import SpeculativeScheduler
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Bench:
         for name, way in self.ways.items():
             engine = self.engines[name]
             if way.rate is not None:
-                engine.scheduler.proposer = partly_right(texts, way.rate, self.most)
+                _scheduler(engine).proposer = partly_right(texts, way.rate, self.most)
             self._run(engine, asked)
             if way.bounded:
                 scripts[name] = self._script(engine, asked)
@@ -105,7 +106,7 @@ class Bench:
                 engine = self.engines.get(name)
                 if engine is None:
                     engine = self.again
-                    engine.scheduler.proposer = scripts[name.removesuffix(" again")]
+                    _scheduler(engine).proposer = scripts[name.removesuffix(" again")]
                 run = self._run(engine, asked)
                 if run.texts != texts:
                     raise ValueError(f"{name} gives other texts")
@@ -113,10 +114,11 @@ class Bench:
         return [self._row(kind, name, runs) for name in self.ways]
 
     def _script(self, engine: Engine, asked: Sequence[Ids]) -> Scripted:
-        proposer = engine.scheduler.proposer
-        engine.scheduler.proposer = kept = Kept(proposer)
+        scheduler = _scheduler(engine)
+        proposer = scheduler.proposer
+        scheduler.proposer = kept = Kept(proposer)
         self._run(engine, asked)
-        engine.scheduler.proposer = proposer
+        scheduler.proposer = proposer
         return Scripted(kept.made)
 
     def _row(self, kind: str, name: str, runs: Mapping[str, list[Run]]) -> Row:
@@ -172,3 +174,7 @@ def _draft_of(engine: Engine) -> Any:
     proposer = getattr(engine.scheduler, "proposer", None)
     proposer = getattr(proposer, "draft", proposer)
     return proposer if hasattr(proposer, "num_forwards") else None
+
+
+def _scheduler(engine: Engine) -> SpeculativeScheduler:
+    return cast("SpeculativeScheduler", engine.scheduler)

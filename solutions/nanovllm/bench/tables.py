@@ -48,7 +48,7 @@ def contest(title: str, figures: Mapping[str, tuple[Rounds, float]], ready: Mapp
     for name, one in ready.items():
         row = [f"[bold]{name}[/]" if name == OURS else name]
         for label, (_, factor) in figures.items():
-            its = summaries[label][name]
+            its: dict[str, Any] = summaries[label][name]
             row.append(_short(its["median"] * factor))
             if len(ready) > 1:
                 row.append(_times(its["reference_is_better_by"]))
@@ -89,7 +89,7 @@ def stages(title: str, results: list[StageResult]) -> Table:
             table.add_row(result.name, result.lab, whose, f"[yellow]{result.why_not}[/]", "", "")
             continue
         same = "[green]same[/]" if result.same_answers else "[red]differ[/]"
-        faster = f"{result.rate / first:.1f} x"
+        faster = f"{result.rate / (first or result.rate):.1f} x"
         table.add_row(result.name, result.lab, whose, f"{result.rate:,.0f}", faster, same)
     return table
 

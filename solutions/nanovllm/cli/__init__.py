@@ -1,6 +1,6 @@
 """The command `nanovllm`: generate, chat, serve, describe, quantize, bench: your own engine."""
 
-import contextlib
+import io
 import os
 import sys
 from typing import Annotated
@@ -52,9 +52,9 @@ def _nanovllm(
 def main() -> None:
     """Run the command line; errors are one sentence on stderr and an exit code, no traceback."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    with contextlib.suppress(AttributeError):
+    if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
     try:
         code = app(standalone_mode=False, prog_name="nanovllm")

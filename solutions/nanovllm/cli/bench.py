@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from nanovllm.bench.runs import Outcome
 
 bench = typer.Typer(
-    rich_markup_mode=HELP, no_args_is_help=True, help=__doc__.partition(": ")[2].capitalize()
+    rich_markup_mode=HELP,
+    no_args_is_help=True,
+    help=(__doc__ or "").partition(": ")[2].capitalize(),
 )
 
 Model = Annotated[

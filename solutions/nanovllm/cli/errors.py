@@ -40,8 +40,9 @@ def explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, typer.TyperException):
         sentence = " ".join(error.format_message().split()).rstrip(".")
         return f"{sentence}; `{_command(error)} --help` lists what there is.", error.exit_code
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("nanovllm."):
-        here = _has_reference(error.name.split(".")[1])
+    missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    if isinstance(error, ModuleNotFoundError) and missing.startswith("nanovllm."):
+        here = _has_reference(missing.split(".")[1])
         return error.msg + " Or add --code reference." * here, USER
     where, is_students = _where(error)
     not_written = _NOT_WRITTEN.match(_absent(error))

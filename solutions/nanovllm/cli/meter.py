@@ -37,7 +37,7 @@ class Meter:
     @property
     def rate(self) -> float | None:
         """Tokens per second after the first one, which the prompt's length decides."""
-        if self.tokens < 2 or self.last == self.first:
+        if self.first is None or self.last is None or self.tokens < 2 or self.last == self.first:
             return None
         return (self.tokens - 1) / (self.last - self.first)
 

@@ -160,7 +160,8 @@ def _report(
         table.add_column(column, justify="right" if column else "left")
     table.add_row("weights, MB", *(f"{size / 1e6:.2f}" for size in sizes))
     table.add_row("bits a weight, in linears", "", f"{stored / numbers:.2f}")
-    if None not in losses:
-        table.add_row("loss on rows held out, nats", *(f"{loss:.4f}" for loss in losses))
-        table.add_row("perplexity", *(f"{math.exp(loss):.4f}" for loss in losses))
+    known = [loss for loss in losses if loss is not None]
+    if len(known) == len(losses):
+        table.add_row("loss on rows held out, nats", *(f"{loss:.4f}" for loss in known))
+        table.add_row("perplexity", *(f"{math.exp(loss):.4f}" for loss in known))
     Console().print(table)

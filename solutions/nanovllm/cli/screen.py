@@ -51,7 +51,9 @@ class PlainAnswer:
             sys.stdout.write(text)
             sys.stdout.flush()
 
-    def __exit__(self, kind: type | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is BrokenPipeError:
             return
         if not self.ends_line or self.meter.tokens:
@@ -98,7 +100,9 @@ class LiveAnswer:
         status = self.meter.line(self.console.width)
         return Group(Text(self.tail), status) if self.tail else status
 
-    def __exit__(self, kind: type | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.live.__exit__(kind, error, trace)
         if self.tail:
             self._print(self.tail)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -18,6 +19,7 @@ from nanovllm.batching.plan import Plan
 from nanovllm.batching.scheduler import Scheduler
 from nanovllm.fast.availability import BLOCK_MULTIPLE, FastPathError, available
 from nanovllm.fast.build import Say, load_library, say
+from nanovllm.fast.cache import FastCache
 from nanovllm.fast.step import NativeStep, StepInput
 from nanovllm.fast.store import FastStore
 from nanovllm.fast.weights import NativeWeights
@@ -116,7 +118,7 @@ class FastEngine(Engine):
             return super().execute(plan)
         self.store.make_copies()
         given = StepInput.of(plan, self.store.block_ids)
-        self._logits, self._likeliest = self._native(given, self.store.cache)
+        self._logits, self._likeliest = self._native(given, cast(FastCache, self.store.cache))
         return self._logits
 
     def guess(self, plan: Plan, wanted: Seq[int]) -> list[Seq[int]]:
@@ -124,7 +126,8 @@ class FastEngine(Engine):
         in its sequence; K and V are written of the chunks and of all of these but the last."""
         self.store.make_copies()
         given = StepInput.of(plan, self.store.block_ids)
-        return self._native.guess(given, self.store.cache, wanted)
+        assert self._native is not None  # asked for where it is `ready`
+        return self._native.guess(given, cast(FastCache, self.store.cache), wanted)
 
     def draw(self, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Outcome]:
         """The argmax, if that is known and nobody wants more; else the plain way."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 
 from nanovllm.fast.cache import FastCache, FastInt8Cache, attend_plainly
@@ -52,4 +54,4 @@ class FastStore(PagedStore):
             return super().attend(batch)
         from nanovllm.quantization.kv_store import attend_to_codes  # a release may lack it
 
-        return attend_to_codes(self.cache, self.config, batch)
+        return attend_to_codes(cast(Any, self.cache), self.config, batch)

@@ -47,7 +47,7 @@ def masking(sampler: Sampler) -> Sampler:
         drawn = sampler(apply_masks(logits, rows), rows)
         return [
             found
-            if found.logprobs is None or not row.params.has_mask
+            if found.logprobs is None or row.params.logprobs is None or not row.params.has_mask
             else Sampled(
                 found.token_id, chain.gather_logprobs(raw, found.token_id, row.params.logprobs)
             )
@@ -86,7 +86,7 @@ def check_masks(params: SamplingParams, eos_token_ids: Sequence[int]) -> None:
         return
     left = set(params.allowed_token_ids) - {run[-1] for run in params.bad_words_token_ids or ()}
     if params.min_tokens > 0:
-        left -= {*eos_token_ids, *params.stop_token_ids}
+        left -= {*eos_token_ids, *(params.stop_token_ids or ())}
     if not left:
         raise RequestError(
             "allowed_token_ids allows nothing that bad_words and min_tokens do not forbid; allow "

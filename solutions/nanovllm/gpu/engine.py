@@ -136,7 +136,7 @@ class GpuEngine(Engine):
         slot = slot_at(chunk.start, block_ids, self.store.block_size)
         return DecodeRow(chunk.start, slot, block_ids, token_id)
 
-    def draw(self, plan: Plan, launched: Launched | Float[Tensor, "N V"]) -> list[Outcome]:
+    def draw(self, plan: Plan, launched: Launched | Float[Tensor, "N V"]) -> list[Outcome]:  # pyright: ignore[reportIncompatibleMethodOverride]  # not logits yet
         """The tokens drawn on the device, read after the next flight is off; else the plain way.
 
         A row without a finite logit is rare: then the step is computed again, for the plain way

@@ -49,14 +49,17 @@ class Rung(Protocol):
 
     def make_engine(self) -> AnyEngine:
         """A new engine, which holds no request."""
+        ...
 
     def beam_search(
         self, prompt_token_ids: Sequence[int], params: BeamSearchParams
     ) -> list[Hypothesis]:
         """The likeliest continuations of a prompt, best first. Raises RequestError."""
+        ...
 
-    def describe(self, engine: AnyEngine) -> str:
+    def describe(self, engine: Any) -> str:
         """What computes the steps of this engine, and where it keeps K and V."""
+        ...
 
 
 @dataclass(frozen=True)

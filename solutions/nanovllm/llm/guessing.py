@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from nanovllm.batching.engine import Engine
 from nanovllm.generation.request import weight_of
@@ -34,7 +34,7 @@ class NoGuesses:
 
     def on(self, engine: type[Engine]) -> Callable[..., Engine]:
         """The class itself, which also scores prompts."""
-        return scoring(engine)
+        return cast("type[Engine]", scoring(engine))
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ class Guessing:
 
         most, costs = self.config.num_speculative_tokens, Costs()
         facts = {"num_speculative_tokens": most}  # a server asks
-        kind = scoring(type(f"Speculative{engine.__name__}", (_verifier(engine), engine), facts))
+        kind: Any = scoring(
+            type(f"Speculative{engine.__name__}", (_verifier(engine), engine), facts)
+        )
         parts = {
             "proposer": self._proposer(),
             "guess_policy": self._policy(most, costs),
@@ -165,7 +167,7 @@ def load_draft(
     """The draft model, in the target's dtype and place. Raises OptionError if it cannot serve."""
     weight = weight_of(model)
     try:
-        folder = resolve_folder(config.model)
+        folder = resolve_folder(cast(str, config.model))
         draft = load_weights(folder, weight.dtype, weight.device)
         file = folder / "tokenizer.json"
         theirs = Tokenizer.from_file(file) if file.is_file() else None

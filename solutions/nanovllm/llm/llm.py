@@ -221,7 +221,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or many; `variables` go to the chat template."""
         one = bool(messages) and isinstance(messages[0], Mapping)
-        conversations = [messages] if one else messages
+        conversations: Any = [messages] if one else messages
         prompts = [self._chat_prompt(c, **variables) for c in conversations]
         return self.generate(prompts, sampling_params, use_tqdm)
 

@@ -1,6 +1,7 @@
 """Lab 05's rung: K and V in blocks, shared by requests that begin alike."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from nanovllm.batching.engine import Engine
 from nanovllm.generation.beam import BeamSearchParams, Hypothesis
@@ -44,7 +45,7 @@ class PagedRung(ContinuousRung):
 
     def describe(self, engine: Engine) -> str:
         """What kind of step it is, and why; the blocks, and who shares them."""
-        store = engine.store
+        store: Any = engine.store
         shared = "no prefix cache" if store.prefix_stats is None else "prefixes are cached"
         size = f"{store.num_blocks} blocks of {store.block_size} tokens"
         if self.options.kv_codes:

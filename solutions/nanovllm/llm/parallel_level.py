@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from nanovllm.generation.beam import BeamSearchParams, Hypothesis
 from nanovllm.generation.request import weight_of
@@ -17,8 +18,9 @@ from nanovllm.paging.block_table import blocks_for
 from nanovllm.parallel.engine import ParallelEngine
 from nanovllm.parallel.errors import ParallelError
 from nanovllm.parallel.executor import Executor
+from nanovllm.parallel.executor_interface import ExecutorInterface
 from nanovllm.parallel.launch import start_processes
-from nanovllm.parallel.remote import BEAMS, RemoteBeamCache
+from nanovllm.parallel.remote import BEAMS, RemoteBeamCache, RemoteModel
 from nanovllm.parallel.share_spec import ShareSpec
 from nanovllm.parallel.stages import layer_ranges
 
@@ -37,9 +39,10 @@ class ParallelRung(PagedRung):
         except ParallelError as error:
             raise OptionError(str(error)) from None
 
-    def _ready(self) -> Executor:
+    def _ready(self) -> ExecutorInterface:
         """The executor, or a new one if that has died. Raises ExecutorDied."""
-        executor = self.model.executor
+        model = cast(RemoteModel, self.model)
+        executor = model.executor
         if executor is None or executor.failure is not None:
             meeting = Path(tempfile.mkdtemp(prefix="nanovllm-ranks-"))
             try:
@@ -47,15 +50,16 @@ class ParallelRung(PagedRung):
             finally:
                 shutil.rmtree(meeting, ignore_errors=True)  # they have met, or never will
             weakref.finalize(self, executor.close)
-            self.model.executor = executor
+            model.executor = executor
         return executor
 
     def _spec(self, meeting: Path) -> ShareSpec:
         longest = blocks_for(self.max_model_len, self.options.block_size)
+        model = cast(RemoteModel, self.model)
         return ShareSpec(
-            folder=self.model.folder,
+            folder=model.folder,
             dtype=weight_of(self.model).dtype,
-            device=self.model.device,
+            device=model.device,
             tensor_parallel_size=self.options.tensor_parallel_size,
             pipeline_parallel_size=self.options.pipeline_parallel_size,
             block_size=self.options.block_size,
@@ -63,14 +67,14 @@ class ParallelRung(PagedRung):
             most_blocks=self.options.max_num_seqs * longest,
             blocks=self.options.num_gpu_blocks_override,
             kv_bytes=self.options.kv_cache_memory_bytes,
-            kv_room=None if self.model.device == "cuda" else DEFAULT_KV_BYTES,
+            kv_room=None if model.device == "cuda" else DEFAULT_KV_BYTES,
             meeting=meeting.as_uri(),
         )
 
     def make_engine(self) -> ParallelEngine:
         """An engine on the ranks, which hold nothing of an earlier one."""
         return ParallelEngine(
-            self.model,
+            cast(RemoteModel, self.model),
             self.config,
             executor=self._ready(),
             tokenizer=self.tokenizer,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from nanovllm.generation.errors import RequestError
 from nanovllm.generation.params import SamplingParams
@@ -36,17 +36,19 @@ def read_prompts(prompts: AnyPrompt | Sequence[AnyPrompt], tokenizer: Tokenizer)
     Raises RequestError for what is not a prompt.
     """
     if isinstance(prompts, str | Mapping | Prompt) or _is_ids(prompts):
-        return [read_prompt(prompts, tokenizer)]
+        return [read_prompt(cast(AnyPrompt, prompts), tokenizer)]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
         raise RequestError(f"prompts must be {_FORMS}, or a list of such; got {_name(prompts)}.")
-    return [read_prompt(prompt, tokenizer) for prompt in prompts]
+    return [read_prompt(cast(AnyPrompt, prompt), tokenizer) for prompt in prompts]
 
 
 def read_prompt(prompt: AnyPrompt, tokenizer: Tokenizer) -> Prompt:
     """Return one prompt; the special tokens that its text spells are special, as in vLLM."""
     if isinstance(prompt, Prompt):
         return prompt
-    text, ids, salt = prompt, None, None
+    text: Any = prompt
+    ids: Any = None
+    salt: Any = None
     if isinstance(prompt, Mapping):
         text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
         salt = prompt.get("cache_salt")
@@ -57,7 +59,7 @@ def read_prompt(prompt: AnyPrompt, tokenizer: Tokenizer) -> Prompt:
     if ids is None and isinstance(text, str):
         ids = tokenizer.encode(text, allowed_special="all", add_special_tokens=True)
         return Prompt(text, ids, salt)
-    if not _is_ids(ids, empty=True):
+    if ids is None or not _is_ids(ids, empty=True):
         raise RequestError(
             f"a prompt must be {_FORMS}; got {_name(prompt if ids is None else ids)}."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -50,7 +51,8 @@ def load(
     _check_devices(device, options)
     from nanovllm.parallel.remote import RemoteModel
 
-    return RemoteModel(ModelConfig.from_pretrained(folder), dtype, str(folder), device.type)
+    model = RemoteModel(ModelConfig.from_pretrained(folder), dtype, str(folder), device.type)
+    return cast(Transformer, model)  # it has the same face
 
 
 def _check_devices(device: torch.device, options: EngineOptions) -> None:

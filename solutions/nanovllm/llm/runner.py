@@ -39,7 +39,7 @@ class Runner:
         self._idle = 0  # steps in a row that computed nothing
 
     @property
-    def engine(self) -> AnyEngine:
+    def engine(self) -> Any:
         """The engine, made when it is first needed."""
         if self._engine is None:
             self._engine = self.rung.make_engine()

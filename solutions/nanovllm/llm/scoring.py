@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -30,7 +30,13 @@ def salt_of(request: Request) -> str:
     return f"salt {params.cache_salt}" if params.cache_salt else ""
 
 
-class ScoringEngine(EngineBase):
+if TYPE_CHECKING:
+    from nanovllm.batching.engine import Engine as EngineBehind
+else:
+    EngineBehind = EngineBase
+
+
+class ScoringEngine(EngineBehind):
     """Before any Engine in the order of bases: it also scores prompts; SamplingParams asks for it.
 
     A chunk of such a prompt is planned as chunks of one token each, all of which complete: so
@@ -121,8 +127,8 @@ def one_by_one(chunk: Chunk) -> list[Chunk]:
     guesses = num_guesses(chunk)
     ones = [Chunk(chunk.request, at, 1, at + 1) for at in range(chunk.start, chunk.end - guesses)]
     if guesses:
-        last = chunk._replace(start=ones[-1].start, length=1 + guesses)
-        last.guesses = chunk.guesses
+        last: Any = chunk._replace(start=ones[-1].start, length=1 + guesses)
+        last.guesses = getattr(chunk, "guesses")  # noqa: B009 - of a GuessedChunk
         ones[-1] = last
     return ones
 

@@ -1,6 +1,7 @@
 """Lab 03's rung: batches that run to their end, and beam search over a rectangle."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from nanovllm.generation.beam import BeamSearchParams, Hypothesis, beam_search
 from nanovllm.llm.engine_levels import AnyEngine, EventKinds
@@ -41,6 +42,6 @@ class StaticRung:
         """Lab 03's. Raises RequestError."""
         return beam_search(self.model, prompt_token_ids, params, max_model_len=self.max_model_len)
 
-    def describe(self, engine: AnyEngine) -> str:
+    def describe(self, engine: Any) -> str:
         """How large its batches may be."""
         return f"the step is {self.step}; batches of up to {self.options.max_num_seqs} samples"

@@ -2,6 +2,7 @@
 
 ### BEGIN SOLUTION
 from collections.abc import Hashable, Iterable
+from typing import cast
 
 from nanovllm.batching.errors import require
 from nanovllm.batching.plan import Plan
@@ -140,7 +141,7 @@ class BlockManager:
         return self.holds.owners(self.tables)
 
     def hold(self, block_ids: Iterable[int], owner: Hashable) -> None:
-        own = self.block_ids(owner) if owner in self.tables else ()
+        own = self.block_ids(cast(Request, owner)) if owner in self.tables else ()
         self.holds.hold(block_ids, owner, own)
 
     def drop(self, block_ids: Iterable[int], owner: Hashable) -> None:

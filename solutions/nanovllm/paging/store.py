@@ -159,8 +159,9 @@ class PagedStore:
 
     def trim(self, request: Request) -> None:
         """Give back blocks that were reserved and not used, if the manager is one that can."""
-        if hasattr(self.manager, "trim"):
-            self.manager.trim(request)
+        trim = getattr(self.manager, "trim", None)
+        if trim is not None:
+            trim(request)
 
     def commit(self, plan: Plan) -> None:
         if self.swapping is not None:

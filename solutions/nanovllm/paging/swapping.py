@@ -44,6 +44,7 @@ class Swapping:
         pairs = [
             (block, block) for block in range(min(PROBE, cache.num_blocks, self.num_host_blocks))
         ]
+        seconds = 0.0
         for _ in range(2):
             started = self.clock()
             cache.swap_out(pairs)

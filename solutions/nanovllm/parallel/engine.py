@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from jaxtyping import Float
 from torch import Tensor
@@ -46,13 +46,13 @@ class ParallelEngine(Engine):
             enable_prefix_caching=enable_prefix_caching,
             preemption=preemption,
             num_host_blocks=num_host_blocks,
-            cache=RemoteCache(sum(row.kv_bytes for row in executor.rows())),
+            cache=cast(Any, RemoteCache(sum(row.kv_bytes for row in executor.rows()))),
         )
-        super().__init__(model, config, store=store, **parts)
+        super().__init__(cast(Any, model), config, store=store, **parts)
 
     def execute(self, plan: Plan) -> Float[Tensor, "N V"]:
         """Logits of the N chunks that complete, in order, from the rank that answers."""
-        return self.executor.call("compute", step_input(plan, self.store))
+        return self.executor.call("compute", step_input(plan, cast(PagedStore, self.store)))
 
     def step(self) -> list[EngineEvent]:
         """One round, as ever. Raises ExecutorDied."""

@@ -104,7 +104,7 @@ class Executor:
                     raised = True
                     deadline = min(deadline, time.monotonic() + self.grace)
             if not found:
-                self._look(waiting.values(), replies, time.monotonic() > deadline)
+                self._look(list(waiting.values()), replies, time.monotonic() > deadline)
         return [replies[handle.rank] for handle in self.ranks]
 
     def _read(self, handle: RankHandle) -> Reply | None:

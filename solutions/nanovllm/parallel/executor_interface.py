@@ -49,9 +49,11 @@ class RankHandle(Protocol):
     @property
     def alive(self) -> bool:
         """Whether it runs. May be asked in any thread."""
+        ...
 
     def why_ended(self) -> str:
         """What is known about its end, as a part of a sentence: "killed by signal 9"."""
+        ...
 
     def stop(self, grace: float) -> None:
         """Wait for its end so many seconds, then kill it; when this returns, it is gone."""
@@ -135,13 +137,16 @@ class ExecutorInterface(Protocol):
         A call that is interrupted (KeyboardInterrupt) while it waits was not in vain: the next
         one throws its late answers away. If it is interrupted while it sends, the executor dies.
         """
+        ...
 
     @property
     def failure(self) -> ExecutorDied | None:
         """Why no call can succeed: it died, it was closed, or a rank has ended meanwhile."""
+        ...
 
     def rows(self) -> list[RankRow]:
         """Each rank in numbers, in order of rank."""
+        ...
 
     def close(self) -> None:
         """End all ranks; they are gone when it returns. May be called twice, and at any time."""

@@ -21,20 +21,22 @@ class Collectives(Protocol):
     """
 
     @staticmethod
-    def reduce_scatter(comm: Communicator, x: Shaped[Tensor, ...]) -> Shaped[Tensor, run]:
+    def reduce_scatter(comm: Communicator, x: Shaped[Tensor, ...]) -> Shaped[Tensor, " run"]:
         """Run `rank` of the sum of all ranks' x, as one dimension; a rank sends n - 1 runs.
 
         With x = [1, 2, 3] on rank 0 and [10, 20, 30] on rank 1: [11, 22] and [33].
         """
+        ...
 
     @staticmethod
     def all_gather(
-        comm: Communicator, run: Shaped[Tensor, run], total: int
-    ) -> Shaped[Tensor, total]:
+        comm: Communicator, run: Shaped[Tensor, " run"], total: int
+    ) -> Shaped[Tensor, " total"]:
         """The runs of all ranks, one after the other: `total` values; a rank sends n - 1 runs.
 
         With [1, 2] on rank 0 and [3] on rank 1, and total = 3: [1, 2, 3] on both.
         """
+        ...
 
     @staticmethod
     def all_reduce(comm: Communicator, x: Shaped[Tensor, ...]) -> Shaped[Tensor, ...]:
@@ -42,6 +44,7 @@ class Collectives(Protocol):
 
         With [1, 2, 3] on rank 0 and [10, 20, 30] on rank 1: [11, 22, 33] on both.
         """
+        ...
 
     @staticmethod
     def gather_last(
@@ -52,3 +55,4 @@ class Collectives(Protocol):
         With [[1, 2], [4, 5]] on rank 0 and [[3], [6]] on rank 1, and total = 3:
         [[1, 2, 3], [4, 5, 6]] on both. A rank sends n - 1 of the ranks' x.
         """
+        ...

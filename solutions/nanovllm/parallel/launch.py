@@ -30,8 +30,8 @@ LAST_LINES = 3  # of what a process said before its end, for the error
 class Spec(Protocol):
     """What a process must know to load its share; goes there as bytes."""
 
-    size: int
-
+    @property
+    def size(self) -> int: ...
     def load(self, rank: int) -> Share: ...
 
 
@@ -75,7 +75,8 @@ class ProcessRank:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self.process.stdin.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
 
 class ThreadRank:

@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
+from typing import Any, cast
 
 
 class LineError(RuntimeError):
@@ -102,4 +103,4 @@ def make_line(patience: float = 30.0) -> tuple[Line, Line]:
 
 def ready(lines: Sequence[Line], timeout: float | None = None) -> list[Line]:
     """Those lines that have a message, or are closed at the other end; [] after the timeout."""
-    return wait(lines, timeout)
+    return cast(list[Line], wait(cast(Any, lines), timeout))  # anything with a `fileno` serves

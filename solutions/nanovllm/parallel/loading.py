@@ -1,5 +1,7 @@
 """From a model folder to one rank's part of the model, of which nothing else is read."""
 
+from typing import Any, cast
+
 import torch
 from torch import nn
 
@@ -22,7 +24,7 @@ def load_weights(model: nn.Module, tensors: Tensors) -> None:
         if isinstance(module, MergedColumnParallelLinear):
             module.load(tensors, name.rpartition(".")[0])
         elif hasattr(module, "load"):
-            module.load(tensors, name)
+            cast(Any, module).load(tensors, name)
         else:
             for kind, parameter in module.named_parameters(recurse=False):
                 parameter.data.copy_(tensors[f"{name}.{kind}"].read())

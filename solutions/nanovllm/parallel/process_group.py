@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -38,7 +39,7 @@ class ProcessCommunicator(Communicator):
     def _start_receive(self, into: Tensor, source: int) -> _Work:
         return self._start([dist.P2POp(dist.irecv, into, source)])[0]
 
-    def _start_exchange(self, x: Tensor, to: int, into: Tensor, source: int) -> list[_Work]:
+    def _start_exchange(self, x: Tensor, to: int, into: Tensor, source: int) -> list[Any]:
         # Together: NCCL would put one behind the other, and two ranks that both send would hang.
         return self._start([dist.P2POp(dist.isend, x, to), dist.P2POp(dist.irecv, into, source)])
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -79,20 +79,20 @@ class RemoteModel:
         self, token_ids: Int[Tensor, "T"], positions: Int[Tensor, "T"], attend: RemoteAttend
     ) -> Float[Tensor, "T E"]:
         step = StepInput(token_ids, positions, attend.batch, attend.transfers, token_ids[:0])
-        return self.executor.call("hidden", step, BEAMS)
+        return cast(ExecutorInterface, self.executor).call("hidden", step, BEAMS)
 
     def logits(self, hidden: Float[Tensor, "N E"]) -> Float[Tensor, "N V"]:
         """The ranks' logits of these rows."""
-        return self.executor.call("logits", hidden)
+        return cast(ExecutorInterface, self.executor).call("logits", hidden)
 
 
 class RemoteBeamCache(PagedBeamCache):
     """Lab 05's, with K and V on the ranks."""
 
     def __init__(self, executor: ExecutorInterface, *sizes: Any) -> None:
-        super().__init__(*sizes, cache=RemoteCache())
+        super().__init__(*sizes, cache=cast(Any, RemoteCache()))
         executor.call("reserve", self.pool.num_blocks, BEAMS)
 
-    def attend(self, batch: PagedBatch) -> RemoteAttend:
+    def attend(self, batch: PagedBatch) -> Any:
         """What the ranks are told about a step."""
-        return RemoteAttend(batch, self.cache.take())
+        return RemoteAttend(batch, cast(Any, self.cache).take())

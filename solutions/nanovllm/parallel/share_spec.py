@@ -44,7 +44,7 @@ class ShareSpec:
 
     def device_of(self, rank: int) -> torch.device:
         """Each rank has a GPU of its own; a CPU is for all."""
-        return torch.device(self.device, rank if self.device == "cuda" else None)
+        return torch.device(f"cuda:{rank}" if self.device == "cuda" else self.device)
 
     def block_bytes(self, config: ModelConfig) -> int:
         """Bytes of a block of a rank, whose share of the model has this config."""

@@ -1,6 +1,7 @@
 """What a step tells the ranks: a plan without its requests (given)."""
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from jaxtyping import Int
@@ -35,4 +36,4 @@ def step_input(plan: Plan, store: PagedStore) -> StepInput:
             rows.append(len(token_ids) - 1)
     store.make_copies()  # which only notes them: its cache is a RemoteCache
     ids, places, wanted = (torch.tensor(x, dtype=torch.long) for x in (token_ids, positions, rows))
-    return StepInput(ids, places, store.batch(plan), store.cache.take(), wanted)
+    return StepInput(ids, places, store.batch(plan), cast(Any, store.cache).take(), wanted)

@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from torch import Tensor
 
@@ -132,7 +132,7 @@ class _Receiving:
         rank, into, wanted = self.comm.rank, self.into, self.wanted
         what = f"for rank {self.source} to send"
         self.comm.world.wait_until(rank, self.source, lambda: wanted.came is not None, what)
-        came = wanted.came
+        came = cast(Tensor, wanted.came)
         if (came.numel(), came.dtype) != (into.numel(), into.dtype):
             raise ParallelError(
                 f"rank {rank} expects {into.numel()} elements of {into.dtype} from rank "

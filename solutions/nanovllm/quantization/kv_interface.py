@@ -57,10 +57,12 @@ class QuantizedCacheInterface(Protocol):
     @staticmethod
     def bytes_per_token(config: ModelConfig, kind: str) -> int:
         """Bytes that one token takes in all layers, scales and all. Raises QuantizationError."""
+        ...
 
     @property
     def nbytes(self) -> int:
         """Bytes reserved on the device, whether used or not."""
+        ...
 
     def write(
         self,
@@ -76,6 +78,7 @@ class QuantizedCacheInterface(Protocol):
         self, layer: int, block_ids: Int[Tensor, " N"]
     ) -> tuple[Float[Tensor, "N P G D"], Float[Tensor, "N P G D"]]:
         """K and V of these blocks of one layer, in this order; what unused slots give is open."""
+        ...
 
     def copy_blocks(self, pairs: Pairs) -> None:
         """Copy whole blocks, K and V of all layers; no block is both read and written."""

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fastapi import Request
 from starlette.responses import Response
@@ -25,7 +25,7 @@ from nanovllm.serving.request_sizes import RequestSizes
 from nanovllm.serving.responses import EventStreamResponse, JsonResponse
 from nanovllm.serving.sampling import sampling_params
 from nanovllm.serving.stream import Stream
-from nanovllm.serving.streaming import event_stream, while_connected
+from nanovllm.serving.streaming import ChunkWriter, event_stream, while_connected
 from nanovllm.serving.urgency import WithUrgency
 from nanovllm.serving.writers import ChatWriter, CompletionWriter, Writer
 
@@ -114,7 +114,7 @@ class Handlers:
             prompts=prompts,
             n=body.n or 1,
             include_usage=include_usage,
-            continuous_usage=bool(include_usage and options.continuous_usage_stats),
+            continuous_usage=bool(include_usage and options and options.continuous_usage_stats),
             with_ids=bool(body.return_token_ids),
             ids_as_text=bool(body.return_tokens_as_token_ids),
             with_scores=body.prompt_logprobs is not None,
@@ -139,7 +139,7 @@ class Handlers:
         loop = asyncio.get_running_loop()
         limit = deadline(loop, self.config.timeout, self.engine.cancel, stream)
         if body.stream:
-            pieces = event_stream(steps, writer)
+            pieces = event_stream(steps, cast(ChunkWriter, writer))
             return EventStreamResponse(pieces, limit, lambda: self._leave(stream))
         try:
             with limit:

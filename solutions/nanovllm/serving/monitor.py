@@ -40,7 +40,7 @@ class Monitor:
         self.tokens: deque[tuple[float, float]] = deque()  # when, how many
         self.ttfts: deque[tuple[float, float]] = deque(maxlen=POINTS)  # when, seconds
         self.tpots: deque[tuple[float, float]] = deque(maxlen=POINTS)
-        self.totals = dict.fromkeys(
+        self.totals: dict[str, int] = dict.fromkeys(
             ("requests", "finished", "aborted", "failed", "preemptions", "tokens"), 0
         )
 

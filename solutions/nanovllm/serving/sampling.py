@@ -57,7 +57,7 @@ def sampling_params(
         given["logprobs"] = (request.top_logprobs or 0) if request.logprobs else None
     else:
         default, prompt = min(DEFAULT_MAX_TOKENS, room), "prompt"
-        given["logprobs"] = request.logprobs
+        given["logprobs"] = request.logprobs  # pyright: ignore[reportAttributeAccessIssue]  # a CompletionRequest
     needed = 1 if asked is None else asked
     if needed > room:
         told = (

@@ -47,7 +47,7 @@ class Stream:
         return self.num_open == 0 or self._error is not None
 
     def choice(self, event: EngineEvent) -> int:
-        return self.n * self.request_ids.index(event.request_id) + event.index
+        return self.n * self.request_ids.index(event.request_id) + event.index  # pyright: ignore[reportAttributeAccessIssue]  # of a sample
 
     def put(self, events: Sequence[EngineEvent]) -> None:
         self._pending += events

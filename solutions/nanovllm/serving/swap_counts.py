@@ -1,6 +1,7 @@
 """Bytes that swapping has moved, as metrics; only where the store swaps by cost (given)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from nanovllm.batching.events import EngineEvent
 from nanovllm.paging.swapping import Swapping
@@ -20,12 +21,12 @@ class SwapCounts:
                 "num_recomputed", "Preempted samples that compute their K/V again."
             ),
         }
-        self.counted = dict.fromkeys(self.counters, 0)
+        self.counted: dict[str, float] = dict.fromkeys(self.counters, 0)
         self.used = registry.gauge("kv_swap_used_bytes", "K/V in host memory now.")
 
     def observe(self, events: Sequence[EngineEvent], usage: float) -> None:
         """After a step: what is new since the last one."""
-        facts = self.swapping.facts()
+        facts: dict[str, Any] = self.swapping.facts()
         for name, counter in self.counters.items():
             counter.inc(facts[name] - self.counted[name])
             self.counted[name] = facts[name]

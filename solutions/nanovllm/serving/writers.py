@@ -1,8 +1,8 @@
 """The JSON of answers, whole and in chunks, for completions and for chats."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from nanovllm.serving.deltas import Delta
 from nanovllm.serving.logprobs import (
@@ -141,7 +141,7 @@ class CompletionWriter(Writer):
         shown = Delta(delta.index, self.echo[number] + delta.text, delta.token_ids, delta.logprobs)
         if number in self.scores:
             shown.token_ids = [*prompt, *delta.token_ids]
-            shown.logprobs = [*self.scores[number], *delta.logprobs]
+            shown.logprobs = cast(list[Any], [*self.scores[number], *delta.logprobs])
         return shown
 
     def _choice(self, delta: Delta, shown: Delta) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class ChatWriter(Writer):
         content = {"content": delta.text} if delta.text else {}
         return self.wrap([self._choice(delta, "delta", content)], delta)
 
-    def whole(self, choices: Sequence[Delta]) -> dict[str, Any]:
+    def whole(self, choices: list[Delta]) -> dict[str, Any]:
         found = super().whole(choices)
         if self.with_ids:
             found["prompt_token_ids"] = self.prompt_of(0)

@@ -2,6 +2,7 @@
 
 ### BEGIN SOLUTION
 from encodings.utf_8 import IncrementalDecoder
+from typing import Any
 
 from nanovllm.tokenization.tokenizer import Tokenizer
 
@@ -9,7 +10,7 @@ from nanovllm.tokenization.tokenizer import Tokenizer
 class _Decoder(IncrementalDecoder):
     """Python's decoder waits for the third byte of a surrogate, which can be no character."""
 
-    def decode(self, input: bytes, final: bool = False) -> str:
+    def decode(self, input: Any, final: bool = False) -> str:
         text = super().decode(input, final)
         if b"\xed\xa0" <= self.getstate()[0] < b"\xee":
             text += super().decode(b"", final=True)
