@@ -4,11 +4,11 @@ from functools import cached_property
 from typing import Any
 
 from nanovllm.serving.errors import BadRequestError
+from nanovllm.serving.messages import Message
 from nanovllm.serving.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     Conversation,
-    Message,
     SamplingFields,
     TokenizeRequest,
 )
