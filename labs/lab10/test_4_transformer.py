@@ -219,19 +219,24 @@ def test_same_token(rng):
 
         def work(comm, config=config, model=model, ids=ids, seed=seed):
             own = parallel(comm, config, stored(model))
-            _, logits = step(own, ids)
-            comm.counts.clear()
+            hidden, logits = step(own, ids)
             noise = torch.rand(logits.shape, generator=torch.Generator().manual_seed(seed))
-            return logits, (logits - (-noise.log()).log()).argmax(-1), comm.counts.messages
+            return hidden, logits, (logits - (-noise.log()).log()).argmax(-1)
 
         for size in (2, 4):
-            call = f"tokens drawn with one seed from the logits of {name} on {size} ranks"
+            call = f"hidden states and logits of {name} on {size} ranks"
             found = on_ranks(size, work, call=call)
-            for rank, (logits, tokens, _) in enumerate(found):
-                expect(logits, found[0][0], call=f"logits of {name}: rank {rank} against rank 0",
-                       cause="the same bits on all ranks: each sum is made once", rtol=0,
-                       atol=0)  # fmt: skip
-                expect(tokens, found[0][1], call=f"{call}: rank {rank} against rank 0")
+            for rank, of_rank in enumerate(found):
+                whats = ("hidden states", "logits", "tokens drawn with one seed from the logits")
+                for what, mine, first in zip(whats, of_rank, found[0], strict=True):
+                    expect(
+                        mine,
+                        first,
+                        call=f"{what} of {name} on {size} ranks: rank {rank} against rank 0",
+                        cause="the same bits on all ranks: each sum is made once",
+                        rtol=0,
+                        atol=0,
+                    )
 
 
 NAMES = {
