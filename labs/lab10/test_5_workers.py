@@ -635,18 +635,18 @@ def test_start():
         "Executor of ranks whose load raises ParallelError on all of them",
     )
     expect(str(error), "14 heads do not divide by 4", call="the message of that error")
-    for place, shares in enumerate(
-        (
-            [EchoShare(0), broken(OSError("no such file"))],
-            [broken(OSError("no such file")), EchoShare(1)],
-        )
-    ):
+    lost = broken(OSError("no such file"))
+    for place, shares in enumerate(([EchoShare(0), lost], [lost, EchoShare(1)])):
         call = f"Executor whose rank {1 - place} alone cannot load"
         error = refused(ExecutorDied, shares, call)
         names_rank(error, 1 - place, call)
         expect.that("no such file" in str(error), "it says why", observed=str(error), call=call)
-    call = "Executor whose rank 1 never is ready (start_timeout 0.3)"
     forever = threading.Event()
+    call = "Executor whose rank 1 cannot load, says so and leaves; rank 0 waits for it for ever"
+    error = refused(ExecutorDied, [lambda: forever.wait(PATIENCE), lost], call)
+    names_rank(error, 1, call)
+    expect.that("no such file" in str(error), "it says why", observed=str(error), call=call)
+    call = "Executor whose rank 1 never is ready (start_timeout 0.3)"
     error = refused(
         ExecutorDied, [EchoShare(0), lambda: forever.wait(PATIENCE)], call, start_timeout=0.3
     )
