@@ -95,9 +95,9 @@ def test_kv_heads():
     table = [
         (8, 4, 2, "G / n heads a rank"),
         (8, 8, 4, "each query head has its own"),
+        (8, 1, 4, "one key/value head is on each rank"),
         (8, 2, 4, "fewer key/value heads than ranks: neighbouring ranks have the same one"),
         (8, 2, 8, "fewer key/value heads than ranks: neighbouring ranks have the same one"),
-        (8, 1, 4, "one key/value head is on each rank"),
         (12, 3, 2, "3 heads on 2 ranks: the middle one is on both, the other one twice"),
         (12, 6, 4, "6 heads on 4 ranks"),
         (12, 4, 6, "4 heads on 6 ranks"),
@@ -117,8 +117,8 @@ def test_kv_heads():
                 call=call,
                 given={"key/value head that each query head of the rank uses": uses},
                 cause="query head h uses key/value head h // (H / G); on the rank, equally many "
-                "neighbouring query heads share each entry; all ranks' lists are equally long, and as "
-                "short as that can be",
+                "neighbouring query heads share each entry; all ranks' lists are equally long, and "
+                "as short as that can be",
             )
             mine = rank_config(config, size, rank)
             expect(

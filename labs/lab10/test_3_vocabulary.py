@@ -86,11 +86,11 @@ def test_logits(generator):
         def work(comm, hidden=hidden, shares=shares, vocab=vocab):
             scores = parallel_logits(comm, hidden, shares[comm.rank], vocab)
             costs = {kind: count.calls for kind, count in comm.counts.by_kind.items()}
-            return scores, costs, comm.counts.messages
+            return scores, costs, comm.counts.bytes
 
         call = f"parallel_logits(comm, hidden [{rows}, 5], weight [V', 5], {vocab}), {size} ranks"
         found = on_ranks(size, work, call=call)
-        for rank, (scores, costs, messages) in enumerate(found):
+        for rank, (scores, costs, _) in enumerate(found):
             expect(
                 scores,
                 hidden @ weight.T,
@@ -99,13 +99,19 @@ def test_logits(generator):
                 cause="the ranks' scores stand side by side: each row has V of them",
             )
             expect(
-                [costs, messages <= size - 1],
-                [{"gather_last": 1}, True],
-                call=f"collectives of {call}, rank {rank}; whether it sent n - 1 messages or fewer",
-                cause="each rank computes its own rows' scores; scores travel, not weights",
+                costs,
+                {"gather_last": 1},
+                call=f"collectives of {call}, rank {rank}",
+                cause="each rank computes its own rows' scores, which are then joined",
             )
             expect(scores, found[0][0], call=f"{call}, rank {rank} against rank 0", rtol=0, atol=0,
                    cause="all ranks have the same bits, so all draw the same token")  # fmt: skip
+        expect(
+            sum(sent for _, _, sent in found),
+            4 * (size - 1) * rows * vocab,
+            call=f"bytes that all ranks send in {call}",
+            cause="scores travel, not weights: each of them to n - 1 ranks, in float32",
+        )
 
 
 @pytest.mark.check(task=3, points=1, title="A tied model finds its tokens again (random)")

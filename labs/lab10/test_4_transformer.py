@@ -198,7 +198,7 @@ def test_counts(rng):
                 expect(
                     [before, calls],
                     [0, {"all_reduce": sums, "gather_last": 1}],
-                    call=f"gathers before the logits, and calls of collectives: {call}, rank {rank}",
+                    call=f"gathers before the logits, calls of collectives: {call}, rank {rank}",
                     cause="a sum for the embedding, two for each layer, a gather for the logits",
                 )
             summed = 2 * (size - 1) * sums * tokens * config.hidden_size

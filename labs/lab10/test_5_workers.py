@@ -502,7 +502,7 @@ def test_silence():
     line, there = make_line(patience=0.3)
     seat = ThreadSeat(0, lambda: EchoShare(0))
     executor = returns(lambda: Executor([seat], timeout=LONG), "Executor of one rank")
-    seat.line, there_too = line, there  # from now on nobody reads at the other end
+    kept, seat.line = seat.line, line  # from now on nobody reads at the other end
     call = "a call with a message of 4 MB to a rank that does not read"
     error = raises(
         ExecutorDied,
@@ -512,7 +512,8 @@ def test_silence():
     )
     names_rank(error, 0, call)
     all_gone([seat], call)
-    there_too.close()
+    kept.close()
+    there.close()
 
 
 @pytest.mark.check(task=5, points=2, title="Answers that come twice, or to nothing")
