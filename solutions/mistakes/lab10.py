@@ -920,6 +920,14 @@ MISTAKES = [
         new='self._die("a rank has ended")',
         says="The sentence does not say which rank has ended, nor what its handle knows of it.",
     ),
+    Mistake(
+        name="unsent-is-sent",
+        task=5,
+        symbol="executor:Executor._send",
+        old='            self._die(f"rank {handle.rank} does not read call {self._number}")\n',
+        new="            pass\n",
+        says="A message that could not be sent is taken for sent: you wait for an answer to it.",
+    ),
     # task 6
     Mistake(
         name="last-stages-have-more",
