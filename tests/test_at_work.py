@@ -1,0 +1,55 @@
+"""labs/AT_WORK.md: every task of labs 01 to 07 has something to try, and each of it works."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import httpx
+import pytest
+
+from grader.course.lab_toml import find_lab
+from tests.processes import ROOT, run
+from tests.serving_tools import live
+
+PAGE = (ROOT / "labs" / "AT_WORK.md").read_text("utf-8")
+ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines()
+        if re.match(r"\| \d\d \|", line)]  # fmt: skip
+TRIED = list(dict.fromkeys(row[4].strip("`") for row in ROWS))
+
+
+def test_every_task_has_a_row() -> None:
+    wanted = [
+        [f"{n:02}", str(task.id), task.title] for n in range(1, 8) for task in find_lab(n).tasks
+    ]
+    assert [row[:3] for row in ROWS] == wanted
+
+
+@pytest.fixture(scope="module")
+def server():
+    with live() as running:
+        yield running
+
+
+@pytest.mark.parametrize("command", [text for text in TRIED if "nanovllm " in text])
+def test_commands_run(command: str, server, monkeypatch) -> None:
+    setting, _, rest = command.rpartition("nanovllm ")
+    for pair in setting.split():
+        monkeypatch.setenv(*pair.split("="))
+    done = run(*shlex.split(rest.replace("URL", server.url)))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("request_", [text for text in TRIED if text.startswith(("GET", "POST"))])
+def test_paths_answer(request_: str, server) -> None:
+    method, path, *body = request_.split(" ", 2)
+    given = {"json": json.loads(body[0])} if body else {}
+    answer = httpx.request(method, server.url + path, timeout=60, **given)
+    assert answer.status_code == 200 and answer.text
+
+
+def test_nothing_else_is_to_be_tried() -> None:
+    kinds = ("nanovllm ", "GET ", "POST ", "lab demo ", "NANOVLLM_ATTENTION=triton nanovllm ")
+    assert [text for text in TRIED if not text.startswith(kinds)] == []
