@@ -2,7 +2,6 @@
 
 ### BEGIN SOLUTION
 from encodings.utf_8 import IncrementalDecoder
-from typing import Any
 
 from nanovllm.tokenization.tokenizer import Tokenizer
 
@@ -10,8 +9,8 @@ from nanovllm.tokenization.tokenizer import Tokenizer
 class _Decoder(IncrementalDecoder):
     """Python's decoder waits for the third byte of a surrogate, which can be no character."""
 
-    def decode(self, input: Any, final: bool = False) -> str:
-        text = super().decode(input, final)
+    def decode(self, data: bytes, final: bool = False) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]  # bytes alone come
+        text = super().decode(data, final)
         if b"\xed\xa0" <= self.getstate()[0] < b"\xee":
             text += super().decode(b"", final=True)
         return text
