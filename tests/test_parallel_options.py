@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.events import Stepped
 from nanovllm.generation.beam import BeamSearchParams
-from nanovllm.llm import OptionError, ranks
+from nanovllm.llm import OptionError, parallel_level, ranks
 from nanovllm.llm.engine_options import EngineOptions
 from nanovllm.llm.read_options import BUNDLED
+from nanovllm.parallel.launch import start_threads
 from tests.parallel_tools import answers, drain, preemptions, spec_of, thread_engine
 from tests.readme_tables import options_beside
 
@@ -23,6 +25,14 @@ PROMPTS = ["Once upon a time there was a little", "1, 2, 3, 4, 1, 2, 3, 4, 1, 2,
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.9, seed=4, n=2, logprobs=2, max_tokens=12)
 POLICIES = ("fcfs", "sjf", "deadline", "round-robin", "priority", "size-queues")
+
+
+@pytest.fixture(autouse=True)
+def ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes have tests of their own, and take seconds to start."""
+    monkeypatch.setattr(
+        parallel_level, "start_processes", lambda spec: start_threads(spec.size, spec.share)
+    )
 
 
 @cache
@@ -92,8 +102,6 @@ def swap() -> None:
 def policies() -> None:
     for policy in POLICIES:
         spec = spec_of(DRAFT, 2, 1)
-        from nanovllm.batching.config import EngineConfig
-
         engine = thread_engine(spec)
         config = EngineConfig(max_num_seqs=2, policy=policy)
         engine = type(engine)(engine.model, config, executor=engine.executor, block_size=4)
