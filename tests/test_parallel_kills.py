@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from nanovllm.parallel.engine import ParallelEngine
 from nanovllm.parallel.errors import ExecutorDied
 from nanovllm.parallel.executor import Executor
 from nanovllm.parallel.launch import ProcessRank, start_processes, start_threads
+from nanovllm.parallel.line import LineClosed, make_line
 from nanovllm.parallel.share_spec import ShareSpec
 from tests.parallel_tools import (
     PHASES,
@@ -307,3 +309,21 @@ def ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def test_an_interrupt_in_the_middle_of_a_message_closes_its_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was read of it is lost, so nobody may read on as if the next message began there."""
+    here, there = make_line()
+    there.send(b"an answer")
+
+    def interrupted(connection: object) -> bytes:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Connection, "recv_bytes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        here.receive()
+    monkeypatch.undo()
+    with pytest.raises(LineClosed):
+        here.receive()
