@@ -19,7 +19,7 @@ AREAS = {  # minutes, and how the names of its files begin
     "grading and nbgrader": (4.0, ("grading", "nbgrader")),
     "server and clients": (2.0, ("serving", "server_fields", "bench_serve", "speculative_serving")),
     "engine": (3.0, ("batching", "bench", "checkpoints", "compiled", "fast", "gpu", "kernels",
-                     "llm", "models", "nanovllm", "paging", "prompt_logprobs",
+                     "llm", "models", "nanovllm", "paging", "parallel", "prompt_logprobs",
                      "real_model", "seams", "speculative", "tiny", "transformers")),
 }  # fmt: skip
 LINT, LINT_MINUTES = "lint and types", 2.0

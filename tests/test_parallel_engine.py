@@ -164,7 +164,11 @@ def pids(llm: LLM) -> list[int]:
     return [rank.process.pid for rank in llm.model.executor.ranks]
 
 
-@pytest.mark.parametrize("split", [(2, 1), (1, 2)], ids=["slices", "stages"])
+@pytest.mark.parametrize(
+    "split",
+    [(2, 1), pytest.param((1, 2), marks=pytest.mark.proof)],
+    ids=["slices", "stages"],
+)
 def test_processes_answer_as_one_rank_does(split: tuple[int, int]) -> None:
     llm = LLM(tensor_parallel_size=split[0], pipeline_parallel_size=split[1])
     assert llm.rung.describe(llm.runner.engine).startswith(
@@ -206,6 +210,7 @@ def test_four_processes_of_every_family(make: type, tmp_path: Path) -> None:
     assert texts(llm) == texts(one_rank(str(tmp_path)))
 
 
+@pytest.mark.proof
 def test_an_llm_goes_on_with_new_ranks() -> None:
     llm = LLM(tensor_parallel_size=2)
     old, greedy = pids(llm), SamplingParams(temperature=0, max_tokens=8)

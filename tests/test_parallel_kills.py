@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ from nanovllm import SamplingParams
 from nanovllm.parallel.engine import ParallelEngine
 from nanovllm.parallel.errors import ExecutorDied
 from nanovllm.parallel.executor import Executor
-from nanovllm.parallel.launch import ProcessRank, start_processes
+from nanovllm.parallel.launch import ProcessRank, start_processes, start_threads
+from nanovllm.parallel.line import LineClosed, make_line
 from nanovllm.parallel.share_spec import ShareSpec
 from tests.parallel_tools import (
     PHASES,
@@ -108,9 +111,16 @@ def pids_of(ranks: list[ProcessRank]) -> list[int]:
     return [rank.process.pid for rank in ranks]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("split", [(2, 1), (1, 2)], ids=["slices", "stages"])
+def deaths() -> list[Any]:
+    """Each phase with each victim and split; two of them for `make test`."""
+    found = []
+    for number, (phase, split, victim) in enumerate(product(PHASES, [(2, 1), (1, 2)], [0, 1])):
+        often = () if number in (8, 13) else pytest.mark.proof
+        found.append(pytest.param(phase, victim, split, marks=often))
+    return found
+
+
+@pytest.mark.parametrize(("phase", "victim", "split"), deaths())
 def test_a_rank_dies_in_every_phase_of_a_step(
     folder: Path, wanted: dict, tmp_path: Path, phase: str, victim: int, split: tuple[int, int]
 ) -> None:
@@ -179,9 +189,8 @@ def repeat(engine: ParallelEngine, wanted: dict) -> None:
                     assert tuple(sent) == wanted[ids.index(request), index][: len(sent)]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_kills_at_random(folder: Path, wanted: dict, tmp_path: Path, seed: int) -> None:
-    killed_at_random(folder, wanted, tmp_path, seed)
+def test_a_kill_at_random(folder: Path, wanted: dict, tmp_path: Path) -> None:
+    killed_at_random(folder, wanted, tmp_path, 0)
 
 
 @pytest.mark.proof
@@ -211,15 +220,12 @@ def test_checkpoints_that_differ(folder: Path, tmp_path: Path) -> None:
     data = bytearray(weights.read_bytes())
     data[-len(data) // 2 :] = bytes(len(data) - len(data) // 2)
     weights.write_bytes(data)
-    where = meeting(tmp_path)
-    ranks = [
-        ProcessRank(rank, spec_of(path, 2, 1, meeting=where), 1)
-        for rank, path in enumerate((folder, other))
-    ]
+    specs = [spec_of(path, 2, 1) for path in (folder, other)]
+    ranks = start_threads(2, lambda comm: specs[comm.rank].share(comm))
     error = ends(lambda: Executor(ranks))
     assert isinstance(error, ExecutorDied), error
     assert "rank 1 has read another checkpoint than rank 0" in str(error)
-    assert all(map(gone, pids_of(ranks)))
+    assert not any(rank.alive for rank in ranks)
 
 
 @dataclass(frozen=True)
@@ -273,7 +279,14 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("state", ["idle", "busy", "leaves"])
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param("idle", marks=pytest.mark.proof),
+        "busy",
+        pytest.param("leaves", marks=pytest.mark.proof),
+    ],
+)
 def test_a_driver_that_ends_takes_its_ranks_along(folder: Path, state: str) -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(folder), state], stdout=subprocess.PIPE, cwd=ROOT
@@ -296,3 +309,21 @@ def ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def test_an_interrupt_in_the_middle_of_a_message_closes_its_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was read of it is lost, so nobody may read on as if the next message began there."""
+    here, there = make_line()
+    there.send(b"an answer")
+
+    def interrupted(connection: object) -> bytes:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Connection, "recv_bytes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        here.receive()
+    monkeypatch.undo()
+    with pytest.raises(LineClosed):
+        here.receive()

@@ -155,6 +155,7 @@ def test_the_death_of_a_rank_under_load() -> None:
         assert all(map(gone, ranks))
 
 
+@pytest.mark.proof
 def test_the_death_of_a_rank_while_nobody_asks() -> None:
     with own_server(OPTIONS, **ENVIRONMENT) as (url, pid):
         ranks = ranks_of(pid)

@@ -21,6 +21,7 @@ from nanovllm.parallel.executor import Executor
 from nanovllm.parallel.executor_interface import ExecutorInterface
 from nanovllm.parallel.launch import start_processes
 from nanovllm.parallel.remote import BEAMS, RemoteBeamCache, RemoteModel
+from nanovllm.parallel.shards import query_heads
 from nanovllm.parallel.share_spec import ShareSpec
 from nanovllm.parallel.stages import layer_ranges
 
@@ -34,6 +35,7 @@ class ParallelRung(PagedRung):
         """Start the ranks: what cannot be is told before any request. Raises OptionError."""
         self.config = self.options.config(self.max_model_len)
         try:
+            query_heads(self.model.config, self.options.tensor_parallel_size, 0)
             layer_ranges(self.model.config.num_layers, self.options.pipeline_parallel_size)
             self._ready()
         except ParallelError as error:
