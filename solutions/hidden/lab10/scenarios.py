@@ -2,6 +2,299 @@
 
 from grader.checks.scenarios import scenario
 
+# task 5
+
+
+class _Seat:
+    """A rank in a thread, whose worker may end or fall silent on demand."""
+
+    def __init__(self, rank, share):
+        import threading
+
+        from nanovllm.parallel.line import make_line
+        from nanovllm.parallel.worker import run_worker
+
+        self.rank, self.stops, self.killed = rank, 0, False
+        self.line, self.there = make_line(patience=20.0)
+        load = share if callable(share) else lambda: share
+
+        def work():
+            run_worker(self.there, load)
+            self.there.close()
+
+        self.thread = threading.Thread(target=work, daemon=True)
+        self.thread.start()
+
+    def kill(self):
+        self.killed = True
+        self.there.cut()
+
+    @property
+    def alive(self):
+        return not self.killed and self.thread.is_alive()
+
+    def why_ended(self):
+        return "killed in a scenario"
+
+    def stop(self, grace):
+        self.stops += 1
+        self.killed = True
+
+
+def _ledger(nanovllm, rank, size, answering, blocks, wait=None):
+    """A share that keeps a ledger, as a cache would: what was skipped or done twice is seen."""
+    import torch
+
+    from nanovllm.parallel.executor_interface import RankFacts
+
+    class Share:
+        def __init__(self):
+            self.facts = RankFacts(rank, rank == answering, "files", blocks, 5 * rank + 1, 7)
+            self.ledger, self.blocks = [], None
+            self.memory = torch.zeros(3)
+
+        def reserve(self, num_blocks):
+            self.blocks = num_blocks
+
+        def write(self, entry):
+            self.ledger.append(entry)
+            self.memory += entry
+            return self.memory
+
+        def read(self):
+            return rank, self.blocks, list(self.ledger), torch.is_inference_mode_enabled()
+
+        def refuse(self, entry, ranks):
+            if rank in ranks:
+                raise LookupError(f"entry {entry}")
+            return self.write(entry)
+
+        def hang(self):
+            wait.wait(15.0)
+
+    return Share()
+
+
+def _outcome(action):
+    """The result, or the name of the error."""
+    try:
+        return action()
+    except Exception as error:
+        return type(error).__name__
+
+
+@scenario(task=5)
+def ledgers_on_every_rank(nanovllm, rng):
+    """Many calls, some of which all ranks refuse; then the ledger of each rank, from inside."""
+    from nanovllm.parallel.executor import Executor
+
+    size = int(rng.integers(1, 5))
+    answering = int(rng.integers(size))
+    blocks = rng.integers(1, 50, size=size).tolist()
+    shares = [_ledger(nanovllm, r, size, answering, blocks[r]) for r in range(size)]
+    seats = [_Seat(rank, share) for rank, share in enumerate(shares)]
+    executor = Executor(seats, timeout=20.0, start_timeout=20.0)
+    story = [executor.num_blocks]
+    for entry in range(int(rng.integers(5, 20))):
+        if rng.random() < 0.3:
+            story.append(_outcome(lambda e=entry: executor.call("refuse", e, list(range(size)))))
+        else:
+            story.append(executor.call("write", entry))
+    story.append(executor.call("read"))
+    rows = [(r.rank, r.weight_bytes, r.kv_bytes, r.last_call) for r in executor.rows()]
+    executor.close()
+    ledgers = [(share.ledger, share.blocks, share.memory) for share in shares]
+    return {"story": story, "rows": rows, "ledgers": ledgers,
+            "ended": [not seat.alive for seat in seats]}  # fmt: skip
+
+
+@scenario(task=5)
+def ends_of_ranks(nanovllm, rng):
+    """A rank is killed between two calls or in one, or refuses alone: what is said and left."""
+    import threading
+
+    from nanovllm.parallel.errors import ExecutorDied
+    from nanovllm.parallel.executor import Executor
+
+    story = []
+    for _ in range(4):
+        size = int(rng.integers(2, 5))
+        wait, how = threading.Event(), str(rng.choice(["between", "within", "alone"]))
+        shares = [_ledger(nanovllm, r, size, 0, 3, wait) for r in range(size)]
+        seats = [_Seat(rank, share) for rank, share in enumerate(shares)]
+        executor = Executor(seats, timeout=20.0, start_timeout=20.0, grace=0.3)
+        victim = int(rng.integers(size))
+        first = executor.call("write", 1)
+        if how == "between":
+            seats[victim].kill()
+            action = lambda e=executor: e.call("write", 2)  # noqa: E731
+        elif how == "within":
+            killer = threading.Timer(0.02, seats[victim].kill)
+            killer.start()
+            action = lambda e=executor: e.call("hang")  # noqa: E731
+        else:
+            action = lambda e=executor, v=victim: e.call("refuse", 2, [v])  # noqa: E731
+        try:
+            action()
+            said = None
+        except ExecutorDied as error:
+            said = f"rank {victim}" in str(error) or str(victim) in str(error)
+        wait.set()
+        after = _outcome(lambda e=executor: e.call("read"))
+        failure = type(executor.failure).__name__
+        executor.close()
+        story.append([how, first, said, after, failure, [seat.stops > 0 for seat in seats]])
+    return {"story": story}
+
+
+@scenario(task=5)
+def starts_that_fail(nanovllm, rng):
+    """Ranks of which some, all or none load, with facts that may not go together."""
+    from nanovllm.parallel.errors import ExecutorDied, ParallelError
+    from nanovllm.parallel.executor import Executor
+
+    def broken():
+        raise ParallelError("too many ranks")
+
+    story = []
+    for _ in range(6):
+        size = int(rng.integers(1, 4))
+        shares = []
+        for rank in range(size):
+            share = _ledger(nanovllm, rank, size, 0, int(rng.integers(0, 3)) + (rng.random() < 0.8))
+            shares.append(broken if rng.random() < 0.3 else share)
+        seats = [_Seat(rank, share) for rank, share in enumerate(shares)]
+        try:
+            executor = Executor(seats, timeout=20.0, start_timeout=20.0, grace=0.3)
+            story.append(executor.num_blocks)
+            executor.close()
+        except (ExecutorDied, ParallelError) as error:
+            story.append(type(error).__name__)
+        story.append([seat.stops > 0 for seat in seats])
+    return {"story": story}
+
+
+@scenario(task=5)
+def a_line_with_nobody_at_the_other_end(nanovllm, rng):
+    """The worker alone: its line closes after some calls, in the middle of one, or before any."""
+    from nanovllm.parallel.executor import Executor
+
+    story = []
+    for _ in range(3):
+        share = _ledger(nanovllm, 0, 1, 0, 4)
+        seat = _Seat(0, share)
+        executor = Executor([seat], timeout=20.0, start_timeout=20.0)
+        calls = int(rng.integers(0, 4))
+        for entry in range(calls):
+            executor.call("write", entry)
+        seat.line.close()
+        seat.thread.join(15.0)
+        story.append([calls, share.ledger, seat.thread.is_alive()])
+    return {"story": story}
+
+
+# task 6
+
+
+def _small(rng, layers):
+    from nanovllm.model.config import ModelConfig
+
+    family = str(rng.choice(["llama", "qwen2", "qwen3", "mistral", "gpt2"]))
+    gpt2 = family == "gpt2"
+    windows = tuple(int(w) or None for w in rng.choice([0, 2, 4], size=layers)) * (not gpt2)
+    return ModelConfig(
+        family, 40, 12, layers, 4, 4 if gpt2 else 2, 4, 20, 48, windows=windows,
+        tie_embeddings=bool(rng.integers(2)), qk_norm=family == "qwen3",
+        qkv_bias=family in ("qwen2", "gpt2"), output_bias=gpt2, mlp_bias=gpt2,
+    )  # fmt: skip
+
+
+@scenario(task=6)
+def decoding_through_stages(nanovllm, rng):
+    """A prompt, then tokens one by one, in stages with lab 02's contiguous caches of their own."""
+    import torch
+
+    from nanovllm.model.cache import ContiguousCache
+    from nanovllm.model.loader import dummy_model
+    from nanovllm.parallel.pipeline import MicroBatch, run_stage
+    from nanovllm.parallel.stages import Stage
+    from nanovllm.parallel.threads import run_ranks
+
+    layers = int(rng.integers(2, 6))
+    config, stages = _small(rng, layers), int(rng.integers(1, layers + 1))
+    model = dummy_model(config, seed=int(rng.integers(100)))
+    prompts = [rng.integers(0, 40, size=int(n)).tolist() for n in rng.integers(1, 7, size=3)]
+
+    def work(comm):
+        stage = Stage(model, comm.rank, comm.size)
+        caches = [ContiguousCache(stage.config, 12) for _ in prompts]
+        hidden = []
+        with torch.inference_mode():
+            for step in range(3):
+                tokens = prompts if step == 0 else [[(7 * step + len(p)) % 40] for p in prompts]
+                parts = [
+                    MicroBatch(
+                        torch.tensor(ids),
+                        torch.arange(cache.length, cache.length + len(ids)),
+                        cache.attend,
+                    )
+                    for ids, cache in zip(tokens, caches, strict=True)
+                ]
+                hidden.append(run_stage(stage, comm, parts))
+                for ids, cache in zip(tokens, caches, strict=True):
+                    cache.advance(len(ids))
+            scores = stage.logits(torch.cat(hidden[-1])) if hidden[-1] else None
+        used = [cache.k.abs().sum(dim=(1, 2, 3)) > 0 for cache in caches]
+        return hidden, scores, used, comm.counts.messages
+
+    ranks = run_ranks(stages, work, timeout=20.0)
+    return {"last": ranks[-1][:2], "used": [r[2] for r in ranks], "sent": [r[3] for r in ranks],
+            "others": [r[0] for r in ranks[:-1]]}  # fmt: skip
+
+
+@scenario(task=6)
+def stages_of_parallel_shapes(nanovllm, rng):
+    """What stages hold: names, sizes of weights and of a cache, over random configs."""
+    import torch
+
+    from nanovllm.model.transformer import Transformer
+    from nanovllm.parallel.stages import Stage, layer_ranges
+
+    story = []
+    for _ in range(3):
+        layers = int(rng.integers(1, 9))
+        stages = int(rng.integers(1, layers + 1))
+        with torch.device("meta"):
+            model = Transformer(_small(rng, layers))
+        for number in range(stages):
+            stage = Stage(model, number, stages)
+            shapes = {name: list(w.shape) for name, w in stage.state_dict().items()}
+            config = stage.config
+            story.append([sorted(shapes.items()), config.num_layers, list(config.windows)])
+        story.append([list(mine) for mine in layer_ranges(layers, stages)])
+    return {"story": story}
+
+
+@scenario(task=6)
+def plans_of_pipelines(nanovllm, rng):
+    """Schedules and bubbles of sizes beyond those of the checks."""
+    from nanovllm.parallel.errors import ParallelError
+    from nanovllm.parallel.pipeline import bubble, schedule
+    from nanovllm.parallel.stages import layer_ranges
+
+    story = []
+    for _ in range(5):
+        stages, parts = int(rng.integers(1, 12)), int(rng.integers(1, 20))
+        story.append([schedule(stages, parts), round(bubble(stages, parts), 9)])
+    refused = []
+    for layers, stages in ((int(rng.integers(1, 5)), 9), (4, 0), (4, -2)):
+        try:
+            refused.append(len(layer_ranges(layers, stages)))
+        except ParallelError:
+            refused.append("refused")
+    return {"story": story, "refused": refused}
+
+
 # task 7
 
 

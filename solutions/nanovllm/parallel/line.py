@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from collections.abc import Sequence
@@ -87,6 +88,14 @@ class Line:
         except KeyboardInterrupt:
             self.close()  # the half that was read is lost, and with it where the next one begins
             raise
+
+    def cut(self) -> None:
+        """What the end of a process does to its line: both ends are closed for whoever uses them.
+
+        May be called in any thread, also while another one waits for a message.
+        """
+        with socket.socket(fileno=os.dup(self.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close this end: the other one reads what was sent, and then LineClosed."""
