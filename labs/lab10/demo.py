@@ -99,10 +99,10 @@ def cut_texts(console: Console) -> None:
     tokenizer = Tokenizer.from_pretrained(TARGET)
     table = Table(
         title=f"the bundled model, {len(PROMPTS)} prompts at once, ranks as threads",
-        caption="MB: of the rank with most; the last three columns: a step of one rank",
+        caption="MB, and KV of a token: of the rank with most; the rest: a step of one rank",
     )
     table.add_column("layout", no_wrap=True)
-    for column in ("same", "MB", "KV B a token", "all-reduces", "messages", "KiB sent"):
+    for column in ("same", "MB", "KV bytes", "all-reduces", "messages", "KiB sent"):
         table.add_column(column, justify="right")
     alone: list[str] = []
     for slices, stages in LAYOUTS:
