@@ -128,6 +128,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place, own_server(options) as (url, _):
         folder = Path(place)
         write_tasks(folder)
+        # lm-eval keeps two places for itself where it asks a server: the same windows for all
         common = {"model": "target", "max_length": 512, "num_concurrent": 8}
         completions = {
             "base_url": f"{url}/v1/completions",
@@ -135,7 +136,7 @@ def main() -> None:
             "tokenizer_backend": "huggingface",
         }
         ways = {
-            "hf": {"pretrained": str(MODEL), "dtype": "float32", "max_length": 511},
+            "hf": {"pretrained": str(MODEL), "dtype": "float32", "max_length": 510},
             "local-completions": common | completions,
             "local-chat-completions": common | {"base_url": f"{url}/v1/chat/completions"},
         }

@@ -20,6 +20,9 @@ from tests.system_tools import not_tested
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The course's tests are of CPU tensors. Those meant for a GPU are run with NANOVLLM_TESTS_ON=cuda.
+if os.environ.get("NANOVLLM_TESTS_ON") != "cuda":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["NANOVLLM_ENFORCE_EAGER"] = "1"  # the compiled step has tests of its own
 # The course is tested with the reference, whatever labs have been started in this copy of it.
 os.environ["NANOVLLM_MINE"] = tempfile.mkdtemp(prefix="nothing-started-")

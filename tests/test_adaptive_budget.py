@@ -25,7 +25,9 @@ def stepped(llm: LLM, seconds: float) -> tuple[list[str], list[Stepped]]:
     return texts, [event for event in events if isinstance(event, Stepped)]
 
 
-@pytest.mark.parametrize("more", [{"enforce_eager": True}, {}, {"engine": "continuous"}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{"enforce_eager": True}, {"enforce_eager": False}, {"engine": "continuous"}], ids=str
+)
 def test_steps_shrink_when_they_are_slow_and_texts_stay(more: dict) -> None:
     options = {"max_num_batched_tokens": 64, "max_num_seqs": 8, **more}
     want, fixed = stepped(LLM(**options), 0.2)

@@ -24,7 +24,7 @@ from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.errors import NonFiniteLogitsError
 from nanovllm.batching.events import Aborted, EngineEvent, Failed, Preempted
-from nanovllm.generation.events import Finished
+from nanovllm.generation.events import Finished, Prefilled
 from nanovllm.generation.params import SamplingParams
 from nanovllm.gpu import GpuPathError, available
 from nanovllm.gpu import availability as gpu_availability
@@ -36,15 +36,13 @@ from nanovllm.gpu.runner import Launch, StepRunner
 from nanovllm.llm import paged_engines
 from nanovllm.llm.engine_options import GPU_KV_SHARE, EngineOptions
 from nanovllm.llm.read_options import read_dtype
+from nanovllm.llm.scoring import salt_of, scoring
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model
 from nanovllm.paging.attention import paged_attention
 from nanovllm.paging.store import PagedStore, carry_out
 from nanovllm.tokenization.tokenizer import Tokenizer
 from tests.tiny_checkpoint import SMALL, TARGET, save_random
-
-if torch.cuda.is_available():
-    pytest.fail("these tests are of CPU tensors: run them with CUDA_VISIBLE_DEVICES= in front")
 
 VOCAB = 40
 CONFIG = ModelConfig("qwen3", VOCAB, 8, 1, 2, 1, 8, 16, 64, qk_norm=True, eos_token_ids=(2,))
@@ -541,6 +539,36 @@ class Syncs(TorchDispatchMode):
         ):
             self.seen.append("an index of booleans")
         return function(*args, **(kwargs or {}))
+
+
+def test_prompts_are_scored_as_by_the_plain_engine(model, torch_kernels) -> None:
+    scored = replace(GREEDY, prompt_logprobs=2)
+    rng = random.Random(8)
+    jobs = [
+        (
+            step,
+            [rng.randrange(3, VOCAB) for _ in range(rng.randint(1, 30))],
+            [GREEDY, scored][i % 2],
+        )
+        for i, step in enumerate([0, 0, 1, 3, 3, 4])
+    ]
+    config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=12)
+    told = []
+    for kind in (partial(scoring(GpuEngine), capture=uncaptured), scoring(Engine)):
+        events = run(make(kind, model, config, salt_of=salt_of), jobs)
+        scores = {e.request_id: e.logprobs for e in events if isinstance(e, Prefilled)}
+        told.append((answers(events), scores))
+    (ours, found), (theirs, expected) = told
+    assert ours == theirs
+    for number, (_, prompt, params) in enumerate(jobs):
+        if params is GREEDY:
+            assert found[number] is expected[number] is None
+            continue
+        assert len(found[number]) == len(prompt) and found[number][0] is None
+        for mine, right in zip(found[number][1:], expected[number][1:], strict=True):
+            assert mine.keys() == right.keys()
+            values = [right[token].logprob for token in mine]
+            assert [entry.logprob for entry in mine.values()] == pytest.approx(values, abs=1e-4)
 
 
 @contextmanager

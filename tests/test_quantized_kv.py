@@ -169,7 +169,14 @@ def swapped() -> None:
 
 
 def policies() -> None:
-    for policy in ("sjf", "deadline", "round-robin", "priority", "size-queues"):
+    for policy in (
+        "sjf",
+        "deadline",
+        "round-robin",
+        "priority",
+        "priority-with-ageing",
+        "size-queues",
+    ):
         same(GREEDY, scheduling_policy=policy, max_num_seqs=2, kinds=("int4",))
 
 

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from nanovllm.cli import app
 from nanovllm.cli.describe import parameters, rows, shape_of
+from nanovllm.cli.errors import Refused
 
 REAL = "Qwen/Qwen3-0.6B"
 
@@ -29,6 +30,24 @@ def test_the_command_prints_a_table(model: list[str]) -> None:
     said = CliRunner().invoke(app, ["describe", *model, "--memory-gb-s", "9", "--gflops", "99"])
     assert said.exit_code == 0, said.output
     assert "KV cache a token" in said.output and "9 GB/s, 99 GFLOP/s" in said.output
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    (["--cards", "8", "--card", "l4", "--link", "pcie4"], "TP 4 x PP 1"),
+    (["--cards", "2", "--card", "core", "--link", "gloo", "--dtype", "float32"], "has no room"),
+])  # fmt: skip
+def test_cards_have_a_table_of_their_own(options: list[str], says: str) -> None:
+    rates = ["--memory-gb-s", "9", "--gflops", "99"]
+    said = CliRunner().invoke(app, ["describe", "--model", "qwen3-0.6b", *rates, *options])
+    assert said.exit_code == 0, said.output
+    assert "by lab 10's cost model" in said.output and says in said.output
+
+
+@pytest.mark.parametrize("option", ["--card", "--link"])
+def test_a_card_or_link_that_is_not_known_is_refused(option: str) -> None:
+    words = ["describe", "--memory-gb-s", "9", "--gflops", "99", "--cards", "2", option, "fast"]
+    with pytest.raises(Refused, match=f"{option} fast is not known: use "):
+        CliRunner().invoke(app, words, catch_exceptions=False, standalone_mode=False)
 
 
 def test_a_real_model_writes_what_transformers_writes() -> None:

@@ -12,13 +12,24 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from nanovllm import LLM
 from nanovllm.batching.engine import Engine
 from nanovllm.llm.guessing import Guessing
 from nanovllm.paging.store import PagedStore
 from nanovllm.serving.config import ServeConfig
 from nanovllm.serving.snapshot import kv_facts
 from nanovllm.speculative.config import SpeculativeConfig
-from tests.serving_tools import CONFIG, MODEL, TOKENIZER, Live, live, tiny_engine, wait_until
+from tests.parallel_tools import spec_of, thread_engine
+from tests.serving_tools import (
+    CONFIG,
+    FOLDER,
+    MODEL,
+    TOKENIZER,
+    Live,
+    live,
+    tiny_engine,
+    wait_until,
+)
 from tests.system_tools import require
 
 FLAGS = (
@@ -124,6 +135,24 @@ def test_shows_who_runs_who_waits_and_whose_blocks(busy, page: Page) -> None:
     assert "2 shared" in page.locator("#blocks").get_attribute("aria-label")
     expect(page.locator("#batch-note")).to_contain_text("0 + 3 of 512")
     expect(page.locator("#guesses-card")).to_be_hidden()
+    expect(page.locator("#ranks-card")).to_be_hidden()
+
+
+def test_shows_a_row_for_each_rank(page: Page) -> None:
+    engine = thread_engine(spec_of(FOLDER, 2, 1, blocks=200), tokenizer=TOKENIZER)
+    with live(engine) as server:
+        page.goto(server.url + "/dashboard")
+        expect(page.locator("#ranks tr")).to_have_count(2)
+        before = page.locator("#ranks tr").nth(1).inner_text()
+        httpx.post(f"{server.url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 4})
+        wait_until(lambda: page.locator("#ranks tr").nth(1).inner_text() != before)
+        cells = page.locator("#ranks tr").nth(1).locator("td").all_inner_texts()
+        row = server.server.engine.engine.rank_rows()[1]
+        assert cells == [
+            "1", f"{row.weight_bytes / 1e6:.1f} MB", f"{row.kv_bytes / 1e6:.1f} MB",
+            str(row.messages), str(row.last_call),
+        ]  # fmt: skip
+    engine.executor.close()
 
 
 # Reads the colour of every block off the canvas, at the top left of its square, and compares it
@@ -239,6 +268,54 @@ BARS = """() => {
     return count / high;
   });
 }"""
+
+
+def test_memory_swap_and_budget_are_told_in_bytes_and_tokens(page: Page) -> None:
+    llm = LLM(
+        enforce_eager=True, swap_space=0.01, adaptive_token_budget=True, max_num_seqs=4,
+        max_num_batched_tokens=64, num_gpu_blocks_override=24, max_model_len=300,
+    )  # fmt: skip
+    swapping = llm.runner.engine.store.swapping
+    swapping.pays = lambda num_blocks, num_tokens: True
+    with live(llm.runner.engine) as server:
+        page.goto(server.url + "/dashboard")
+        expect(page.locator("#memory-legend")).to_contain_text("weights 15 MB")
+        expect(page.locator("#ended-note")).to_have_text("none in the last 30 s")
+        users = Users(server)
+        answers = [users.ask(prompt=[20 + i] * 20 + PROMPT, max_tokens=100) for i in range(4)]
+        assert all("choices" in answer.result(60) for answer in answers)
+        assert swapping.bytes_out > 0
+        expect(page.locator("#tiles .card", has_text="Swapped")).to_contain_text(
+            f"{swapping.bytes_out / 1e3:.0f} kB out"
+        )
+        expect(page.locator("#ended-note")).to_contain_text("590 kB on average, at most 590 kB")
+        wait_until(lambda: len(page.evaluate("state.ended_kv")) == 4)
+        facts = page.evaluate("state.memory")
+        assert facts["weights"] == sum(p.nbytes for p in llm.model.parameters())
+        assert facts["kv"] == 24 * 16 * llm.kv_bytes_per_token
+        decisions = page.evaluate("state.budget.decisions")
+        expect(page.locator("#budget-note")).to_contain_text("of 64")
+        assert sum(decisions.values()) == page.evaluate("state.budget.points.length") > 0
+        assert server.metric("request_kv_bytes_count") == 4
+        assert server.metric("request_kv_bytes_sum") == 4 * 9 * 16 * llm.kv_bytes_per_token
+        users.leave()
+
+
+def test_a_row_tells_its_bytes_and_its_share_from_the_prefix_cache(page: Page) -> None:
+    with live(slow_engine()) as server:
+        users = Users(server)
+        users.ask(prompt=list(range(20, 60)), max_tokens=2).result(60)
+        users.ask(prompt=list(range(20, 60)), max_tokens=200)
+        page.goto(server.url + "/dashboard")
+        cells = page.locator("#running tr td")
+        expect(cells.nth(5)).to_have_text("90%")  # 36 of 40 tokens: whole blocks of 4
+        wait_until(lambda: page.evaluate("state.running[0]?.blocks.length > 12"))
+        state = page.evaluate("state")  # one picture
+        [row], store = state["running"], server.server.engine.engine.store
+        assert row["kv_bytes"] == len(row["blocks"]) * store.nbytes // store.num_blocks
+        unused = len(row["blocks"]) * 4 - row["computed_tokens"]
+        assert state["fragmentation"] == pytest.approx(unused / (len(row["blocks"]) * 4))
+        users.leave()
 
 
 def test_asks_for_the_key_and_keeps_it_for_this_tab_only(browser: Browser) -> None:

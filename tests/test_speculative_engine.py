@@ -135,7 +135,7 @@ class History:
             max_num_batched_tokens=rng.randint(6, 60),
             max_chunk=rng.choice([None, None, 3, 17]),
             max_model_len=LENGTH,
-            policy=rng.choice(["fcfs", "sjf", "round-robin", "priority"]),
+            policy=rng.choice(["fcfs", "sjf", "round-robin", "priority-with-ageing"]),
         )
         self.caching = rng.random() < 0.7
         shared = [rng.randrange(3, VOCAB) for _ in range(40)]

@@ -18,19 +18,19 @@ PROMPTS = ["Once upon a time there was a little", "1, 2, 3, 4, 1, 2, 3, 4, 1, 2,
 GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
 SCARCE = {"num_gpu_blocks_override": 7, "max_model_len": 100, "swap_space": 0.01}
 ENGINES = {
-    "compiled": {},
-    "compiled, int8": {"kv_cache_dtype": "int8"},
+    "compiled": {"enforce_eager": False},
+    "compiled, int8": {"enforce_eager": False, "kv_cache_dtype": "int8"},
     "plain": {"enforce_eager": True},
     "plain, int4": {"kv_cache_dtype": "int4"},
-    "guesses": {"speculative_config": {"method": "ngram"}},
+    "compiled, guesses": {"enforce_eager": False, "speculative_config": {"method": "ngram"}},
 }
 FREE, DEAR = (1e30, 1e-30), (1e-30, 1e30)  # bytes a second, tokens a second
 
 
 def ready(**options: object) -> LLM:
     llm = LLM(**options)
-    if hasattr(llm.runner.engine, "wait"):
-        llm.runner.engine.wait()
+    if options.get("enforce_eager") is False:
+        assert llm.rung.step == "compiled" and llm.runner.engine.wait()
     return llm
 
 
@@ -89,7 +89,8 @@ def test_metrics_count_the_bytes() -> None:
     server = Server(llm.runner.engine, ServeConfig())
     facts = priced(llm, FREE)
     for _ in range(2):  # nothing is counted twice
-        server.engine.observers[-1]([], 0.0)
+        for observe in server.engine.observers:
+            observe([], 0.0)
     found = {s.name: s.value for family in text_string_to_metric_families(
         server.metrics.registry.text().decode()) for s in family.samples}  # fmt: skip
     assert found["nanovllm:kv_swap_out_bytes_total"] == facts["bytes_out"] > 0

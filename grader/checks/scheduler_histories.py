@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ROUND_ROBIN = "round-robin"
-POLICIES = ("fcfs", "sjf", "deadline", ROUND_ROBIN, "priority", "size-queues")
+POLICIES = ("fcfs", "sjf", "deadline", ROUND_ROBIN, "priority-with-ageing", "size-queues")
 MOST_STEPS = 80
 
 
@@ -112,7 +112,7 @@ def play(history: History) -> dict[str, Any]:
     quick = {  # settings with which a few steps matter
         ROUND_ROBIN: lambda: RoundRobin(history.quantum),
         # no two scores are nearly equal, whatever the order of arithmetic
-        "priority": lambda: PriorityWithAging(points_per_minute=312.7),
+        "priority-with-ageing": lambda: PriorityWithAging(points_per_minute=312.7),
         "size-queues": lambda: SizeQueues(small=8, medium=20, patience=5.0),
     }
     policy = quick.get(history.policy, lambda: make_policy(history.policy))()

@@ -441,7 +441,7 @@ def test_turns():
         call="two may run, turns of 2 tokens: 2 + 4, and two steps later 3 + 1",
         cause="the first of the queue can come in as it is: nobody has to make room",
     )
-    for name in ("fcfs", "sjf", "round-robin", "priority", "size-queues"):
+    for name in ("fcfs", "sjf", "round-robin", "priority-with-ageing", "size-queues"):
         busy = Play(room=60, budget=12, seats=4, policy=make_policy(name))
         for i in range(24):
             busy.add(prompt=1 + 7 * i % 31, output=1 + 5 * i % 13)
@@ -604,7 +604,7 @@ def test_moves_are_booked():
 
 @pytest.mark.check(task=4, points=2, title="The queue, in the order of the policy now")
 def test_queue():
-    play = Play(budget=4, seats=1, policy=make_policy("priority"))
+    play = Play(budget=4, seats=1, policy=make_policy("priority-with-ageing"))
     play.add(prompt=9, output=3)
     play.step()
     for priority in (Priority.LOW, Priority.NORMAL, Priority.HIGH, Priority.NORMAL):
@@ -680,7 +680,9 @@ class AgainstModel(RuleBasedStateMachine):
         self.play = None
 
     @rule(room=st.integers(15, 40), budget=st.integers(1, 12), seats=st.integers(1, 5),
-          name=st.sampled_from(["fcfs", "sjf", "round-robin", "priority", "size-queues"]),
+          name=st.sampled_from(
+              ["fcfs", "sjf", "round-robin", "priority-with-ageing", "size-queues"]
+          ),
           max_chunk=st.sampled_from([None, 1, 3]))  # fmt: skip
     def begin(self, room, budget, seats, name, max_chunk):
         if self.play is None:

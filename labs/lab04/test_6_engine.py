@@ -683,7 +683,7 @@ def test_settings():
         cause="the smallest number that was neither given out nor is in use",
     )
     orders = []
-    for policy in ("priority", "deadline"):
+    for policy in ("priority-with-ageing", "deadline"):
         engine = Engine(model, EngineConfig(max_num_seqs=1, policy=policy), clock=clock)
         urgent = [(Priority.LOW, 4.0), (Priority.HIGH, None), (Priority.NORMAL, 2.5)]
         for priority, deadline in urgent:

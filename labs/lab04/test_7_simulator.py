@@ -214,7 +214,7 @@ def test_comparison():
     busy = bursty(seed=1, count=48, rate=40.0, burst=16)
     found = {
         name: report(simulate(busy, scheduler_of(1500, 128, 6, name), cost))
-        for name in ("fcfs", "sjf", "round-robin", "priority")
+        for name in ("fcfs", "sjf", "round-robin", "priority-with-ageing")
     }
     expect.that(
         found["sjf"].latency_p50 < found["fcfs"].latency_p50
@@ -225,12 +225,12 @@ def test_comparison():
     )
     first = [
         run.timelines[i].ttft
-        for run in [simulate(busy, scheduler_of(1500, 128, 6, "priority"), cost)]
+        for run in [simulate(busy, scheduler_of(1500, 128, 6, "priority-with-ageing"), cost)]
         for i, arrival in enumerate(busy)
         if arrival.priority is Priority.HIGH
     ]
     expect.that(
-        max(first) < found["priority"].longest_wait,
+        max(first) < found["priority-with-ageing"].longest_wait,
         "the longest wait under priorities is not that of an urgent request",
         observed=max(first),
     )

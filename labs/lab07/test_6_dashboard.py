@@ -46,7 +46,7 @@ def test_blocks():
 @pytest.mark.check(task=6, points=2, title="The state is plain data: who runs, and who is next")
 def test_state():
     clock = ManualClock()
-    config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=7, policy="priority")
+    config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=7, policy="priority-with-ageing")
     engine = Engine(dummy_model(CONFIG), config, clock=clock)
     params = SamplingParams(max_tokens=9, ignore_eos=True)
     for i, size in enumerate((4, 6)):
@@ -87,7 +87,7 @@ def test_state():
 )
 def test_pictures(rng, seed):
     clock = ManualClock()
-    policy = str(rng.choice(["fcfs", "sjf", "priority"]))
+    policy = str(rng.choice(["fcfs", "sjf", "priority-with-ageing"]))
     config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=7, policy=policy)
     engine = Engine(dummy_model(CONFIG, seed=seed % 1000), config, clock=clock)
     for i in range(6):

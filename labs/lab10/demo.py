@@ -167,8 +167,8 @@ def where_it_pays(console: Console) -> None:
         table.add_row(name, *cells)
     console.print(table)
     console.print(
-        "On two cores it does not pay: one process with two threads reads the weights as fast as "
-        "two ranks do, and sends nothing.",
+        "On two cores it does not pay: two ranks read no faster than two threads of one process, "
+        "and wait for all-reduces besides (benchmarks/README.md, Ranks).",
         highlight=False,
     )
 

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from matplotlib.patches import Patch
 
+from grader.course.paths import MODELS
 from grader.student.notebook import movable, style
 from nanovllm.model.config import ModelConfig
 from nanovllm.parallel.hardware import CARDS, LINKS, Cluster, Link
 
 if TYPE_CHECKING:
+    from nanovllm.parallel.communicator import Communicator
+    from nanovllm.parallel.executor_interface import RankRow
     from nanovllm.parallel.overlap import Span
+    from nanovllm.parallel.share import RankShare
 
 style()
 RANKS = plt.get_cmap("tab10").colors
 LLAMA_8B = ModelConfig("llama", 128256, 4096, 32, 32, 8, 128, 14336, 8192)
 SMALL = ModelConfig("qwen3", 2048, 256, 4, 8, 4, 32, 768, 1024, qk_norm=True)  # as the bundled one
-NAMES = {"nvlink": "NVLink", "pcie4": "PCIe 4", "pcie5": "PCIe 5", "100gbe": "100 GbE"}
+NAMES = {"nvlink": "NVLink", "pcie5": "PCIe 5", "pcie4": "PCIe 4", "100gbe": "100 GbE"}
 
 
 def cluster(inside: str | Link) -> Cluster:
@@ -140,6 +146,46 @@ def traffic(
     plt.show()
 
 
+def rows_of(slices: int, stages: int, card: int) -> list[RankRow]:
+    """Your executor's ranks on the bundled model, if each has so many bytes of memory."""
+    from nanovllm.parallel.executor import Executor
+    from nanovllm.parallel.launch import start_threads
+    from nanovllm.parallel.share_spec import ShareSpec
+
+    spec = ShareSpec(MODELS / "target", torch.float32, "cpu", slices, stages, 16, 1, 1, blocks=1)
+
+    def load(comm: Communicator) -> RankShare:
+        share = spec.share(comm)
+        free = card - share.facts.weight_bytes
+        share.facts = replace(share.facts, num_blocks=free // share.facts.block_bytes)
+        return share
+
+    executor = Executor(start_threads(spec.size, load))
+    rows = executor.rows()
+    executor.close()
+    return rows
+
+
+def memory(found: Mapping[str, Sequence[RankRow]], card: int) -> None:
+    """What each rank has in its memory: weights, K and V, and what nobody can use."""
+    figure, axes = plt.subplots(1, len(found), figsize=(12, 2.6), sharey=True, layout="constrained")
+    for axis, (name, rows) in zip(axes, found.items(), strict=True):
+        places, base = [row.rank for row in rows], np.zeros(len(rows))
+        parts = {
+            "weights": [row.weight_bytes for row in rows],
+            "K and V": [row.kv_bytes for row in rows],
+            "unused": [card - row.weight_bytes - row.kv_bytes for row in rows],
+        }
+        for (label, sizes), color in zip(parts.items(), ("C0", "C2", "0.85"), strict=True):
+            axis.bar(places, np.array(sizes) / 1e6, bottom=base, color=color, label=label)
+            base += np.array(sizes) / 1e6
+        axis.set(title=name, xlabel="rank", xticks=places)
+        axis.grid(axis="x", visible=False)
+    axes[0].set_ylabel("MB")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    plt.show()
+
+
 def latency(speedup: Callable[[float, int, int], float], guess: float | None) -> None:
     """Times as fast as one card, over the latency of the link, for one request and for a prompt."""
     latencies = np.logspace(-7, -3, 60)
@@ -183,7 +229,10 @@ def best(found: Mapping[str, Mapping[str, tuple[int, int, float]]]) -> None:
 
 
 def overlap(lines: Mapping[str, Sequence[Span]], phases: int = 4) -> None:
-    """The first phases of steps: what a rank computes above, its messages below."""
+    """The first phases of steps: what a rank computes above, its messages below.
+
+    Two lines after one another, a step and the same in two halves, are drawn to one scale.
+    """
     figure, axes = plt.subplots(len(lines), 1, figsize=(10, 1.3 * len(lines)), layout="constrained")
     for axis, (name, spans) in zip(axes, lines.items(), strict=True):
         shown = [span for span in spans if span.phase < phases]
@@ -197,6 +246,10 @@ def overlap(lines: Mapping[str, Sequence[Span]], phases: int = 4) -> None:
         axis.set_title(title, fontsize=9, loc="left")
         axis.set(yticks=[0, 1], yticklabels=["computes", "sends"], ylim=(1.5, -0.5))
         axis.grid(visible=False)
+    for pair in zip(axes[::2], axes[1::2], strict=True):
+        longer = max(axis.get_xlim()[1] for axis in pair)
+        for axis in pair:
+            axis.set_xlim(0, longer)
     axes[-1].set_xlabel("microseconds")
     colours = {"C0": "first half, or all", "C1": "second half"}
     patches = [Patch(color=colour, label=label) for colour, label in colours.items()]

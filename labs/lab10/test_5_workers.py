@@ -117,7 +117,7 @@ class ThreadSeat:
 
     @property
     def alive(self):
-        return not self.dead
+        return not self.dead and self.thread.is_alive()
 
     def why_ended(self):
         return "killed by signal 9"

@@ -63,7 +63,7 @@ check_task("04", 1)
 # %%
 def score(name: str, minutes: float) -> float:
     waiting = Request(0, SimulatedSequence(0, 60, 21), 0.0, 80, Priority[name.upper()])
-    return make_policy("priority").score(waiting, 60 * minutes)
+    return make_policy("priority-with-ageing").score(waiting, 60 * minutes)
 
 
 with needs("04", 1, 2):

@@ -144,13 +144,26 @@ from grader.student.notebook import check_task
 
 check_task("10", 4)
 
+# %% [markdown]
+# ## 4. The poorest rank decides
+#
+# The bundled model on your executor, in three layouts; each rank has 16 MB. Block ids must mean the same
+# on all ranks, so all have as many blocks as the one with the least room. **Predict**: four layers on three
+# stages: which rank decides, and which of the three layouts has most room for K and V in all?
+
+# %%
+with needs("10", 1, 2, 3, 4, 5, 6):
+    card = 16_000_000
+    layouts = {"TP 2": (2, 1), "TP 4": (4, 1), "PP 3": (1, 3)}
+    plots.memory({name: plots.rows_of(*sizes, card) for name, sizes in layouts.items()}, card)
+
 # %% nbgrader={"grade": true, "grade_id": "lab10-task-5", "locked": true, "points": 30, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="10" nanovllm_task=5
 from grader.student.notebook import check_task
 
 check_task("10", 5)
 
 # %% [markdown]
-# ## 4. The pipeline and its bubble
+# ## 5. The pipeline and its bubble
 #
 # A row is a stage, a colour a micro-batch. Move both numbers. **Predict** (d): how long does a stage wait
 # with four stages and eight micro-batches? How many micro-batches would you need to wait less than 5 %?
@@ -175,7 +188,7 @@ from grader.student.notebook import check_task
 check_task("10", 6)
 
 # %% [markdown]
-# ## 5. When it pays
+# ## 6. When it pays
 #
 # ### Experiment 3: the latency of the link
 #
@@ -233,7 +246,7 @@ with needs("10", 7):
     plots.best(found)
 
 # %% [markdown]
-# ## 6. Overlap
+# ## 7. Overlap
 #
 # The first four phases of a step on eight H100 with NVLink, whole and in two halves. **Predict**: for 64
 # tokens, are two halves faster than the whole? For 4,096?

@@ -595,7 +595,7 @@ def states_of_a_run(nanovllm, rng):
 
     shape = ModelConfig("qwen3", 50, 32, 2, 4, 2, 8, 48, 40, qk_norm=True, eos_token_ids=(2,))
     clock = ManualClock(float(rng.uniform(0, 50)))
-    policy = ["sjf", "priority", "fcfs"][int(rng.integers(3))]
+    policy = ["sjf", "priority-with-ageing", "fcfs"][int(rng.integers(3))]
     config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=7, policy=policy)
     engine = Engine(dummy_model(shape, seed=int(rng.integers(99))), config, clock=clock)
     states = []

@@ -298,7 +298,7 @@ def an_engine_with_a_moody_policy(nanovllm, rng):
     from nanovllm.batching.config import EngineConfig
 
     found = []
-    for policy in ("round-robin", "priority"):
+    for policy in ("round-robin", "priority-with-ageing"):
         jobs = [(int(rng.integers(0, 8)), rng.integers(3, 30, size=int(n)).tolist(),
                  _any_params(rng)) for n in rng.integers(1, 12, size=4)]  # fmt: skip
         config = EngineConfig(max_num_seqs=5, max_num_batched_tokens=int(rng.integers(8, 40)),

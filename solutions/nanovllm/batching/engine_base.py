@@ -16,6 +16,7 @@ from nanovllm.batching.request import Priority, Request
 from nanovllm.batching.scheduler import Scheduler
 from nanovllm.batching.slot_store import SlotStore
 from nanovllm.batching.store import KVStore
+from nanovllm.batching.urgency import check_urgency
 from nanovllm.generation.masks import masking
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.request import make_sequences, room_for, weight_of
@@ -80,12 +81,14 @@ class EngineBase:
         prompt_token_ids: Seq[int],
         params: SamplingParams | None = None,
         *,
-        priority: Priority = Priority.NORMAL,
+        priority: Priority | int = Priority.NORMAL,
         seed: int | None = None,
         request_id: int | None = None,
         deadline: float | None = None,
     ) -> int:
         """Take a request on, or refuse it at once; its id, by which events and `abort` name it."""
+        if not isinstance(priority, Priority):
+            check_urgency(self.scheduler.policy, priority, deadline)
         request_id = self.requests.next_id() if request_id is None else request_id
         requests = self._make_requests(prompt_token_ids, params, priority, seed, request_id)
         for request in requests:
@@ -99,7 +102,7 @@ class EngineBase:
         self,
         prompt_token_ids: Seq[int],
         params: SamplingParams | None,
-        priority: Priority,
+        priority: Priority | int,
         seed: int | None,
         request_id: int,
     ) -> list[Request]:

@@ -146,7 +146,7 @@ class EngineInterface(Protocol):
         prompt_token_ids: Sequence[int],
         params: SamplingParams | None = None,
         *,
-        priority: Priority = Priority.NORMAL,
+        priority: Priority | int = Priority.NORMAL,
         seed: int | None = None,
         request_id: int | None = None,
         deadline: float | None = None,
@@ -154,10 +154,11 @@ class EngineInterface(Protocol):
         """Take a request on, or refuse it at once; its id, by which events and `abort` name it.
 
         Each of its n samples becomes a Request of its own. Without a request_id, the smallest
-        number that was not given out yet and is not in use; whether one that a caller has chosen
-        is given out after its request has ended is left open. deadline: seconds from now in which
-        the answer should be complete. A refused request leaves nothing behind; whether its
-        number is given out is left open.
+        number that was not given out yet and is not in use; whether one that a caller has chosen is
+        given out after its request has ended is left open. deadline: seconds from now in which the
+        answer should be complete. priority: a class, or vLLM's number, which the policy must read
+        (`check_urgency`, given); a Request takes either. A refused request leaves nothing behind;
+        whether its number is given out is left open.
 
         Raises:
             RequestError: it can never be answered (`make_sequences`, or `refuse_unfit`).

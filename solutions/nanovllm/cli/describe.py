@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nanovllm.cli.describe_cards import table_of_cards, told
 from nanovllm.cli.engine import select_code
 from nanovllm.cli.errors import Refused
 from nanovllm.cli.options import KV_CODES, Code, Model
@@ -30,6 +31,13 @@ def describe(
         float | None, typer.Option(help="Arithmetic rate. (default: measured here)")
     ] = None,
     kv_cache_dtype: Annotated[str, typer.Option(help=KV_CODES)] = "auto",
+    cards: Annotated[
+        int, typer.Option(min=1, help="Lab 10: over how many cards is it best cut?")
+    ] = 1,
+    card: Annotated[str, typer.Option(help="h100, a100, l4 or core.")] = "h100",
+    link: Annotated[
+        str, typer.Option(help="Between cards: nvlink, pcie5, pcie4, 100gbe or gloo.")
+    ] = "nvlink",
     code: Code = None,
 ) -> None:
     """What a model needs and at best gives here: memory, load time, time a token. Loads nothing.
@@ -58,6 +66,8 @@ def describe(
     for row in rows(config, width, context, cache_gb * GB, disk_gb_s * GB, rates, token):
         table.add_row(*row)
     Console().print(table)
+    if cards > 1:
+        Console().print(table_of_cards(config, width, context, cards, card, link))
 
 
 def shape_of(model: str | None) -> "ModelConfig":
@@ -119,19 +129,15 @@ def rows(
          f"E={config.hidden_size}, H={config.num_heads}, G={config.num_kv_heads}, "
          f"D={config.head_dim}, V={config.vocab_size}"),
         ("weights", f"{weights / GB:.2f} GB", f"{width} bytes a parameter"),
-        ("load time", _told(weights / disk), f"a disk that reads {disk / GB:g} GB/s"),
+        ("load time", told(weights / disk), f"a disk that reads {disk / GB:g} GB/s"),
         ("KV cache a token", f"{token / 1024:.0f} KiB", codes),
         (f"a request of {context} tokens", f"{context * token / 1e6:.0f} MB", "its KV cache"),
         (f"tokens in {cache / GB:g} GB", f"{fits:,}", f"{fits // context} such requests at once"),
-        ("one token, alone", _told(one), "at least: weights and cache are read once"),
+        ("one token, alone", told(one), "at least: weights and cache are read once"),
         ("tokens/s, alone", f"{1 / one:,.3g}", "at most"),
         ("tokens/s, 32 at once", f"{32 / many:,.3g}", "at most: the weights are shared"),
-        (f"first token after {context}", _told(prompt), "at least: arithmetic"),
+        (f"first token after {context}", told(prompt), "at least: arithmetic"),
     ]  # fmt: skip
-
-
-def _told(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def measured_bandwidth() -> float:

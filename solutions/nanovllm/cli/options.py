@@ -25,7 +25,7 @@ Dtype = Annotated[
     ),
 ]
 Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, ... (default: cuda where there is one)")
+    str | None, typer.Option(help="cpu, or a GPU by its name: cuda, mps. (default: cpu)")
 ]
 MaxModelLen = Annotated[
     int | None, typer.Option(help="Longest context in tokens. (default: the model's)")
@@ -64,7 +64,8 @@ class BatchingOptions:
         bool | None, _engine("Let that limit follow the step time.", "--adaptive-token-budget")
     ] = None
     scheduling_policy: Annotated[
-        str | None, _engine("fcfs, sjf, deadline, round-robin, priority or size-queues.")
+        str | None,
+        _engine("fcfs, sjf, deadline, round-robin, priority, priority-with-ageing, size-queues."),
     ] = None
     block_size: Annotated[int | None, _engine("Tokens that a block of the KV cache holds.")] = None
     num_gpu_blocks_override: Annotated[

@@ -1,6 +1,6 @@
 """What a generation reports while it runs; streaming, timelines and tests read the same events."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 FinishReason = Literal["stop", "length"]
@@ -45,7 +45,7 @@ class Prefilled:
     request_id: int
     num_tokens: int  # of the whole prompt
     time: float
-    logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+    logprobs: tuple[dict[int, Logprob] | None, ...] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+MOST_TOP_K = 2**31  # what a tensor of them holds everywhere
 MIN_TEMPERATURE = 1e-2  # below it, scaled logits overflow; vLLM raises such values to it
 
 
@@ -162,8 +163,10 @@ class SamplingParams:
             self._set(temperature=MIN_TEMPERATURE)
         if not 0.0 < self.top_p <= 1.0:
             raise ParamsError(f"top_p must be in (0, 1], got {self.top_p}.")
-        if self.top_k < 0:
-            raise ParamsError(f"top_k must be 0 (all tokens) or at least 1, got {self.top_k}.")
+        if not 0 <= self.top_k < MOST_TOP_K:
+            raise ParamsError(
+                f"top_k must be 0 (all tokens), or from 1 to {MOST_TOP_K - 1}, got {self.top_k}."
+            )
         if not 0.0 <= self.min_p <= 1.0:
             raise ParamsError(f"min_p must be in [0, 1], got {self.min_p}.")
         if self.greedy and self.n > 1:

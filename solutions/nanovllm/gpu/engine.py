@@ -17,6 +17,7 @@ from nanovllm.batching.scheduler import Scheduler
 from nanovllm.generation.events import Sampled
 from nanovllm.gpu.buffers import DecodeRow, slot_at
 from nanovllm.gpu.draw import NOT_FINITE, Draw
+from nanovllm.gpu.fallback import use_torch, went_plain
 from nanovllm.gpu.graphs import Capture, cuda_capture
 from nanovllm.gpu.launched_step import Launched
 from nanovllm.gpu.runner import StepRunner
@@ -40,7 +41,8 @@ class GpuEngine(Engine):
     Scheduler and block manager may be any: it reads the plan, the blocks of a request by
     `store.block_ids`, and asks `store.reserve` for the slot of a flight.
 
-    store: on the model's device. capture: what makes the graphs; tests replace it.
+    notify: told the one sentence when the GPU path fails. store: on the model's device. capture:
+    what makes the graphs; tests replace it.
     Raises GpuPathError for a model family that has no fused kernels. Not verified on a GPU.
     """
 
@@ -54,7 +56,9 @@ class GpuEngine(Engine):
         clock: Callable[[], float] = time.perf_counter,
         capture: Capture = cuda_capture,
         make_scheduler: SchedulerMaker = Scheduler,
+        notify: Callable[[str], None] = lambda message: None,
     ) -> None:
+        self._notify = notify
         super().__init__(
             model,
             config,
@@ -74,9 +78,30 @@ class GpuEngine(Engine):
         )
         self.flights = FlightCounts()
         self._flight: Flight | None = None
+        self.went_plain = False
 
-    def execute(self, plan: Plan) -> Launched:  # pyright: ignore[reportIncompatibleMethodOverride]  # allowed: EngineInterface
-        """Launch what no flight has computed; `draw` gets what comes of it, not logits."""
+    def execute(self, plan: Plan) -> Launched | Float[Tensor, "N V"]:
+        """Launch what no flight has computed; `draw` gets what comes of it, not logits.
+
+        Where that fails, the plain step computes it, and all that follows.
+        """
+        if not self.went_plain:
+            try:
+                return self._launch(plan)
+            except NotImplementedError:
+                raise
+            except Exception as error:
+                self._go_plain(error)
+        return super().execute(plan)
+
+    def _go_plain(self, error: Exception) -> None:
+        """Say why, and let go of all that the GPU path had under way."""
+        self._notify(went_plain(error))
+        self.went_plain, self._flight = True, None
+        use_torch(self.store)
+
+    def _launch(self, plan: Plan) -> Launched:
+        """As `execute`."""
         complete = [chunk for chunk in plan.chunks if chunk.completes]
         drawn = all(wants_token_alone(c.request.sequence, c.end) for c in complete)
         self.store.make_copies()
@@ -119,13 +144,23 @@ class GpuEngine(Engine):
         """
         if not isinstance(launched, Launched):
             return super().draw(plan, launched)
+        try:
+            return self._read(plan, launched)
+        except NotImplementedError:
+            raise
+        except Exception as error:  # a launch that failed tells so when it is read
+            self._go_plain(error)
+            return super().draw(plan, super().execute(plan))
+
+    def _read(self, plan: Plan, launched: Launched) -> list[Outcome]:
+        """The tokens of what was launched."""
         if not launched.drawn:
             return super().draw(plan, launched.logits())
         if all(isinstance(chunk.request, Request) for chunk in plan.chunks):  # without guesses
             self._flight = self._take_off(plan, launched)
         tokens = launched.tokens()
         if NOT_FINITE in tokens:
-            return super().draw(plan, self.execute(plan).logits())
+            return super().draw(plan, self._launch(plan).logits())
         drawn = iter(tokens)
         return [Sampled(next(drawn)) if chunk.completes else None for chunk in plan.chunks]
 

@@ -51,12 +51,15 @@ class AsyncLLM:
         prompt: AnyPrompt,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        priority: int | None = None,
+        deadline: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Answer one prompt: each output holds all of the answers so far, the last one `finished`.
 
-        request_id: what `abort` takes; a number of its own if None. Who stops reading gives the
-        request up. Raises RequestError, at this call; and at the first output for a
-        request_id in use, or what only the engine refuses.
+        request_id: what `abort` takes; a number of its own if None. priority, deadline: as LLM's.
+        Who stops reading gives the request up. Raises RequestError, at this call; and at the first
+        output for a request_id in use, or what only the engine refuses.
         """
         asked = read_prompt(prompt, self.llm.tokenizer)
         [params] = read_params(sampling_params, 1)
@@ -65,7 +68,7 @@ class AsyncLLM:
         self.llm._check(asked, params)
         if params.seed is None and self.llm.seed is not None:
             params = replace(params, seed=sample_seed(self.llm.seed, number))
-        return self._answer(asked, params, request_id)
+        return self._answer(asked, params, request_id, priority, deadline)
 
     async def abort(self, request_id: str) -> None:
         """Give a request up: its generator ends with what there is, its finish_reason "abort"."""
@@ -80,12 +83,13 @@ class AsyncLLM:
             await engine.stop()
 
     async def _answer(
-        self, prompt: Prompt, params: SamplingParams, request_id: str
+        self, prompt: Prompt, params: SamplingParams, request_id: str, *urgency: float | None
     ) -> AsyncIterator[RequestOutput]:
         if request_id in self._streams:
             raise RequestError(f"request_id {request_id!r} is in use; choose another.")
         engine = self._started()
-        stream = engine.submit([prompt.token_ids], params, name=request_id)
+        with self._urgency.saying(*urgency):
+            stream = engine.submit([prompt.token_ids], params, name=request_id)
         self._streams[request_id] = stream
         answers = [CompletionOutput(index, "", []) for index in range(params.n)]
         try:
@@ -103,8 +107,10 @@ class AsyncLLM:
     def _started(self) -> AsyncEngine:
         if self._engine is None:
             from nanovllm.serving.async_engine import AsyncEngine
+            from nanovllm.serving.urgency import WithUrgency
 
-            self._engine = AsyncEngine(self.llm.runner.engine)
+            self._urgency = WithUrgency(self.llm.runner.engine)
+            self._engine = AsyncEngine(self._urgency)
             self._engine.start()
         return self._engine
 

@@ -3,6 +3,7 @@
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Aborted, Failed, Stepped
 from nanovllm.batching.slot_store import SlotStore
+from nanovllm.batching.urgency import scheduler_for
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_levels import EventKinds
 from nanovllm.llm.kv_codes import token_bytes
@@ -33,7 +34,8 @@ class ContinuousRung(StaticRung):
         store = SlotStore(
             self.model.config, num_slots, self.max_model_len, weight.dtype, weight.device
         )
-        return Engine(self.model, self.config, tokenizer=self.tokenizer, store=store)
+        settings = {"make_scheduler": scheduler_for(self.config.make_policy())}
+        return Engine(self.model, self.config, tokenizer=self.tokenizer, store=store, **settings)
 
     def describe(self, engine: Engine) -> str:
         """How many slots there are."""

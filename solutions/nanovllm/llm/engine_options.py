@@ -32,13 +32,14 @@ class EngineOptions:
 
     max_num_seqs: samples that run at once. max_num_batched_tokens: tokens that a step computes at
     most. adaptive_token_budget: let lab 04's controller move that limit, down to max_num_seqs, as
-    steps turn out slow or fast. scheduling_policy: fcfs, sjf, deadline, round-robin, priority or
-    size-queues. block_size: tokens that a block holds. num_gpu_blocks_override: blocks of the
-    cache, on whatever device it is, or kv_cache_memory_bytes: what they may take; by default as
-    many as max_num_seqs of the longest requests need, within `kv_room`. gpu_memory_utilization: the
-    share of a GPU's memory that weights, K and V may fill together (0 to 1). swap_space: GiB of
-    host memory to which preempted requests are swapped where that is measured to be cheaper than to
-    compute them again; 0 for none. enable_prefix_caching: requests that begin alike share.
+    steps turn out slow or fast. scheduling_policy: fcfs, sjf, deadline, round-robin, priority (the
+    numbers of requests), priority-with-ageing or size-queues. block_size: tokens that a block
+    holds. num_gpu_blocks_override: blocks of the cache, on whatever device it is, or
+    kv_cache_memory_bytes: what they may take; by default as many as max_num_seqs of the longest
+    requests need, within `kv_room`. gpu_memory_utilization: the share of a GPU's memory that
+    weights, K and V may fill together (0 to 1). swap_space: GiB of host memory to which preempted
+    requests are swapped where that is measured to be cheaper than to compute them again; 0 for
+    none. enable_prefix_caching: requests that begin alike share.
     enforce_eager: never the compiled step or CUDA graphs, whatever the machine;
     NANOVLLM_ENFORCE_EAGER=1 in the environment says so for all. engine: static (lab 03),
     continuous (lab 04) or paged (lab 05); by default the highest whose labs are here.

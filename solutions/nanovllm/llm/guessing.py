@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -12,7 +11,7 @@ from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_options import EngineOptions
 from nanovllm.llm.kv_codes import token_bytes
 from nanovllm.llm.lab_packages import is_mine, why_missing
-from nanovllm.llm.read_options import OptionError
+from nanovllm.llm.read_options import OptionError, say
 from nanovllm.llm.scoring import scoring
 from nanovllm.llm.weight_codes import load_weights
 from nanovllm.model.errors import ModelFolderError
@@ -27,11 +26,6 @@ if TYPE_CHECKING:  # lab 08 may not be here
     from nanovllm.speculative.guess_policy import GuessPolicy
     from nanovllm.speculative.proposer import Proposer
     from nanovllm.speculative.verify import Judge
-
-
-def say(message: str) -> None:
-    """Tell the user, on standard error."""
-    print(f"nanovllm: {message}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class LLM:
     model: a folder or hub name in Hugging Face format; the bundled model if None. tokenizer:
     another folder or hub name, or a Tokenizer; the model's own if None. dtype: float32, bfloat16,
     float16, or auto (the checkpoint's); by default bfloat16 on a GPU that has it, else float32.
-    device: a GPU where there is one, else the CPU. max_model_len: tokens of prompt and answer
+    device: cpu, or a GPU by its name: cuda, mps. max_model_len: tokens of prompt and answer
     together. seed: what requests without one of their own draw from; None: fresh randomness.
     engine_options: see EngineOptions; the engine is the best that the labs here allow.
 
@@ -140,8 +140,14 @@ class LLM:
         prompts: AnyPrompt | Sequence[AnyPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
+        *,
+        priority: int | Sequence[int] | None = None,
+        deadline: float | Sequence[float | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one or many prompts; outputs come in the order of the prompts.
+
+        priority: lower first, as in vLLM, and deadline: seconds from now in which the answer should
+        be complete; one for all prompts or one for each, where the scheduling policy reads it.
 
         A prompt is a text, a list of token ids, or a dict with `prompt` or `prompt_token_ids`; the
         special tokens that a text spells are special. Raises RequestError before anything is
@@ -152,7 +158,8 @@ class LLM:
         samples = {next(self._requests): each.n for each in params}
         ids = list(samples)
         with Tracker(samples, use_tqdm) as tracker:
-            call = self._submit(ids, asked, params)
+            urgency = self._urgency(priority, deadline, len(asked))
+            call = self._submit(ids, asked, params, urgency)
             answers: dict[int, list[CompletionOutput]] = {i: [] for i in ids}
             scores: dict[int, PromptLogprobs] = {}
             for event in self.runner.events(call):
@@ -169,16 +176,37 @@ class LLM:
             for i, prompt in zip(ids, asked, strict=True)
         ]
 
+    def _urgency(self, priority: Any, deadline: Any, count: int) -> list[dict[str, Any]]:
+        """What was said of each of so many prompts, as the engine's arguments."""
+        if priority is None and deadline is None:
+            return [{}] * count
+        self.level.require("lab04", "priority" if priority is not None else "deadline")
+        each = {"priority": 0 if priority is None else priority, "deadline": deadline}
+        for name, given in each.items():
+            each[name] = list(given) if isinstance(given, list | tuple) else [given] * count
+            if len(each[name]) != count:
+                raise RequestError(
+                    f"there are {len(each[name])} values of {name} for {count} prompts; give one "
+                    "for all, or one for each."
+                )
+        return [dict(zip(each, values, strict=True)) for values in zip(*each.values(), strict=True)]
+
     def _submit(
-        self, ids: Sequence[int], prompts: Sequence[Prompt], params: Sequence[SamplingParams]
+        self,
+        ids: Sequence[int],
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        urgency: Sequence[Mapping[str, Any]] = (),
     ) -> Call:
         """Queue requests; if one is refused, none is. Raises RequestError, which names it."""
+        params = [prompt.params(each) for prompt, each in zip(prompts, params, strict=True)]
         for place, (prompt, each) in enumerate(zip(prompts, params, strict=True), 1):
             self._check(prompt, each, _where(place, prompts))
         call = Call()
-        for place, (i, prompt, each) in enumerate(zip(ids, prompts, params, strict=True), 1):
+        rows = zip(ids, prompts, params, urgency or [{}] * len(ids), strict=True)
+        for place, (i, prompt, each, more) in enumerate(rows, 1):
             try:
-                self.runner.submit(call, i, prompt.token_ids, each, self._seed(i))
+                self.runner.submit(call, i, prompt.token_ids, each, self._seed(i), **more)
             except RequestError as error:
                 self.runner.drop(call)
                 raise type(error)(f"{_where(place, prompts)}{error}") from None

@@ -1,12 +1,14 @@
 """The engines on lab 05's blocks: with a plain step, a compiled one, or CUDA graphs."""
 
 from nanovllm.batching.engine import Engine
+from nanovllm.batching.urgency import scheduler_for
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_options import EngineOptions
 from nanovllm.llm.guessing import Guessing, NoGuesses, speculation
 from nanovllm.llm.kv_codes import token_bytes
 from nanovllm.llm.lab_packages import is_mine, why_missing
 from nanovllm.llm.paged_store import attention_backend, paged_store
+from nanovllm.llm.read_options import say
 from nanovllm.llm.scoring import salt_of
 from nanovllm.llm.weight_codes import has_codes
 from nanovllm.model.transformer import Transformer
@@ -21,8 +23,13 @@ GRAPHS_REPLACE = ("model", "generation", "batching", "paging")
 ABOVE = ("generation", "batching", "paging")
 
 
-def make_store(model: Transformer, max_model_len: int, options: EngineOptions) -> PagedStore:
-    """Return where K and V live: lab 05's blocks, read by lab 06's kernels on a GPU."""
+def make_store(
+    model: Transformer, max_model_len: int, options: EngineOptions, attention: str | None = None
+) -> PagedStore:
+    """Return where K and V live: lab 05's blocks, read by lab 06's kernels on a GPU.
+
+    attention: as `attention_backend`'s `wanted`.
+    """
     weight = weight_of(model)
     num_host_blocks = _num_host_blocks(model, options)
     return paged_store(
@@ -37,6 +44,7 @@ def make_store(model: Transformer, max_model_len: int, options: EngineOptions) -
         swap_by_cost=num_host_blocks > 0,
         kv_cache_dtype=options.kv_cache_dtype,
         salt_of=salt_of,
+        attention=attention,
     )
 
 
@@ -113,6 +121,7 @@ def make_engine(
     config = options.config(max_model_len)
     guessing = guessing or speculation(model, max_model_len, options)
     kind = step_kind(model, options)
+    make_scheduler = scheduler_for(config.make_policy())
     if kind.startswith("compiled"):
         from nanovllm.fast import FastEngine
 
@@ -127,13 +136,22 @@ def make_engine(
             draws=not is_mine("generation"),
             kv_cache_dtype=options.kv_cache_dtype,
             num_host_blocks=_num_host_blocks(model, options),
+            make_scheduler=make_scheduler,
         )
     store = make_store(model, max_model_len, options)
+    parts = {"tokenizer": tokenizer, "store": store, "make_scheduler": make_scheduler}
     if kind == "CUDA graphs":
         from nanovllm.gpu.engine import GpuEngine
+        from nanovllm.gpu.fallback import went_plain
 
-        return guessing.on(GpuEngine)(model, config, tokenizer=tokenizer, store=store)
-    return guessing.on(Engine)(model, config, tokenizer=tokenizer, store=store)
+        try:
+            return guessing.on(GpuEngine)(model, config, notify=say, **parts)
+        except NotImplementedError:  # a kernel of the student's that is not written yet
+            raise
+        except Exception as error:  # whatever it is, the plain step can do without
+            say(went_plain(error))
+            parts["store"] = make_store(model, max_model_len, options, attention="torch")
+    return guessing.on(Engine)(model, config, **parts)
 
 
 def _num_host_blocks(model: Transformer, options: EngineOptions) -> int:

@@ -1,7 +1,7 @@
 """Prompts in every form `LLM` takes them: text, token ids, dicts of either, one or many."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from nanovllm.generation.errors import RequestError
@@ -13,10 +13,18 @@ _FORMS = 'a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as the engine wants it; `text` is None where only ids were given."""
+    """A prompt as the engine wants it; `text` is None where only ids were given.
+
+    cache_salt: only prompts with the same one share the prefix cache.
+    """
 
     text: str | None
     token_ids: list[int]
+    cache_salt: str | None = None
+
+    def params(self, given: SamplingParams) -> SamplingParams:
+        """The parameters of its request."""
+        return replace(given, cache_salt=self.cache_salt) if self.cache_salt else given
 
 
 AnyPrompt = str | Sequence[int] | Mapping[str, Any] | Prompt
@@ -40,19 +48,22 @@ def read_prompt(prompt: AnyPrompt, tokenizer: Tokenizer) -> Prompt:
         return prompt
     text: Any = prompt
     ids: Any = None
+    salt: Any = None
     if isinstance(prompt, Mapping):
         text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        salt = prompt.get("cache_salt")
         if text is None and ids is None:
             raise RequestError(f"a prompt must be {_FORMS}; got a dict of {sorted(prompt)}.")
     elif not isinstance(prompt, str):
         text, ids = None, prompt
     if ids is None and isinstance(text, str):
-        return Prompt(text, tokenizer.encode(text, allowed_special="all", add_special_tokens=True))
+        ids = tokenizer.encode(text, allowed_special="all", add_special_tokens=True)
+        return Prompt(text, ids, salt)
     if ids is None or not _is_ids(ids, empty=True):
         raise RequestError(
             f"a prompt must be {_FORMS}; got {_name(prompt if ids is None else ids)}."
         )
-    return Prompt(text, [int(token_id) for token_id in ids])
+    return Prompt(text, [int(token_id) for token_id in ids], salt)
 
 
 def read_params(

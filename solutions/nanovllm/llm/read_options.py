@@ -1,12 +1,17 @@
 """What `LLM` may be asked for, read from what a person wrote."""
 
 import json
+import sys
 from pathlib import Path
 
 import torch
 
 import nanovllm
 
+UNTRIED = (
+    "mps runs the plain step, which the course's tests have run on CPUs only; if an answer is "
+    "wrong or torch lacks an operation, use --device cpu"
+)
 BUNDLED = Path(nanovllm.__file__).resolve().parent.parent / "models" / "target"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -38,18 +43,30 @@ def read_dtype(
     return _DTYPES[name]
 
 
+def say(message: str) -> None:
+    """Tell the user, on standard error."""
+    print(f"nanovllm: {message}", file=sys.stderr, flush=True)
+
+
+def devices() -> list[str]:
+    """The names of the devices that torch finds here."""
+    gpus = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return ["cpu", *(name for name, there in gpus.items() if there)]
+
+
 def read_device(device: str | torch.device | None) -> torch.device:
-    """Return where to compute; by default a CUDA GPU where there is one, else the CPU."""
+    """Return where to compute; by default the CPU: a GPU is asked for by name."""
     if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cpu")
     try:
         found = torch.device(device)
         torch.empty(1, device=found)  # a name may be right and the device missing
     except (RuntimeError, AssertionError, NotImplementedError):
         raise OptionError(
-            f"device {str(device)!r} is not here; leave it out, or use cpu"
-            + (" or cuda." if torch.cuda.is_available() else ".")
+            f"device {str(device)!r} is not here; leave it out, or use {' or '.join(devices())}."
         ) from None
+    if found.type == "mps":
+        say(UNTRIED)
     if found.type == "meta":
         raise OptionError("device 'meta' computes nothing; use cpu.")
     return found

@@ -52,9 +52,13 @@ class Runner:
         prompt: Sequence[int],
         params: SamplingParams,
         seed: int | None,
+        **urgency: Any,
     ) -> None:
-        """Queue a request of a call. Raises RequestError for one that cannot be answered."""
-        self.engine.add_request(prompt, params, seed=seed, request_id=request_id)
+        """Queue a request of a call. Raises RequestError for one that cannot be answered.
+
+        urgency: its priority and deadline, if the caller said any.
+        """
+        self.engine.add_request(prompt, params, seed=seed, request_id=request_id, **urgency)
         self._call_of[request_id] = call
         call.open[request_id] = params.n
 

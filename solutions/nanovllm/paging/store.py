@@ -89,6 +89,7 @@ class PagedStore:
         )
         self.attention = attention
         self.total_tokens = self.manager.total_tokens
+        self.found: dict[Request, int] = {}  # tokens that were here when it first came in
         self.swapping: Swapping | None = None
         if swap_by_cost:
             self.swapping = Swapping(self.nbytes // self.num_blocks, num_host_blocks)
@@ -149,7 +150,9 @@ class PagedStore:
     def admit(self, request: Request) -> int:
         if self.swapping is not None:
             self.swapping.held.pop(request, None)
-        return self.manager.admit(request)
+        found = self.manager.admit(request)
+        self.found.setdefault(request, found)
+        return found
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
         return self.manager.reserve(request, num_tokens)
@@ -188,9 +191,11 @@ class PagedStore:
     def forget(self, request: Request) -> None:
         if self.swapping is not None:
             self.swapping.held.pop(request, None)
+        self.found.pop(request, None)
         self.manager.forget(request)
 
     def release(self, request: Request) -> None:
+        self.found.pop(request, None)
         self.manager.release(request)
 
     def check(self, requests: Iterable[Request]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,9 +32,13 @@ class Count:
 
 @dataclass
 class Counts:
-    """The costs of a rank by kind; `kind` is what is being counted now."""
+    """The costs of a rank by kind; `kind` is what is being counted now.
+
+    `sent_to` has the bytes sent to each rank.
+    """
 
     by_kind: dict[str, Count] = field(default_factory=dict)
+    sent_to: Counter[int] = field(default_factory=Counter)
     kind: str = "send"
 
     def __getitem__(self, kind: str) -> Count:
@@ -52,6 +57,7 @@ class Counts:
     def clear(self) -> None:
         """Count from 0 again."""
         self.by_kind.clear()
+        self.sent_to.clear()
 
 
 class Communicator(ABC):
@@ -88,7 +94,7 @@ class Communicator(ABC):
     def isend(self, x: Tensor, to: int) -> Handle:
         """Begin to send: `x` may not change before the handle's `wait` returns."""
         self._check(x, to)
-        self._count(x)
+        self._count(x, to)
         return self._start_send(x, to) if x.numel() else _Nothing()
 
     def irecv(self, into: Tensor, source: int) -> Handle:
@@ -110,7 +116,7 @@ class Communicator(ABC):
         if x.numel() and into.numel():
             self._check(x, to)
             self._check(into, source)
-            self._count(x)
+            self._count(x, to)
             handles = self._start_exchange(x, to, into, source)
         else:
             handles = [self.isend(x, to), self.irecv(into, source)]
@@ -140,10 +146,12 @@ class Communicator(ABC):
         finally:
             self.counts.kind = "send"
 
-    def _count(self, x: Tensor) -> None:
-        count = self.counts[self.counts.kind]
-        count.messages += bool(x.numel())
-        count.bytes += x.nbytes
+    def _count(self, x: Tensor, to: int) -> None:
+        if x.numel():
+            count = self.counts[self.counts.kind]
+            count.messages += 1
+            count.bytes += x.nbytes
+            self.counts.sent_to[to] += x.nbytes
 
     def _check(self, x: Tensor, other: int) -> None:
         if not 0 <= other < self.size or other == self.rank:

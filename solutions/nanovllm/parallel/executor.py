@@ -2,7 +2,7 @@
 
 ### BEGIN SOLUTION
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from nanovllm.parallel.errors import ExecutorDied
@@ -74,18 +74,18 @@ class Executor:
         )
 
     def _send(self, data: bytes) -> None:
-        """One message to each rank, or to none: half a call would leave them out of step."""
-        for handle in self.ranks:
-            try:
+        """One message to each rank; half a call would leave them out of step."""
+        try:
+            for handle in self.ranks:
                 handle.line.send(data)
-            except LineTimeout:
-                self._die(f"rank {handle.rank} does not read call {self._number}")
-            except LineError:
-                self._die(f"rank {handle.rank} has ended ({handle.why_ended()})")
-            except BaseException:
-                self._dead = f"call {self._number} was interrupted before all ranks had it"
-                self.close(at_once=True)
-                raise
+        except LineTimeout:
+            self._die(f"rank {handle.rank} does not read call {self._number}")
+        except LineError:
+            self._die(f"rank {handle.rank} has ended ({handle.why_ended()})")
+        except BaseException:
+            self._dead = f"call {self._number} was interrupted before all ranks had it"
+            self.close(at_once=True)
+            raise
 
     def _answers(self, timeout: float) -> list[Reply]:
         """The answer of every rank to the newest call, in order of rank."""
@@ -124,16 +124,16 @@ class Executor:
         return (raised, value) if number == self._number else None
 
     def _look(
-        self, silent: Sequence[RankHandle], replies: dict[int, Reply], too_late: bool
+        self, silent: Collection[RankHandle], replies: dict[int, Reply], too_late: bool
     ) -> None:
         """Die if a rank has ended, or the silent ones have had their time."""
-        ended = self._ended()
+        errors = {rank: error for rank, (raised, error) in replies.items() if raised}
+        ended = self._ended(set(errors))  # who could not load has said so and left
         if ended:
             self._die(ended)
         if too_late:
-            errors = [(rank, error) for rank, (raised, error) in replies.items() if raised]
             if errors:
-                self._die_apart(*errors[0])
+                self._die_apart(*next(iter(errors.items())))
             names = ", ".join(str(handle.rank) for handle in silent)
             self._die(f"rank {names} did not answer call {self._number} in time")
 
@@ -153,10 +153,10 @@ class Executor:
             "all ranks did"
         )
 
-    def _ended(self) -> str | None:
+    def _ended(self, excused: Collection[int] = ()) -> str | None:
         """Which rank is not there any more."""
         for handle in self.ranks:
-            if not handle.alive:
+            if handle.rank not in excused and not handle.alive:
                 return f"rank {handle.rank} has ended ({handle.why_ended()})"
         return None
 

@@ -34,12 +34,12 @@ class Card:
 
 
 # NVIDIA's datasheets: H100 SXM, A100 SXM 80 GB, L4; dense products in bfloat16.
-# core: one thread in float32, from decode and prefill of 184 million weights (see benchmarks/).
+# core: one thread in float32, by decode steps of 184 million weights (benchmarks/README.md).
 CARDS = {
     "h100": Card(3.35e12, 989e12, 80e9),
     "a100": Card(2.04e12, 312e12, 80e9),
     "l4": Card(300e9, 121e12, 24e9),
-    "core": Card(4.0e9, 23e9, 4e9),
+    "core": Card(19e9, 68e9, 4e9),
 }
 
 

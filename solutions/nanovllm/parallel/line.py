@@ -74,13 +74,20 @@ class Line:
         try:
             if not self._connection.poll(timeout):
                 raise LineTimeout(f"nothing came within {timeout:g} s.")
-            data = self._connection.recv_bytes()
+            data = self._whole()
         except BlockingIOError:
             raise LineTimeout("half a message came, and then nothing.") from None
         except (EOFError, OSError, ValueError):
             raise LineClosed("the other end of the line is closed.") from None
         self.received += 1
         return data
+
+    def _whole(self) -> bytes:
+        try:
+            return self._connection.recv_bytes()
+        except KeyboardInterrupt:
+            self.close()  # the half that was read is lost, and with it where the next one begins
+            raise
 
     def close(self) -> None:
         """Close this end: the other one reads what was sent, and then LineClosed."""

@@ -47,9 +47,9 @@ def kv_heads(config: ModelConfig, size: int, rank: int) -> list[int]:
     """The key/value heads of a rank, in the order in which its query heads use them.
 
     On the rank alone, attention must be what it is in the model: equally many neighbouring query
-    heads share each entry of this list. The list is as short as can be. If `size` divides G, it
-    has G / size heads; with more ranks than key/value heads, several ranks have the same one; and
-    with G = 3 heads on 2 ranks, a rank needs one of its heads twice.
+    heads share each entry of this list. All ranks' lists are equally long, and as short as can be.
+    If `size` divides G, a rank has G / size heads; with more ranks than key/value heads, several
+    ranks have the same one; and with G = 3 heads on 2 ranks, a rank has one of its heads twice.
 
     Raises:
         ParallelError: size does not divide H.

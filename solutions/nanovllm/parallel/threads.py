@@ -47,31 +47,58 @@ class _Line:
 
 
 class _World:
-    """The lines between ranks, and who waits; notices at once when nobody can go on.
+    """The lines between ranks, and who waits for whom.
 
-    A rank waits until something is so. Once every rank that has not ended waits in vain, or one
-    has died, all of them get the same `RankDied`.
+    A rank goes on as long as what it waits for can come, whatever happens to the others; so what
+    becomes of each does not depend on which thread is faster.
     """
 
     def __init__(self, size: int, timeout: float) -> None:
         self.changed = threading.Condition()
         self.lines: dict[tuple[int, int], _Line] = defaultdict(_Line)
-        self.waiting: dict[int, tuple[Callable[[], bool], str]] = {}
+        self.waiting: dict[int, tuple[int, Callable[[], bool], str]] = {}
         self.alive = set(range(size))
+        self.gone: dict[int, str] = {}
         self.timeout = timeout
-        self.died = ""
+        self.stuck = ""
 
-    def wait_until(self, rank: int, is_so: Callable[[], bool], what: str) -> None:
-        """Return when `is_so()`; `what` says what the rank waits for. Raises RankDied."""
+    def wait_until(self, rank: int, other: int, is_so: Callable[[], bool], what: str) -> None:
+        """Return when rank `other` has made it so; `what` says what is waited for.
+
+        Raises:
+            RankDied: the other is gone, or takes too long, or nobody can go on.
+        """
         with self.changed:
-            self.waiting[rank] = is_so, what
+            self.waiting[rank] = other, is_so, what
             self.look_for_deadlock()
-            in_time = self.changed.wait_for(lambda: is_so() or self.died, self.timeout)
+            ready = self.changed.wait_for(
+                lambda: is_so() or other in self.gone or self.stuck, self.timeout
+            )
             del self.waiting[rank]
-            if not in_time:
-                self.fail(f"rank {rank} has waited {self.timeout:g} s {what}; see what it does.")
-            if not is_so():
-                raise RankDied(self.died)
+            if is_so():
+                return
+            if not ready:
+                late = f"rank {rank} has waited {self.timeout:g} s {what}"
+                raise RankDied(f"{late}; see what that rank does.")
+            raise RankDied(self.stuck or f"rank {rank} waits {what}, which {self.gone[other]}")
+
+    def look_for_deadlock(self) -> None:
+        """Wake all ranks that are alive if each of them waits for another that waits."""
+        if not self.alive or not self.alive <= self.waiting.keys():
+            return
+        if any(is_so() or other in self.gone for other, is_so, _ in self.waiting.values()):
+            return
+        who = "; ".join(f"rank {rank} {what}" for rank, (*_, what) in sorted(self.waiting.items()))
+        self.stuck = f"every rank waits and none can go on: {who}; let sends and receives match."
+        self.changed.notify_all()
+
+    def end(self, rank: int, how: str) -> None:
+        """This rank is gone; those that wait for it are told."""
+        with self.changed:
+            self.alive.discard(rank)
+            self.gone[rank] = how
+            self.look_for_deadlock()
+            self.changed.notify_all()
 
     def post(self, source: int, to: int, sent: list[_Message], wanted: list[_Wanted]) -> None:
         """Put a message, or the wish for one, on a line."""
@@ -82,20 +109,6 @@ class _World:
             line.match()
             self.changed.notify_all()
 
-    def look_for_deadlock(self) -> None:
-        """End it where every rank that is alive waits, and none for what is so already."""
-        stuck = self.alive and self.alive <= self.waiting.keys()
-        if stuck and not any(is_so() for is_so, _ in self.waiting.values()):
-            who = "; ".join(
-                f"rank {rank} {what}" for rank, (_, what) in sorted(self.waiting.items())
-            )
-            self.fail(f"every rank waits and none can go on: {who}; let sends and receives match.")
-
-    def fail(self, why: str) -> None:
-        """Wake everybody with the first reason; call it with the lock held."""
-        self.died = self.died or why
-        self.changed.notify_all()
-
 
 @dataclass(frozen=True)
 class _Sending:
@@ -105,7 +118,7 @@ class _Sending:
 
     def wait(self) -> None:
         what = f"for rank {self.to} to receive"
-        self.comm.world.wait_until(self.comm.rank, lambda: self.message.taken, what)
+        self.comm.world.wait_until(self.comm.rank, self.to, lambda: self.message.taken, what)
 
 
 @dataclass(frozen=True)
@@ -118,7 +131,7 @@ class _Receiving:
     def wait(self) -> None:
         rank, into, wanted = self.comm.rank, self.into, self.wanted
         what = f"for rank {self.source} to send"
-        self.comm.world.wait_until(rank, lambda: wanted.came is not None, what)
+        self.comm.world.wait_until(rank, self.source, lambda: wanted.came is not None, what)
         came = cast(Tensor, wanted.came)
         if (came.numel(), came.dtype) != (into.numel(), into.dtype):
             raise ParallelError(
@@ -146,12 +159,9 @@ class ThreadCommunicator(Communicator):
         return _Receiving(self, source, into, wanted)
 
     def end(self, error: BaseException | None = None) -> None:
-        """This rank takes part no more; those that wait for it are told."""
-        with self.world.changed:
-            self.world.alive.discard(self.rank)
-            if error is not None:
-                self.world.fail(f"rank {self.rank} died of {type(error).__name__}: {error}")
-            self.world.look_for_deadlock()
+        """This rank takes part no more, perhaps because of an error."""
+        how = "has ended." if error is None else f"died of {type(error).__name__}: {error}"
+        self.world.end(self.rank, how)
 
 
 def thread_communicators(size: int, timeout: float = 60.0) -> list[ThreadCommunicator]:
@@ -170,7 +180,7 @@ def run_ranks(size: int, work: Callable[[Communicator], T], timeout: float = 60.
 
     Raises:
         RankDied: the ranks wait for each other, and none can go on.
-        Exception: what the first rank to fail raised; the others then wait no longer.
+        Exception: what the lowest of the ranks raised that failed; the others wait no longer.
 
     >>> import torch
     >>> def pass_on(comm):
@@ -181,13 +191,13 @@ def run_ranks(size: int, work: Callable[[Communicator], T], timeout: float = 60.
     """
     comms = thread_communicators(size, timeout)
     results: dict[int, T] = {}
-    errors: list[BaseException] = []
+    errors: dict[int, BaseException] = {}
 
     def run(comm: ThreadCommunicator) -> None:
         try:
             results[comm.rank] = work(comm)
         except BaseException as error:
-            errors.append(error)
+            errors[comm.rank] = error
             comm.end(error)
         else:
             comm.end()
@@ -198,5 +208,6 @@ def run_ranks(size: int, work: Callable[[Communicator], T], timeout: float = 60.
     for thread in threads:
         thread.join()
     if errors:
-        raise next((error for error in errors if not isinstance(error, RankDied)), errors[0])
+        in_order = [errors[rank] for rank in sorted(errors)]
+        raise next((e for e in in_order if not isinstance(e, RankDied)), in_order[0])
     return [results[rank] for rank in range(size)]

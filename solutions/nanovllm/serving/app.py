@@ -27,6 +27,8 @@ from nanovllm.serving.errors import ApiError
 from nanovllm.serving.failures import api_error
 from nanovllm.serving.guess_counts import GuessCounts
 from nanovllm.serving.handlers import Handlers
+from nanovllm.serving.kv_use import KvUse
+from nanovllm.serving.memory import Memory
 from nanovllm.serving.metrics import Metrics
 from nanovllm.serving.middleware import RequestMiddleware
 from nanovllm.serving.monitor import Monitor
@@ -38,8 +40,10 @@ from nanovllm.serving.readable import readable
 from nanovllm.serving.request_sizes import RequestSizes
 from nanovllm.serving.responses import error_response
 from nanovllm.serving.routes import add_routes
+from nanovllm.serving.snapshot import kv_facts
 from nanovllm.serving.streaming import ClientGoneError
 from nanovllm.serving.swap_counts import SwapCounts
+from nanovllm.serving.urgency import WithUrgency
 from nanovllm.tokenization.chat import ChatTemplate
 from nanovllm.tokenization.errors import ChatTemplateError, TokenizerError
 
@@ -67,7 +71,7 @@ class Server:
         self.config = config
         self.created = int(time.time())
         self.metrics = Metrics(config.model_name)
-        budget = engine.scheduler.budget
+        budget = getattr(getattr(engine, "scheduler", None), "budget", None)
         adaptive = budget if isinstance(budget, CountedBudget) else None
         self.monitor = Monitor(engine.clock, budget=adaptive)
         sizes = RequestSizes(self.metrics.registry)
@@ -85,12 +89,21 @@ class Server:
             observers.append(SwapCounts(self.metrics.registry, swapping).observe)
         if rank_rows(engine):
             observers.append(RankGauges(self.metrics.registry, engine).observe)
+        self.memory = Memory(engine)
+        self.kv_use = KvUse(self.metrics.registry, kv_facts(engine.store))
+        observers.append(self.kv_use.observe)
+        self.fragmentation = self.metrics.registry.gauge(
+            "kv_cache_internal_fragmentation", "Share of the slots in held blocks without a token."
+        )
         export_cache_config(self.metrics.registry, engine.store)
-        self.engine = AsyncEngine(engine, observers)
+        urgency = WithUrgency(engine)
+        self.engine = AsyncEngine(urgency, observers)
         tokenizer: Any = engine.tokenizer  # a server has one
         self.reader = PromptReader(tokenizer, template, engine.max_model_len, open_template)
         self.admission = Admission(config, engine.config.max_num_seqs)
-        self.handlers = Handlers(self.engine, self.reader, config, self.admission, sizes, hits)
+        self.handlers = Handlers(
+            self.engine, self.reader, config, self.admission, sizes, hits, urgency
+        )
         self.app = FastAPI(
             title="nano-vLLM",
             redirect_slashes=False,

@@ -26,6 +26,7 @@ from nanovllm.serving.responses import EventStreamResponse, JsonResponse
 from nanovllm.serving.sampling import sampling_params
 from nanovllm.serving.stream import Stream
 from nanovllm.serving.streaming import ChunkWriter, event_stream, while_connected
+from nanovllm.serving.urgency import WithUrgency
 from nanovllm.serving.writers import ChatWriter, CompletionWriter, Writer
 
 T = TypeVar("T")
@@ -43,12 +44,14 @@ class Handlers:
         admission: Admission,
         sizes: RequestSizes,
         hits: PromptHits | None,
+        urgency: WithUrgency,
     ) -> None:
         self.engine = engine
         self.reader = reader
         self.config = config
         self.admission = admission
         self.sizes, self.hits = sizes, hits
+        self.urgency = urgency
 
     async def completion(self, body: CompletionRequest, request: Request) -> Response:
         """POST /v1/completions."""
@@ -122,7 +125,7 @@ class Handlers:
     ) -> Response:
         key = request.scope["api_key"]
         longest = max(map(len, prompts))
-        with naming_fields(body):
+        with naming_fields(body), self.urgency.saying(body.priority, body.deadline):
             params = sampling_params(body, longest, self.reader.max_model_len)
             self.admission.enter(key, params.n * len(prompts), self.engine.num_open)
             stream = self.engine.submit(prompts, params, name=writer.id)

@@ -88,6 +88,9 @@ class SamplingFields(Body):
     return_tokens_as_token_ids: bool | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
 
+    priority: Annotated[int, Field(strict=True)] | None = None  # vLLM's: lower first
+    deadline: float | None = None  # seconds in which the answer should be complete
+
     @model_validator(mode="before")
     @classmethod
     def refuse(cls, given: Any) -> Any:

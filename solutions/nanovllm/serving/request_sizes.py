@@ -6,7 +6,7 @@ Source: `request_prompt_tokens` and its neighbours in vllm/v1/metrics/loggers.py
 from collections.abc import Sequence
 
 from nanovllm.batching.events import Aborted, Admitted, EngineEvent, Failed
-from nanovllm.generation.events import Finished, Prefilled
+from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
 from nanovllm.generation.params import SamplingParams
 from nanovllm.serving.registry import SECONDS, TOKENS, Registry
 
@@ -39,6 +39,8 @@ class RequestSizes:
     def observe(self, events: Sequence[EngineEvent], usage: float) -> None:
         """Take in the events of a step."""
         for event in events:
+            if type(event) is TokenGenerated:  # nearly all are
+                continue
             if isinstance(event, Admitted):
                 self._admitted.setdefault((event.request_id, event.index), event.time)
             elif isinstance(event, Prefilled):

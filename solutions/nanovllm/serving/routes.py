@@ -9,6 +9,8 @@ from starlette.responses import Response
 import nanovllm
 from nanovllm.serving.errors import BadRequestError, NotFoundError, OverloadedError
 from nanovllm.serving.failures import check_model
+from nanovllm.serving.memory import fragmentation
+from nanovllm.serving.monitor import WINDOW
 from nanovllm.serving.protocol import (
     CancelRequest,
     ChatCompletionRequest,
@@ -135,6 +137,9 @@ def _health(app: FastAPI, server: "Server") -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         """Prometheus metrics."""
+        if server.engine.alive:  # else they are what they were at the end
+            held = await server.engine.call(lambda engine: engine_state(engine, {}))
+            server.fragmentation.set(fragmentation(held["kv"], held["running"]))
         return Response(server.metrics.registry.text(), headers={"Content-Type": PROMETHEUS})
 
 
@@ -158,6 +163,9 @@ def _dashboard(app: FastAPI, server: "Server") -> None:
             "open_samples": server.engine.num_open,
             "most_guesses": server.most_guesses,
             "ranks": rank_rows(server.engine.engine),
+            "memory": server.memory.facts(held["kv"]),
+            "fragmentation": fragmentation(held["kv"], held["running"]),
+            "ended_kv": server.kv_use.recent(server.monitor.clock(), WINDOW),
         }
         return JsonResponse(about | held | recent)
 

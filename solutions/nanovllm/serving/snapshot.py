@@ -26,9 +26,12 @@ def request_row(
     """One sample as a row: who it is, where it stands, what it has, how long it has been here.
 
     `prompt_tokens`, `output_tokens` and `computed_tokens` are numbers of tokens; `blocks` those
-    of a running one, shared ones included; `age` and `waited` are seconds up to now.
+    of a running one, shared ones included; `age` and `waited` are seconds up to now. `kv_bytes` are
+    those of its blocks; `cached_tokens` were in the prefix cache when it first came in.
     """
     sequence = request.sequence
+    blocks = blocks_of(store, request) if running else []
+    block_bytes = getattr(store, "nbytes", 0) // getattr(store, "num_blocks", 1)
     return {
         "id": names.get(sequence.request_id, str(sequence.request_id)),
         "index": sequence.index,
@@ -39,7 +42,9 @@ def request_row(
         "preemptions": request.num_preemptions,
         "age": now - request.arrival,
         "waited": request.waited(now),
-        "blocks": blocks_of(store, request) if running else [],
+        "blocks": blocks,
+        "kv_bytes": len(blocks) * block_bytes,
+        "cached_tokens": getattr(store, "found", {}).get(request, 0),
     }
 
 

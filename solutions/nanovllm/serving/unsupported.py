@@ -22,7 +22,6 @@ NOTHING: Mapping[str, tuple[Any, ...]] = {  # by field: values besides null that
     "include_reasoning": (True,),
     "kv_transfer_params": ({},),
     "logprob_token_ids": ([],),
-    "priority": (0,),
     "prompt_embeds": ([],),
     "repetition_detection": (),
     "response_format": ({"type": "text"},),
