@@ -8,7 +8,7 @@ from typing import ClassVar
 from nanovllm.batching.errors import ConfigError, UnknownPolicyError
 from nanovllm.batching.request import Priority, Request
 
-Rank = tuple[float, float, int]  # the key, then arrival, then number: never equal
+Rank = tuple[float, ...]  # the key, then arrival, then number: never equal
 
 
 class Policy(ABC):
@@ -151,7 +151,7 @@ class PriorityWithAging(Policy):
 
     def score(self, request: Request, now: float) -> float:
         ### BEGIN SOLUTION
-        aged = request.priority.value + self.points_per_minute * request.waited(now) / 60
+        aged = request.priority.value + self.points_per_minute * request.waited(now) / 60  # pyright: ignore[reportAttributeAccessIssue]  # a class: Request.__post_init__
         return min(aged, Priority.HIGH.value) - self.points_per_token * request.work_left
         ### END SOLUTION
 

@@ -1,13 +1,14 @@
 """What a caller may say about how urgent a request is, and who reads it (given)."""
 
 import math
+from typing import Any
 
 from nanovllm.batching.interface import SchedulerMaker
 from nanovllm.batching.policies import Policy
 from nanovllm.generation.errors import RequestError
 
 
-def check_urgency(policy: Policy, priority: object, deadline: object) -> None:
+def check_urgency(policy: Policy, priority: Any, deadline: Any) -> None:
     """Raise RequestError for a priority or deadline that means nothing, or that nobody reads.
 
     >>> from nanovllm.batching.policies import make_policy
@@ -46,7 +47,8 @@ def scheduler_for(policy: Policy) -> SchedulerMaker:
 
     class Displacing(Scheduler):
         def schedule(self):  # noqa: ANN202, as the Scheduler's own
-            self.policy.choose_displaced(self)
+            policy: Any = self.policy
+            policy.choose_displaced(self)
             return super().schedule()
 
     return Displacing

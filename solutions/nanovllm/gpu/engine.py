@@ -80,7 +80,7 @@ class GpuEngine(Engine):
         self._flight: Flight | None = None
         self.went_plain = False
 
-    def execute(self, plan: Plan) -> Launched | Float[Tensor, "N V"]:
+    def execute(self, plan: Plan) -> Launched | Float[Tensor, "N V"]:  # pyright: ignore[reportIncompatibleMethodOverride]  # allowed: EngineInterface
         """Launch what no flight has computed; `draw` gets what comes of it, not logits.
 
         Where that fails, the plain step computes it, and all that follows.

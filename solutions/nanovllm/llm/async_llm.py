@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from nanovllm.batching.events import Aborted, Failed
 from nanovllm.generation.errors import RequestError
@@ -83,7 +83,7 @@ class AsyncLLM:
             await engine.stop()
 
     async def _answer(
-        self, prompt: Prompt, params: SamplingParams, request_id: str, *urgency: float | None
+        self, prompt: Prompt, params: SamplingParams, request_id: str, *urgency: Any
     ) -> AsyncIterator[RequestOutput]:
         if request_id in self._streams:
             raise RequestError(f"request_id {request_id!r} is in use; choose another.")
@@ -110,7 +110,7 @@ class AsyncLLM:
             from nanovllm.serving.urgency import WithUrgency
 
             self._urgency = WithUrgency(self.llm.runner.engine)
-            self._engine = AsyncEngine(self._urgency)
+            self._engine = AsyncEngine(cast(Any, self._urgency))
             self._engine.start()
         return self._engine
 

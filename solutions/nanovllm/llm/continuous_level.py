@@ -1,5 +1,7 @@
 """Lab 04's rung: requests join and leave at every step, each with a slot of its own."""
 
+from typing import Any
+
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Aborted, Failed, Stepped
 from nanovllm.batching.slot_store import SlotStore
@@ -34,7 +36,7 @@ class ContinuousRung(StaticRung):
         store = SlotStore(
             self.model.config, num_slots, self.max_model_len, weight.dtype, weight.device
         )
-        settings = {"make_scheduler": scheduler_for(self.config.make_policy())}
+        settings: Any = {"make_scheduler": scheduler_for(self.config.make_policy())}
         return Engine(self.model, self.config, tokenizer=self.tokenizer, store=store, **settings)
 
     def describe(self, engine: Engine) -> str:

@@ -79,9 +79,9 @@ class Executor:
             for handle in self.ranks:
                 handle.line.send(data)
         except LineTimeout:
-            self._die(f"rank {handle.rank} does not read call {self._number}")
+            self._die(f"rank {handle.rank} does not read call {self._number}")  # pyright: ignore[reportPossiblyUnboundVariable]  # raised by `send`
         except LineError:
-            self._die(f"rank {handle.rank} has ended ({handle.why_ended()})")
+            self._die(f"rank {handle.rank} has ended ({handle.why_ended()})")  # pyright: ignore[reportPossiblyUnboundVariable]  # likewise
         except BaseException:
             self._dead = f"call {self._number} was interrupted before all ranks had it"
             self.close(at_once=True)

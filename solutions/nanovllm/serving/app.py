@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -97,7 +97,7 @@ class Server:
         )
         export_cache_config(self.metrics.registry, engine.store)
         urgency = WithUrgency(engine)
-        self.engine = AsyncEngine(urgency, observers)
+        self.engine = AsyncEngine(cast(Any, urgency), observers)
         tokenizer: Any = engine.tokenizer  # a server has one
         self.reader = PromptReader(tokenizer, template, engine.max_model_len, open_template)
         self.admission = Admission(config, engine.config.max_num_seqs)

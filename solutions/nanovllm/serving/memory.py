@@ -25,7 +25,7 @@ class Memory:
     """The parts of one engine's memory, in bytes. Stand-ins without a model have none."""
 
     def __init__(self, engine: Any) -> None:
-        model = getattr(engine, "model", None)
+        model: Any = getattr(engine, "model", None)
         self.known = isinstance(model, torch.nn.Module)
         if not self.known:
             return
