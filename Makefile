@@ -63,6 +63,7 @@ lock: maintainer
 lint: maintainer
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright solutions/nanovllm grader models benchmarks
 	cd solutions && ../$(BIN)/lint-imports --config ../pyproject.toml
 	$(BIN)/python -m grader build --check
 

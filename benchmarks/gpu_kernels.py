@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +74,9 @@ def bench(function: Callable[[], object]) -> float:
     """Median microseconds, the L2 cache cleared between runs (Triton's do_bench)."""
     import triton.testing
 
-    return 1e3 * triton.testing.do_bench(function, return_mode="median")
+    milliseconds = triton.testing.do_bench(function, return_mode="median")
+    assert isinstance(milliseconds, float)
+    return 1e3 * milliseconds
 
 
 def measure_card() -> Card:
@@ -259,7 +262,8 @@ def transformers_rate(count: int) -> float:
         max_position_embeddings=SHAPE.max_position,
         tie_word_embeddings=True,
     )
-    model = Qwen3ForCausalLM(config).to("cuda", torch.bfloat16).eval()
+    model: Any = Qwen3ForCausalLM(config)  # transformers types neither `to` nor `generate`
+    model.to("cuda", torch.bfloat16).eval()
     prompts, outputs = workload(count)
     torch.cuda.synchronize()
     begin = time.perf_counter()

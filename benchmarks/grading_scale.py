@@ -173,7 +173,7 @@ def draw(lab: Lab, halves: list[Half], path: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--lab", default="01")
     parser.add_argument("--count", type=int, default=500, help="submissions")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")

@@ -170,7 +170,7 @@ def shares(running: int, steps: int, compiled: bool) -> dict[str, float] | None:
     engine: Engine = make_engine(model, None, 512, options)
     settle(engine)
     vocab = model.config.vocab_size
-    workload = random_workload(vocab, running, (64, 64), (steps + 40,) * 2)
+    workload = random_workload(vocab, running, (64, 64), (steps + 40, steps + 40))
     for job in workload.jobs:
         engine.add_request(list(job.prompt), greedy(job))
     while any(r.remaining > 1 for r in engine.scheduler.running) or engine.scheduler.waiting:
@@ -268,7 +268,7 @@ def run(out: Path, quick: bool, report: Report) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--quick", action="store_true", help="a short look")
     given = parser.parse_args()

@@ -187,7 +187,7 @@ def show(rows: list[Results]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--llmcompressor-python", help="of an environment that has llmcompressor")
     parser.add_argument("--vllm-python", help="the Python of an environment that has vllm")

@@ -83,7 +83,7 @@ def report(line: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--vllm-python", help="the Python of an environment that has vllm")
     parser.add_argument("--threads", type=int, default=usable_cpus())

@@ -22,7 +22,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (release, classroom, autograde, grade_command.grade, grade_command.items):
+of_classes = (grade_command.grade, grade_command.items, grade_command.similar)
+for command in (release, classroom, autograde, *of_classes):
     app.command()(command)
 console = Console()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from . import tokenizer as shared_tokenizer
@@ -21,6 +22,7 @@ def qwen3_config(shape: Shape) -> Qwen3Config:
     """Return the same architecture as transformers describes it."""
     tokenizer = shared_tokenizer.load()
     ends = tokenizer.convert_tokens_to_ids([TURN_END, END_OF_TEXT])
+    assert isinstance(ends, list)
     return Qwen3Config(
         vocab_size=shape.vocabulary,
         hidden_size=shape.E,
@@ -53,7 +55,8 @@ def save_model(network: Network, folder: Path) -> None:
         pad_token_id=config.pad_token_id,
     )
     partial = folder.parent / f".{folder.name}.partial"
-    model.to(torch.bfloat16).save_pretrained(partial)
+    nn.Module.to(model, torch.bfloat16)  # transformers wraps `to` so that no type fits
+    model.save_pretrained(partial)
     shared_tokenizer.copy_to(folder)
     for path in partial.iterdir():
         if path.name == "config.json":

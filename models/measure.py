@@ -132,7 +132,9 @@ def samples_and_agreement(tokenizer: PreTrainedTokenizerFast) -> tuple[dict, dic
             more, out_of = agreement(draft, ids, start)
             agreed, total = agreed + more, total + out_of
             if kind == "stories":
-                samples[prompt] = tokenizer.decode(ids[0, start:], skip_special_tokens=True)
+                text = tokenizer.decode(ids[0, start:], skip_special_tokens=True)
+                assert isinstance(text, str)  # a list only of a batch
+                samples[prompt] = text
         agreements[kind] = round(agreed / total, 4)
     return samples, agreements
 

@@ -97,6 +97,8 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """Embedding, layers and the last norm."""
 
+    inverse: Tensor
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.E)

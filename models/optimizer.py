@@ -31,7 +31,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # it has none
         """Update every parameter once."""
         for group in self.param_groups:
             stacks: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
@@ -43,6 +43,7 @@ class Muon(torch.optim.Optimizer):
     def _step_stack(self, parameters: list[nn.Parameter], shape: torch.Size, group: dict) -> None:
         directions = []
         for parameter in parameters:
+            assert parameter.grad is not None
             state = self.state[parameter]
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)

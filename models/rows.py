@@ -49,7 +49,9 @@ class Rows(Dataset[Batch]):
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.context = context
-        self.end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+        end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+        assert isinstance(end, int)
+        self.end = end
 
     def __len__(self) -> int:
         return self.recipe.steps

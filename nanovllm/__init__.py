@@ -14,11 +14,19 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for editors, which do not run what is below
+    from nanovllm.generation.params import SamplingParams
+    from nanovllm.llm import LLM
+    from nanovllm.llm.async_llm import AsyncLLM
+    from nanovllm.outputs import RequestOutput
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams"]
 
 _HOMES = {
+    "AsyncLLM": "nanovllm.llm.async_llm",
     "LLM": "nanovllm.llm",
     "RequestOutput": "nanovllm.outputs",
     "SamplingParams": "nanovllm.generation.params",
@@ -33,6 +41,7 @@ _PACKAGE_OF_LAB = {
     "lab07": "serving",
     "lab08": "speculative",
     "lab09": "quantization",
+    "lab10": "parallel",
 }
 _MINE = Path(os.environ.get("NANOVLLM_MINE") or Path(__file__).parent).resolve()
 _ROOT = Path(__file__).resolve().parent.parent

@@ -19,7 +19,7 @@ from nanovllm.bench.exchange import Connections
 from nanovllm.bench.exchange import run as run_loop
 from nanovllm.bench.serve_client import spread
 from nanovllm.bench.serve_process import own_server
-from nanovllm.bench.serving import Load, summary
+from nanovllm.bench.serving import Endless, Load, summary
 from nanovllm.cli.bench_serve import _arguments
 from nanovllm.llm.guessing import Guessing
 from nanovllm.paging.store import PagedStore
@@ -99,6 +99,44 @@ def test_closed_loop_never_has_more_open_than_users(server: Live, tmp_path) -> N
     assert "closed loop, 2 at once" in shown
 
 
+@pytest.mark.parametrize("how", [("--rate", 400), ("--concurrency", 3)], ids=str)
+def test_a_run_of_some_seconds_sends_no_longer_than_that(server: Live, tmp_path, how) -> None:
+    done = run(
+        "bench", "serve", "--base-url", server.url, "--duration", 0.3, "--input-len", 9,
+        "--output-len", 5, "--out", tmp_path / "record.json", *how,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "record.json").read_text())["results"]
+    assert max(row["due"] for row in results["records"]) < 0.3
+    assert results["requests"] == len(results["records"]) > 0 and results["errors"] == {}
+    assert "0.3 s, " in done.stdout
+    assert [name for name in results["e2e"] if name != "mean"] == [
+        "p50",
+        "p90",
+        "p95",
+        "p99",
+        "p99.9",
+    ]
+    for name in ("p95", "p99.9", "requests"):
+        assert name in done.stdout
+
+
+def test_arrivals_of_a_duration_are_those_of_a_number_cut_off() -> None:
+    long = Load(rate=50.0, num_prompts=500, seed=3).times()
+    assert Load(rate=50.0, duration=2.0, seed=3).times() == [when for when in long if when < 2]
+
+
+def test_a_closed_loop_of_a_duration_never_repeats_a_prompt() -> None:
+    jobs = Endless(Load(num_prompts=5, input_len=6))
+    assert len({tuple(jobs[number].prompt) for number in range(23)}) == 23
+
+
+@pytest.mark.parametrize("more", [("--num-prompts", 5), ("--rate", "inf")], ids=str)
+def test_a_duration_does_not_go_with_a_number_of_requests(more) -> None:
+    done = run("bench", "serve", "--base-url", "http://x", "--duration", 1, *more)
+    assert done.returncode == 2 and "--duration says when sending ends" in done.stderr
+
+
 def test_a_request_that_fails_is_counted_and_is_no_good_one(tmp_path) -> None:
     with live(max_queue=0) as server:  # 16 seats and no queue
         found, shown = measured(
@@ -152,7 +190,7 @@ def test_the_numbers_are_those_of_the_records() -> None:
     assert (found["requests_per_second"], found["output_tokens_per_second"]) == (0.2, 0.4)
     assert (found["good"], found["goodput"], found["errors"]) == (1, 0.1, {"503: full": 1})
     assert found["ttft"]["mean"] == 2.5 and found["ttft"]["p50"] == 2.5
-    assert found["tpot"] == {"mean": 1.5, "p50": 1.5, "p90": 1.5, "p99": 1.5}
+    assert found["tpot"] == dict.fromkeys(("mean", "p50", "p90", "p95", "p99", "p99.9"), 1.5)
     assert found["itl"]["p99"] == pytest.approx(1.99) and found["e2e"]["mean"] == 4.0
     assert summary(records[2:], Slo())["ttft"] is None
 

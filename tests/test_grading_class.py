@@ -115,6 +115,13 @@ def test_nobody_hands_in_as_somebody_else(tmp_path: Path, name: str, student: st
     assert (found.student, found.id) == (student, id)
 
 
+def test_of_two_uploads_to_canvas_the_newer_counts(tmp_path: Path) -> None:
+    for name in ("bob_12_999_lab04.zip", "bob_LATE_12_1003_lab04-1.zip", "ann_13_9_lab04.zip"):
+        (tmp_path / name).touch()
+    found = {one.student: one.path.name for one in discover(tmp_path)}
+    assert found == {"bob": "bob_LATE_12_1003_lab04-1.zip", "ann": "ann_13_9_lab04.zip"}
+
+
 def test_one_id_belongs_to_one_student(tmp_path: Path) -> None:
     for name in ("bob_12_345_lab04.zip", "mallory\x1b[2J_12_9_lab04.zip"):
         (tmp_path / name).touch()
@@ -195,7 +202,8 @@ def test_exports_quote_and_do_not_compute(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["\n=1+1", " =1+1", "\uff1d1+1", "\uff0b1", "\u200b=1+1", "\udcff\u202eada\u061c"]
+    "name",
+    ["\n=1+1", " =1+1", "\uff1d1+1", "\uff0b1", "\u200b=1+1", "\udcff\u202eada\u061c", "a;=1+1"],
 )
 def test_no_name_computes_or_stops_the_export(tmp_path: Path, name: str) -> None:
     rows = [grade_files.row(HandedIn(name, Path("x.zip")), report(name), 0.0)]
@@ -204,7 +212,8 @@ def test_no_name_computes_or_stops_the_export(tmp_path: Path, name: str) -> None
     grade_files.summary(tmp_path / "grades.json", rows)
     with (tmp_path / "canvas.csv").open(newline="", encoding="utf-8") as file:
         (cell, *_) = list(csv.reader(file))[-1]
-    assert cell.startswith(("'", "?"))
+    assert cell.startswith(("'", "?", "a,"))
+    assert ";" not in (tmp_path / "moodle.csv").read_text("utf-8")
     assert not {"\u202e", "\u061c", "\u200b"} & set(cell)
 
 
@@ -217,6 +226,10 @@ def test_report_files_stay_in_their_folder(tmp_path: Path) -> None:
     for name in names:
         grade_files.reports(tmp_path / "reports", report(name))
     assert len({grade_files.file_name(name).lower() for name in names}) == len(names)
+    # Nobody finds a second name with the same digest by trying: 2^64 of them for even odds.
+    assert all(
+        len(grade_files.file_name(name).rpartition("-")[2]) == 32 for name in ("a/b", "Ada", "")
+    )
     assert len(list((tmp_path / "reports").iterdir())) == 2 * len(names)
     assert {path.name for path in tmp_path.iterdir()} == {"reports"}
 

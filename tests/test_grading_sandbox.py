@@ -14,7 +14,7 @@ from grader.course.paths import ROOT
 from grader.grading import Sandbox, grade_lab
 from grader.grading.grade import _memory
 from grader.grading.report_text import lab_html, lab_text
-from grader.sandbox import landlock
+from grader.sandbox import forkserver, landlock
 from grader.sandbox.levels import UNSANDBOXED
 from tests.grading_corpus import (
     CHEATS,
@@ -103,3 +103,31 @@ def test_limits_alone_are_said_in_every_report_and_a_regrade_is_identical(tmp_pa
     assert UNSANDBOXED in first.warnings
     assert "UNSANDBOXED" in lab_text(first) and "UNSANDBOXED" in lab_html(first)
     assert again is not first and again.tasks == first.tasks and again.key == first.key
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has resource limits alone")
+def test_a_bubblewrap_that_cannot_run_is_told_and_the_next_level_grades(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho no user namespaces here >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(forkserver, "bubblewrap", lambda lab: [str(fake)])
+    write_solved(tmp_path / "ada", "budget.py", "request.py")
+    with Sandbox.open() as box:
+        report = grade_lab(tmp_path / "ada", LAB, "ada", SECRET, LIMITS, box)
+        assert (report.sandbox, report.points) == (box.level, FULL), lab_text(report)
+        assert box.level in ("landlock", "limits")
+        assert "bubblewrap cannot be used" in box.tried[0]
+        assert "no user namespaces here" in box.tried[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has resource limits alone")
+def test_a_killed_fork_server_loses_no_submission(tmp_path: Path) -> None:
+    write_solved(tmp_path / "ada", "budget.py", "request.py")
+    with Sandbox.open() as box:
+        box.probe(LAB)
+        for server in [*box._servers.values()]:
+            server._process.kill()
+        _memory.clear()
+        assert grade_lab(tmp_path / "ada", LAB, "bob", SECRET, LIMITS, box).points == FULL

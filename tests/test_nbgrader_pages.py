@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+
 import nbformat
 import pytest
 from nbconvert import HTMLExporter
@@ -51,6 +53,12 @@ def test_a_student_names_no_field_of_the_page(exporter: HTMLExporter) -> None:
     found = page(exporter, "# lab01-task-1\n\n<div id='lab01-task-2' class='navbar'>x</div>")
     assert "id=" not in found
     assert "class=" not in found
+
+
+@pytest.mark.parametrize("unit", ["[", "*a ", "![", "_<-/_1", ">!", "<b>", "`[", "&`+"])
+def test_no_text_holds_the_pages_up(exporter: HTMLExporter, unit: str) -> None:
+    text = unit * (400_000 // len(unit))  # rendered, it may take minutes
+    assert f"<pre>{html.escape(text)}</pre>" in page(exporter, text)
 
 
 def test_an_answer_stays_readable(exporter: HTMLExporter) -> None:

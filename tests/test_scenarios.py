@@ -108,6 +108,9 @@ def test_half_precision_hides_no_error(half: torch.dtype) -> None:
     assert scenarios.judge(wrong, right) is not None
     same = {"logits": [right["logits"][0].to(half)]}
     assert scenarios.judge(same, same) is None
+    for other in {torch.float16, torch.bfloat16} - {half}:
+        wrong = {"logits": [(right["logits"][0].to(half) * 1.03 + 0.02).to(other)]}
+        assert scenarios.judge(wrong, {"logits": [right["logits"][0].to(half)]}) is not None
     finer = {"logits": [same["logits"][0].float()]}
     assert scenarios.judge(finer, same) is None
     assert scenarios.judge({"logits": [right["logits"][0].numpy()]}, right) is None

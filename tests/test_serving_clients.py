@@ -176,13 +176,13 @@ def test_logprobs(client) -> None:
     [
         ({"prompt": [70], "max_tokens": 10_000}, "max_tokens"),
         ({"prompt": [70] * 256}, "prompt"),
-        ({"prompt": ""}, None),
+        ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": [5000]}, None),
-        ({"prompt": [70], "temperature": 7.0}, None),
-        ({"prompt": [70], "n": 2, "temperature": 0.0}, None),
+        ({"prompt": [5000]}, "prompt"),
+        ({"prompt": [70], "temperature": 7.0}, "temperature"),
+        ({"prompt": [70], "n": 2, "temperature": 0.0}, "n"),
         ({"prompt": [70], "n": 1000}, "n"),
-        ({"prompt": [70], "logit_bias": {"x": 1}}, None),
+        ({"prompt": [70], "logit_bias": {"x": 1}}, "logit_bias"),
         ({"prompt": [70], "suffix": "end"}, "suffix"),
     ],
 )

@@ -8,7 +8,7 @@ ROWS is a file of token ids [R, S], `rows`. The last line is JSON: the versions 
 import json
 import sys
 from importlib import metadata
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -33,7 +33,7 @@ def recipe(name: str) -> list[Any]:
             return [GPTQModifier(**linears)]
         case "awq":
             if not torch.accelerator.is_available():  # it pins memory for one all the same
-                torch.Tensor.pin_memory = lambda tensor: tensor
+                setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)  # noqa: B010 - untyped
             return [AWQModifier(), QuantizationModifier(**linears)]
         case "smoothquant":
             return [SmoothQuantModifier(), GPTQModifier(**linears)]
@@ -45,7 +45,7 @@ def make(model: str, name: str, rows: torch.Tensor, to: str) -> None:
 
     samples = [{"input_ids": row[None], "attention_mask": torch.ones_like(row)[None]}
                for row in rows]  # fmt: skip
-    loader = torch.utils.data.DataLoader(samples, batch_size=None)
+    loader = torch.utils.data.DataLoader(cast(Any, samples), batch_size=None)  # a list serves
     oneshot(
         model=transformers.AutoModelForCausalLM.from_pretrained(model, dtype="auto"),
         tokenizer=model, recipe=recipe(name), dataset=loader, num_calibration_samples=len(rows),

@@ -27,7 +27,7 @@ class Transformers:
 
         torch.set_num_threads(threads)
         transformers.logging.set_verbosity_error()
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             model, dtype=getattr(torch, dtype)
         ).eval()
         self.model.generation_config.eos_token_id = None

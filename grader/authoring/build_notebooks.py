@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import jupytext
 import nbformat
@@ -45,7 +46,8 @@ def source_notebook(lab: Lab) -> nbformat.NotebookNode:
 
 def student_notebook(source: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """The release version, byte for byte what `nbgrader generate_assignment` writes."""
-    notebook, resources = copy.deepcopy(source), {}
+    notebook = copy.deepcopy(source)
+    resources: Any = {}
     for step in STEPS:
         notebook, resources = step().preprocess(notebook, resources)
     return notebook

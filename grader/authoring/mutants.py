@@ -56,9 +56,9 @@ class Mutant:
     def symbol(self) -> str:
         """The innermost function or class around the changed line, by its qualified name."""
         inside = [
-            (node.end_lineno - node.lineno, name)
+            ((node.end_lineno or 0) - node.lineno, name)
             for name, node in definitions(self.source)
-            if node.lineno <= self.line <= node.end_lineno
+            if node.lineno <= self.line <= (node.end_lineno or 0)
         ]
         return min(inside)[1] if inside else ""
 
@@ -126,7 +126,7 @@ def mutants(lab: Lab, solved: Path, most: int, seed: int) -> list[Mutant]:
         if len(made) == most:
             break
         operator, occurrence = rng.choice(places[name, start])
-        source = mutate_code(sources[name], operator(), occurrence)
+        source = mutate_code(sources[name], operator(), occurrence) or sources[name]
         with contextlib.suppress(SyntaxError):
             same = source.replace("strict=False", "strict=True")  # of lists that are of one length
             if ast.dump(ast.parse(same)) != ast.dump(ast.parse(sources[name])):
@@ -151,7 +151,8 @@ def own_lines(stub: str, source: str) -> set[int]:
     }
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef):
-            head = node.body[0].lineno if hasattr(node, "body") else (node.end_lineno or 0) + 1
+            function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            head = node.body[0].lineno if function else (node.end_lineno or 0) + 1
             added -= set(range(node.lineno, head))
         if isinstance(node, ast.AnnAssign) and node.value is None:
             added.discard(node.lineno)
@@ -212,9 +213,8 @@ def _try(work: tuple[Lab, Path, Mutant, dict, float]) -> tuple[str, str, str]:
             noticed, named = _noticed(record), _named(lab, record)
             if noticed:  # a variant has other symbols
                 return "checks", noticed, named if solved == lab.reference else ""
-            noticed = others and _noticed(
-                run_checks(Run(lab.key, package, files=others, first=True))
-            )
+            if others:
+                noticed = _noticed(run_checks(Run(lab.key, package, files=others, first=True)))
             if noticed:
                 return "checks", noticed, ""
             seen = variants.observe((lab.key, package, 1))

@@ -164,10 +164,10 @@ def _texts(actual: Any, expected: str | bytes) -> Difference | None:
 def _sequences(
     actual: Any, expected: Sequence, rtol: float | None, atol: float | None
 ) -> Difference | None:
-    if not isinstance(actual, list | tuple) and not _is_array(actual):
-        return _whole(actual, expected)
     if _is_array(actual):
         actual = actual.tolist()
+    elif not isinstance(actual, list | tuple):
+        return _whole(actual, expected)
     if len(actual) != len(expected):
         found = _items(_indexed(actual, expected), rtol, atol)
         lines = found.lines if found else ()

@@ -52,11 +52,10 @@ def _sampled(array: np.ndarray, name: str) -> Fingerprint:
     picks = np.linspace(0, len(flat) - 1, min(SAMPLES, len(flat))).round().astype(int)
     finite = flat[np.isfinite(flat)]
     scale = float(np.abs(finite).max()) if len(finite) else 0.0
-    return {"values": [_rounded(flat[i]) for i in picks] + [_rounded(scale)]}
+    return {"values": [_rounded(number) for number in flat[picks].tolist()] + [_rounded(scale)]}
 
 
 def _rounded(number: float) -> float | str:
-    number = float(number)
     return float(f"{number:.5g}") if math.isfinite(number) else repr(number)
 
 

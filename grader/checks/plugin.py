@@ -66,7 +66,7 @@ def _check_seed(request: pytest.FixtureRequest, seed: int) -> int:
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """The run's seed, mixed with the check's name."""
-    return _check_seed(request, request.config.getoption("seed")) & 0x7FFFFFFF
+    return _check_seed(request, request.config.option.seed) & 0x7FFFFFFF
 
 
 @pytest.fixture

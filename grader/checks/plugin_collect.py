@@ -98,8 +98,8 @@ class Gathering:
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> pytest.CollectReport | None:
-        lab = lab_of(collector.path) if isinstance(collector, pytest.Module) else None
-        if lab is None:
+        lab = lab_of(collector.path)
+        if not isinstance(collector, pytest.Module) or lab is None:
             return None
         self.session.world(lab).enter()
         error = self._load(collector)

@@ -19,9 +19,9 @@ class LabSession:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.reference: bool = config.getoption("reference")
-        self.chain: bool = config.getoption("mine")
-        self.seed: int = config.getoption("seed")
+        self.reference: bool = config.option.reference
+        self.chain: bool = config.option.mine
+        self.seed: int = config.option.seed
         self.outcomes: dict[str, Outcome] = {}
         self.observations: dict[str, dict[str, Any]] = {}
         self.not_started: list[str] = []

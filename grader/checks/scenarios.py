@@ -68,4 +68,5 @@ def _as_precise(observed: Any, reference: Any) -> Any:
     if not all(is_tensor(one) or isinstance(one, np.ndarray) for one in (observed, reference)):
         return observed
     (have, name), (_, wanted) = as_array(observed), as_array(reference)
-    return have.astype(np.float32) if name in HALF and wanted in WHOLE else observed
+    rounded = name in HALF and name != wanted and wanted in HALF | WHOLE
+    return have.astype(np.float32) if rounded else observed

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from nbgrader.api import MissingEntry
 
@@ -62,7 +63,7 @@ def _one(course: Course, lab: Lab, student: str, again: bool) -> Graded:
     note = mend(submitted, course.released(lab), lab.key)
     done = course.api.autograde(lab.key, student, force=True, create=True)
     if not done["success"]:
-        text = f"not graded: {reason(done.get('log', '') or done.get('error', ''))}"
+        text = f"not graded: {reason(str(done.get('log') or done.get('error', '')))}"
         return Graded(student, 0.0, float(lab.points), False, text, failed=True)
     _settle(course, lab, student, settled)
     graded = course.place("autograded", student, lab) / f"{lab.key}.ipynb"
@@ -99,7 +100,7 @@ def _settle(course: Course, lab: Lab, student: str, settled: dict[str, float | N
 def _scored(course: Course, lab: Lab, student: str, note: str, kept: bool = False) -> Graded:
     with course.gradebook() as gradebook:
         try:
-            found = gradebook.find_submission(lab.key, student)
+            found: Any = gradebook.find_submission(lab.key, student)  # columns have no types
         except MissingEntry:
             return Graded(student, 0.0, float(lab.points), False, "not in the gradebook", True)
         late = found.late_submission_penalty

@@ -53,7 +53,7 @@ class BoxedExecute(Execute):
     _end: float
 
     def preprocess(
-        self, nb: NotebookNode, resources: dict[str, Any], **more: Any
+        self, nb: NotebookNode, resources: Any = None, km: Any = None
     ) -> tuple[NotebookNode, dict[str, Any]]:
         names = resources["nbgrader"]
         self._lab, self._left = find_lab(names["assignment"]), self.max_output
@@ -64,7 +64,7 @@ class BoxedExecute(Execute):
             metadata = resources["metadata"]
             resources["metadata"] = {**metadata, "path": str(self._folder)}
             try:
-                nb, resources = super().preprocess(nb, resources, **more)
+                nb, resources = super().preprocess(nb, resources, km)
             except KERNEL_LOST as error:  # the modules are graded all the same
                 self.log.warning("the notebook of %s stopped: %s", names["student"], error)
             resources["metadata"] = metadata
@@ -88,7 +88,7 @@ class BoxedExecute(Execute):
         return min(super()._get_timeout(cell) or left, left)
 
     def output(
-        self, outs: list[NotebookNode], msg: dict[str, Any], display_id: str, cell_index: int
+        self, outs: list[NotebookNode], msg: dict[str, Any], display_id: str | None, cell_index: int
     ) -> NotebookNode | None:
         """Take one output of a cell, until all of them together are too much."""
         self._left -= len(str(msg["content"]))

@@ -73,7 +73,9 @@ class Course:
 
     @property
     def directory(self) -> CourseDirectory:
-        return self.api.coursedir
+        found = self.api.coursedir
+        assert isinstance(found, CourseDirectory)  # traitlets' types leave None open
+        return found
 
     def gradebook(self) -> Gradebook:
         return Gradebook(self.directory.db_url, self.directory.course_id)
@@ -101,7 +103,9 @@ class Course:
                 pass
         done = self.api.generate_assignment(lab.key)
         if not done["success"]:
-            raise LabError(f"nbgrader could not generate {lab.key}: {done.get('log', '').strip()}")
+            raise LabError(
+                f"nbgrader could not generate {lab.key}: {str(done.get('log', '')).strip()}"
+            )
 
     def require_settings(self) -> None:
         """Read what every student's grading needs. Raises LabError for a file that is wrong."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from nbgrader.api import Assignment, Gradebook, Student, SubmittedAssignment
+from nbgrader.api import Gradebook, Student
 from nbgrader.plugins import ExportPlugin
 
 from grader.grading.class_submissions import HandedIn
@@ -20,10 +21,11 @@ class LmsExport(ExportPlugin):
 
     def export(self, gradebook: Gradebook) -> None:
         """Write `--to`, or `file`; with several assignments one file each, named after them."""
-        chosen = [
+        chosen: list[Any] = [
             one
             for one in gradebook.assignments
-            if one.submissions and (not self.assignment or one.name in map(str, self.assignment))
+            if one.submissions
+            and (not self.assignment or str(one.name) in map(str, self.assignment))
         ]
         target = Path(self.to or self.file)
         for one in chosen:
@@ -39,7 +41,7 @@ class LmsExport(ExportPlugin):
                 )
 
     def _wants(self, student: Student) -> bool:
-        return not self.student or student.id in map(str, self.student)
+        return not self.student or str(student.id) in map(str, self.student)
 
 
 class CanvasExport(LmsExport):
@@ -56,7 +58,8 @@ class MoodleExport(LmsExport):
     write = staticmethod(moodle)
 
 
-def _row(assignment: Assignment, found: SubmittedAssignment) -> Row:
+def _row(assignment: Any, found: Any) -> Row:
+    """Of an Assignment and a SubmittedAssignment, whose columns SQLAlchemy gives no types."""
     student = found.student
     name = ", ".join(filter(None, [student.last_name, student.first_name]))
     person = HandedIn(

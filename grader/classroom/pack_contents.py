@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import lzma
+import struct
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 MOST_BYTES = 20_000_000
+# What reading a damaged, locked or foreign zip raises, whichever method it is packed by.
+UNREADABLE = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, IndexError, MemoryError,
+    NotImplementedError, OSError, RuntimeError, ValueError, struct.error,
+)  # fmt: skip
 
 
 class PackError(Exception):
@@ -33,7 +41,7 @@ def read_pack(path: Path, assignment: str) -> Packed:
                 raise PackError(f"{name} in it has {entry.file_size / 1e6:.0f} MB unpacked")
             with archive.open(entry) as file:
                 data = file.read(MOST_BYTES + 1)  # what the zip says of its sizes may be a lie
-    except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, ValueError) as error:
+    except UNREADABLE as error:
         raise PackError(f"it is no zip that can be read ({error})") from None
     if len(data) > MOST_BYTES:
         raise PackError(f"{name} in it is larger than it says")

@@ -7,6 +7,7 @@ rights of the person who grades. The course's own report, on the other hand, kee
 from __future__ import annotations
 
 import re
+from html import escape
 from typing import Any
 
 from bleach import ALLOWED_TAGS, clean
@@ -22,6 +23,7 @@ TAGS = {
 STYLES = CSSSanitizer([*ALLOWED_CSS_PROPERTIES, "background", "border", "border-left",
     "border-radius", "margin", "margin-bottom", "overflow-x", "padding"])  # fmt: skip
 TABLE = '<table class="table table-condensed" style="width:auto">'  # Bootstrap's, with gaps
+LONGEST = 20_000  # characters: the renderer's time may grow with their square
 HIGHLIGHT = re.compile(r"\s*highlight( hl-\w+)?|[a-z][a-z0-9]{0,2}")
 
 
@@ -42,7 +44,12 @@ def _of_report(tag: str, name: str, value: str) -> bool:
 
 @pass_context
 def markdown2html(context: Context, source: str) -> str:
-    """Rendered Markdown with its pasted pictures; cleaned afterwards, so that code stays code."""
+    """Rendered Markdown with its pasted pictures; cleaned afterwards, so that code stays code.
+
+    A longer text than anybody writes by hand is shown as it is.
+    """
+    if len(source) > LONGEST:
+        return f"<pre>{escape(source)}</pre>"
     cell: Any = context.get("cell") or {}
     renderer = IPythonRenderer(
         escape=False, attachments=cell.get("attachments", {}), exclude_anchor_links=True

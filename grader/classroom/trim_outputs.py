@@ -19,7 +19,7 @@ class TrimOutput(NbGraderPreprocessor):
     max_picture = Integer(2_000_000, help="characters of one picture, in base64").tag(config=True)
 
     def preprocess_cell(
-        self, cell: NotebookNode, resources: dict[str, Any], cell_index: int
+        self, cell: NotebookNode, resources: dict[str, Any], index: int
     ) -> tuple[NotebookNode, dict[str, Any]]:
         for output in cell.get("outputs", []):
             if output.output_type == "stream":

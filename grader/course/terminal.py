@@ -10,16 +10,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
 from grader.course.errors import LabError
 
-try:
+if sys.platform != "win32":  # there: no single keys, everything else works
     import termios
     import tty
-except ImportError:  # not a Unix: no single keys, everything else works
-    termios = None
 
 
 def console() -> Console:
@@ -46,10 +45,10 @@ class Keys:
     def __init__(self) -> None:
         self.descriptor = -1
         with suppress(OSError, ValueError, AttributeError):  # a closed or replaced stdin
-            if sys.stdin.isatty() and termios is not None:
+            if sys.stdin.isatty() and sys.platform != "win32":
                 self.descriptor = sys.stdin.fileno()
         self._saved: list | None = None
-        self._handlers: dict[int, object] = {}
+        self._handlers: dict[int, Any] = {}
 
     @property
     def available(self) -> bool:

@@ -50,7 +50,8 @@ def grade_class(
             known = known and key in journal
             reports.append(grade_read(*work, sandbox, journal, key))
         unkept = releases is not None and is_unknown(found.release, releases)
-        return Graded(handed_in, reports[0], known, *reports[1:] or (None,), unkept)
+        today = reports[1] if len(reports) > 1 else None
+        return Graded(handed_in, reports[0], known, today, unkept)
 
     waiting = iter(class_)
     with ThreadPoolExecutor(jobs) as pool:

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from grader.course.errors import LabError
-from grader.grading.upload_names import Person, find_student
+from grader.grading.upload_names import Person, find_student, upload
 from grader.grading.zip_or_folder import shown
 
 CANVAS = re.compile(r"(?P<student>[^_]+)_(?:LATE_)?(?P<id>\d+)_\d+_.*")
@@ -51,6 +51,7 @@ def discover(folder: Path, roster: Path | None = None) -> list[HandedIn]:
             f"{folder} has no submission in it{others and f'; left out: {others}'}; each is a zip "
             "or a folder of its own."
         )
+    found = _newest(found)
     found = _with_roster(found, roster) if roster else found
     for whose in ("student", "id"):
         seen: dict[str, HandedIn] = {}
@@ -62,6 +63,17 @@ def discover(folder: Path, roster: Path | None = None) -> list[HandedIn]:
                     "that counts, or tell them apart in a roster (--roster)."
                 )
     return found
+
+
+def _newest(found: list[HandedIn]) -> list[HandedIn]:
+    """Of several uploads by one of Canvas's people the last one, by Canvas's own growing number."""
+    last: dict[tuple[str, str], HandedIn] = {}
+    for one in found:
+        number = upload(one.origin)
+        whose = (one.student, one.id) if number else ("", one.path.as_posix())
+        if whose not in last or number > upload(last[whose].origin):
+            last[whose] = one
+    return list(last.values())
 
 
 def left_out(folder: Path) -> list[str]:

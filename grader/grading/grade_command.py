@@ -1,4 +1,4 @@
-"""`grader grade` and `grader items`."""
+"""`grader grade`, `grader items` and `grader similar`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    track,
+)
 from rich.table import Table
 
 from grader.course.errors import LabError
@@ -156,6 +163,26 @@ def items(
             )
     picture(found, target / "items.png")
     console.print(f"picture: {target / 'items.png'}")
+
+
+def similar(
+    folder: Annotated[Path, typer.Argument(help="Folder with one zip or folder a student.")],
+    lab: Annotated[str, typer.Option(help="The lab, as 05.")],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("similar.html"),
+    most: Annotated[int, typer.Option(min=1, help="How many pairs to show.")] = 50,
+) -> None:
+    """Put solutions that are alike side by side: students', the reference, right ones by others."""
+    from grader.grading import similar as alike
+
+    chosen = find_lab(lab)
+    class_ = discover(folder)
+    with console.status("reading"):
+        found = list(alike.solutions(class_, chosen))
+    number = len(found) * (len(found) - 1) // 2
+    pairs = list(track(alike.pairs(found), "comparing", number, console=console))
+    out.write_text(alike.page(pairs, chosen, most), encoding="utf-8")
+    console.print(f"{number} pairs; right solutions share up to {alike.chance(pairs):.0%}")
+    console.print(f"page: {out}")
 
 
 def class_table(lab: Lab, rows: list[Row]) -> Table:

@@ -118,12 +118,12 @@ def file_name(student: str) -> str:
     if PLAIN.fullmatch(student):
         return student
     plain = UNSAFE.sub("_", student)[:80].strip(".") or "student"
-    return f"{plain}-{hashlib.sha256(student.encode('utf-8', 'surrogatepass')).hexdigest()[:6]}"
+    return f"{plain}-{hashlib.sha256(student.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
 def _cell(text: str) -> str:
-    """A value that a spreadsheet shows and does not compute."""
-    text = clean(text)
+    """A value that a spreadsheet shows and does not compute, also where `;` separates cells."""
+    text = clean(text).replace(";", ",")
     first = unicodedata.normalize("NFKC", text.lstrip()[:1])  # a full-width = computes as well
     return f"'{text}" if text.startswith(FORMULA) or first.startswith(FORMULA) else text
 

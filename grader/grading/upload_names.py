@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 ORIGINS = (
@@ -44,27 +44,53 @@ def upload(origin: str) -> int:
     return int(_parts(origin).get("upload", 0))
 
 
-def names_student(stem: str, roster: Iterable[Person]) -> bool:
-    """Whether a file is named as one student's: what is in it is theirs, whatever it is called."""
-    people = list(roster)
-    by_lms = any(pattern.fullmatch(stem) for pattern in ORIGINS[:2])
-    return by_lms or find_student(stem, people) in {student.id for student in people}
+def named_by_lms(origin: str) -> bool:
+    """Whether Canvas or Moodle made this name: then it says whose the file is, and nobody chose."""
+    return any(pattern.fullmatch(origin) for pattern in ORIGINS[:2])
+
+
+def owner(names: Sequence[str], roster: Sequence[Person]) -> str:
+    """The outermost name that is one of a student's; of files and folders that hold each other.
+
+    What lies inside is theirs, whatever it is called. Where no name is a student's, the outermost.
+
+    >>> owner(["mallory", "ada"], [Person("ada", None, None, None), Person("mallory", "M", "", "")])
+    'mallory'
+    >>> owner(["download", "ada"], [Person("ada", None, None, None)])
+    'ada'
+    """
+    known = (name for name in names if named_by_lms(name) or students_named(name, roster))
+    return next(known, names[0])
+
+
+def students_named(origin: str, roster: Iterable[Person]) -> list[str]:
+    """The ids that a file's name may mean: by the LMS's number, else exactly, else by letters.
+
+    >>> class_of_two = [Person("ann.e", "Ann", "Ek", ""), Person("anne", "Anne", "", "")]
+    >>> students_named("anne", class_of_two), students_named("Ann-E", class_of_two)
+    (['anne'], ['ann.e', 'anne'])
+    """
+    people, found = list(roster), _parts(origin)
+    name, lms = found["name"], found.get("lms")
+    wanted = _letters(name)
+    by_number = [one.id for one in people if lms is not None and one.lms_user_id == lms]
+    exactly = [one.id for one in people if one.id in (name, origin)]
+    by_letters = [one.id for one in people if wanted and wanted in _spellings(one)]
+    return by_number or exactly or by_letters
 
 
 def find_student(origin: str, roster: Iterable[Person]) -> str:
-    """The id of the student whose files lie in a folder of this name; if unknown, the name."""
-    found = _parts(origin)
-    name, lms = found["name"], found.get("lms")
-    for student in roster:
-        if lms is not None and student.lms_user_id == lms:
-            return student.id
-    wanted = _letters(name)
-    for student in roster:
-        first, last = student.first_name or "", student.last_name or ""
-        names = (student.id, first + last, last + first)
-        if wanted and wanted in map(_letters, names):
-            return student.id
-    return re.sub(r"[^\w.@-]", "-", name)
+    """The id of the student whose files lie in a folder of this name.
+
+    If it means nobody, or more than one, the name itself.
+    """
+    found = students_named(origin, roster)
+    return found[0] if len(found) == 1 else re.sub(r"[^\w.@-]", "-", _parts(origin)["name"])
+
+
+def _spellings(student: Person) -> set[str]:
+    first, last = student.first_name or "", student.last_name or ""
+    return {_letters(text) for text in (student.id, first + last, last + first)}
 
 
 def _letters(text: str) -> str:

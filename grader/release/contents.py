@@ -23,7 +23,7 @@ INSTRUCTORS = re.compile(r"^(grader|package-data) = ")
 MAINTAINERS = re.compile(r"^\[+(?:tool\.(?:ruff|importlinter)|dependency-groups)")
 # Steps that compute in place of these labs' reference: never of use beside a student's own code,
 # and they show in other words what the student is to write.
-IN_PLACE_OF_LABS = {"fast": ("lab02", "lab03", "lab04", "lab05")}
+IN_PLACE_OF_LABS: dict[str, tuple[str, ...]] = {"fast": ("lab02", "lab03", "lab04", "lab05")}
 IN_PLACE_OF_LABS["gpu"] = IN_PLACE_OF_LABS["fast"]
 IN_PLACE_OF_LABS["fast/speculative.py"] = ("lab08",)
 
@@ -49,6 +49,7 @@ def _copied(selection: Selection) -> Iterator[Path]:
     yield from roots[: len(ENTRANCES)]
     yield from needed_modules(roots)
     yield from (ROOT / name for name in ("LICENSE", "requirements.txt", "constraints.txt"))
+    yield from (ROOT / ".idea" / name for name in ("modules.xml", "nanovllm.iml"))
     yield from (MODELS / name for name in ("recall.png", "rows.safetensors"))
     for name in CHECKPOINTS:
         yield from _tree(MODELS / name)

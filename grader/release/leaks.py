@@ -96,12 +96,12 @@ def _telling(body: str) -> Iterator[str]:
     silent: set[int] = set()
     for node in ast.walk(ast.parse(textwrap.dedent(body))):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            silent.update(range(node.lineno, node.end_lineno + 1))
+            silent.update(range(node.lineno, (node.end_lineno or 0) + 1))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             first = node.body[0]
             silent.update(range(node.lineno, max(node.lineno + 1, first.lineno)))
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                silent.update(range(first.lineno, first.end_lineno + 1))
+                silent.update(range(first.lineno, (first.end_lineno or 0) + 1))
     for number, line in enumerate(body.splitlines(), start=1):
         line = line.strip()
         if number not in silent and len(line) >= TELLING and not COMMON.fullmatch(line):

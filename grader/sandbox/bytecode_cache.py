@@ -23,7 +23,7 @@ from grader.sandbox import visible_files
 
 Stamp = tuple[int, int]
 _modules: dict[str, tuple[Stamp, CodeType]] = {}
-_checks: dict[str, tuple[Stamp, tuple[bytes, CodeType]]] = {}
+_checks: dict[str, tuple[Stamp, tuple[os.stat_result, CodeType]]] = {}
 
 
 def remember(lab: Lab | None) -> None:
@@ -37,8 +37,9 @@ def remember(lab: Lab | None) -> None:
         if str(path) not in loaded:
             code = SourceFileLoader("", str(path)).source_to_code(path.read_bytes(), str(path))
             _modules[str(path)] = (_stamp(path), code)
+    no_config: Any = None  # `rewrite_asserts`, which gets it, needs none
     for path in sorted(lab.folder.glob("test_*.py")) if lab else []:
-        _checks[str(path)] = (_stamp(path), rewrite._rewrite_test(path, None))
+        _checks[str(path)] = (_stamp(path), rewrite._rewrite_test(path, no_config))
     SourceFileLoader.get_code = _get_code(SourceFileLoader.get_code)
     rewrite._rewrite_test = _rewritten(rewrite._rewrite_test)
 
@@ -53,11 +54,11 @@ def _stamp(path: str | Path) -> Stamp:
     return found.st_mtime_ns, found.st_size
 
 
-def _get_code(compiled: Callable[..., CodeType]) -> Callable[..., CodeType]:
+def _get_code(compiled: Callable[..., CodeType | None]) -> Callable[..., CodeType | None]:
     """What the import system asks for a module's code."""
 
     @functools.wraps(compiled)
-    def get_code(self: SourceFileLoader, fullname: str) -> CodeType:
+    def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
         known = _modules.get(self.path)
         return known[1] if known and known[0] == _stamp(self.path) else compiled(self, fullname)
 
@@ -68,7 +69,7 @@ def _rewritten(rewritten: Callable[..., Any]) -> Callable[..., Any]:
     """What pytest asks for a check file's code, with its assertions rewritten."""
 
     @functools.wraps(rewritten)
-    def rewrite_test(path: Path, config: Any) -> tuple[bytes, CodeType]:
+    def rewrite_test(path: Path, config: Any) -> tuple[os.stat_result, CodeType]:
         known = _checks.get(str(path))
         return known[1] if known and known[0] == _stamp(path) else rewritten(path, config)
 

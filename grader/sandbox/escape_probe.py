@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,10 @@ from grader.sandbox.job import Emit
 
 def run(task: dict[str, Any], emit: Emit) -> None:
     """Send which of the forbidden things worked; all must fail for the sandbox to be called one."""
-    tries = {
-        f"read {path}": lambda path=path: Path(path).read_bytes() for path in task["must_not_read"]
-    } | {
-        f"write {path}": lambda path=path: _write(Path(path)) for path in task["must_not_write"]
-    }  # fmt: skip
+    tries: dict[str, Callable[[], Any]] = {
+        **{f"read {path}": Path(path).read_bytes for path in task["must_not_read"]},
+        **{f"write {path}": partial(_write, Path(path)) for path in task["must_not_write"]},
+    }
     tries["signal the grader"] = lambda: os.kill(task["grader"], 0)
     tries["open a connection"] = lambda: socket.create_connection(("127.0.0.1", task["port"]), 2)
     emit({"possible": [name for name, attempt in tries.items() if _works(attempt)]})

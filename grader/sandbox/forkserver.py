@@ -101,7 +101,7 @@ class ForkServer:
             os.close(handle)
         raise BoxError(f"the fork server ({self.level}) did not start or has gone: {self.said()}")
 
-    def _said(self) -> str:
+    def said(self) -> str:
         """The end of what the fork server and its forks wrote to their standard error."""
         if self._errors.closed:
             return ""

@@ -13,6 +13,7 @@ from typing import Any
 
 from grader.course.paths import LABS, ROOT
 from grader.sandbox import landlock, namespaces, process_rights
+from grader.sandbox.job import Emit
 
 MINE = "mine"
 COPY = 1 << 16

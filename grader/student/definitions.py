@@ -63,7 +63,8 @@ def _insert(tree: ast.Module, lines: list[str], qualname: str, fresh: str, prist
         raise SurgeryError(f"the class {owner} is not in it any more")
     stub_class = _find(_parse(pristine), owner)
     stub_method = _find(_parse(pristine), qualname)
-    if node.body[0].col_offset != stub_method.col_offset or stub_class is None:
+    fits = stub_method is not None and node.body[0].col_offset == stub_method.col_offset
+    if stub_class is None or not fits:
         raise SurgeryError(f"the class {owner} is indented otherwise than in the stub")
     lines.insert(_span(node, lines).last, end + fresh)
 
@@ -80,6 +81,7 @@ def _parse(text: str) -> ast.Module:
 def _find(tree: ast.Module, qualname: str) -> Definition | None:
     """The definition of that name; of several the last, which is the one Python uses."""
     scope: ast.Module | Definition = tree
+    found = None
     for name in qualname.split("."):
         named = [
             node
@@ -88,8 +90,8 @@ def _find(tree: ast.Module, qualname: str) -> Definition | None:
         ]
         if not named:
             return None
-        scope = named[-1]
-    return scope
+        scope = found = named[-1]
+    return found
 
 
 def _statements(scope: ast.AST) -> list[ast.stmt]:
@@ -106,7 +108,7 @@ def _statements(scope: ast.AST) -> list[ast.stmt]:
 def _span(node: Definition, lines: list[str]) -> Span:
     """From the first decorator to the last line, comments at the end of the body included."""
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    last = node.end_lineno
+    last = node.end_lineno or node.lineno
     for number, line in enumerate(lines[last:], start=last + 1):
         indent = len(line) - len(line.lstrip())
         if line.lstrip().startswith("#") and indent > node.col_offset:

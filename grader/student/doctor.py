@@ -192,10 +192,11 @@ def _torch() -> Iterator[Finding]:
         done = subprocess.run(
             [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=120
         )
-        seen = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         yield Finding(BAD, "torch", "gave no answer in two minutes", get)
         return
+    try:
+        seen = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         yield Finding(BAD, "torch", f"cannot be used: {last}", get)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -342,7 +343,7 @@ def update(
     if (release is None) is not undo:
         raise LabError("give the folder or zip of a newer release, or --undo, and not both.")
     with state_file.locked():
-        source = updates.before_last() if undo else updates.opened(release)
+        source = updates.opened(release) if release else updates.before_last()
         found = updates.planned(source, back=undo)
         if not found.changes:
             raise LabError(f"this copy is {found.here} already, with all of its files.")
@@ -404,6 +405,7 @@ def _require_this_course() -> None:
 
 def main() -> None:
     for stream in (sys.stdout, sys.stderr):
+        assert isinstance(stream, io.TextIOWrapper)
         stream.reconfigure(errors="replace")  # a terminal without ✓ shows ? instead of failing
     app()
 

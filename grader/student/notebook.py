@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from cycler import cycler
+
 from grader.checks.unwritten import unwritten
 from grader.course.lab_toml import find_lab
 from grader.course.paths import ROOT
@@ -31,7 +33,7 @@ def style(grid: bool = True) -> None:
             "figure.dpi": 110,
             "font.size": 9,
             "axes.grid": grid,
-            "axes.prop_cycle": plt.cycler(color=COLOURS),
+            "axes.prop_cycle": cycler(color=COLOURS),
             "axes.spines.right": False,
             "axes.spines.top": False,
             "grid.alpha": 0.3,
@@ -133,6 +135,7 @@ def plots_of(lab: str) -> ModuleType:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; `git checkout {path}` restores it")
     spec = importlib.util.spec_from_file_location(f"plots_of_{path.parent.name}", path)
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,10 +13,8 @@ from pathlib import Path
 
 from grader.course.paths import ROOT
 
-try:
+if sys.platform != "win32":  # there two processes at once may lose one's record
     import fcntl
-except ImportError:  # no such module on Windows: two processes at once may lose one's record
-    fcntl = None
 
 LOCK_SECONDS = 5.0
 
@@ -78,7 +77,7 @@ def locked() -> Iterator[None]:
     """Hold the lock of the state folder; after a few seconds go on without it rather than hang."""
     state_folder().mkdir(parents=True, exist_ok=True)
     with open(state_folder() / "state.lock", "a", encoding="utf-8") as handle:
-        if fcntl is not None:
+        if sys.platform != "win32":
             _acquire(handle.fileno())
         yield  # closing the file frees the lock
 

@@ -575,6 +575,7 @@ def test_bundled_text(auto):
     expect(
         [shown, events[-1].completion.text, events[-1].completion.finish_reason],
         [wanted[: wanted.index(stop)], wanted[: wanted.index(stop)], "stop"],
-        call=f"the same with stop={stop!r}: texts of the events joined, text, finish_reason",
+        call='greedy text of models/target after "Once upon a time", 30 tokens, '
+        f"stop={stop!r}: texts of the events joined, text, finish_reason",
         cause="the shown text ends right before the stop string, which may span tokens",
     )

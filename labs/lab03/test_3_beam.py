@@ -412,7 +412,8 @@ def test_context_and_counts():
     expect(
         [[[list(h.token_ids), float(h.score)] for h in again], [cache.length for cache in made]],
         [[[list(h.token_ids), float(h.score)] for h in found], [7]],
-        call="the same with a cache from make_cache: tokens and scores, and the tokens it holds",
+        call="beam_search of a prompt of 3 in a context of 8, width 3, with a cache from "
+        "make_cache: tokens and scores, and the tokens that cache holds",
         rtol=1e-4,
         cause="any cache with length, bind, advance and reorder must do, and that one is used",
     )

@@ -145,7 +145,8 @@ def test_priority_order():
     expect(
         sorted(range(4), key=lambda i: policy.key(requests[i], 3600.0)),
         [0, 1, 2, 3],
-        call="the same after an hour: all classes have reached 100, only size differs",
+        call="the order of a low, a normal, a high, and a long normal request by key, an hour "
+        "later: all classes have reached 100, only size differs",
     )
 
 

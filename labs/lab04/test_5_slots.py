@@ -227,7 +227,12 @@ def test_mixed(generator):
     a, b = admitted(store, new_request(0), new_request(1))
     twin.step((a, 0, 6))
     got, want = twin.step((b, 0, 3), (a, 6, 1))
-    expect(got, want, call="the same of (chunk of 3, decode), all of it in bfloat16", atol=0.05)
+    expect(
+        got,
+        want,
+        call="attend of (chunk of 3, decode), all of it in bfloat16, both layers [L, T, H, D]",
+        atol=0.05,
+    )
 
 
 @pytest.mark.check(task=5, points=2, title="Random histories beside lists", stress=True)

@@ -101,7 +101,8 @@ def test_sharing():
     expect(
         [pool.ref_count(one), pool.is_free(one), pool.num_free, pool.stats.num_freed],
         [0, True, 4, 2],
-        call="the same, with free blocks, when b has left too",
+        call="references of the shared block, whether it is free, blocks free, num_freed, when b "
+        "has left too",
     )
     expect([owners_of(pool), pool.stats.peak_used], [{}, 2], call="owners when all have left; peak")
     pool.check()

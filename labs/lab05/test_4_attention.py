@@ -126,21 +126,22 @@ def test_decodes(rng, generator):
         paged = Paged(rng, generator, 4, contexts=[13, 1, 8, 6], queries=[1, 1, 1, 1])
         caches = paged.k_cache, paged.v_cache
         clean = [cache.nan_to_num(0.0) for cache in caches]
+        call = f"paged_attention of one query each, contexts 13, 1, 8, 6, window {window}"
         expect(
             attended(paged, *clean, window=window),
             paged.answer(window),
-            call=f"paged_attention of one query each, contexts 13, 1, 8, 6, window {window}",
+            call=call,
             cause="each query sees its own context, itself included, and nothing behind it",
         )
-        call = "are NaN in every slot that holds no token"
+        empty = "are NaN in every slot that holds no token"
         cause = "what nobody should see must not be multiplied, not even by 0"
         out = attended(paged, clean[0], caches[1], window=window)
-        expect(out, paged.answer(window), call=f"the same where the values {call}", cause=cause)
+        expect(out, paged.answer(window), call=f"{call}; values {empty}", cause=cause)
         out = attended(paged, caches[0], clean[1], window=window)
-        expect(out, paged.answer(window), call=f"the same where the keys {call}", cause=cause)
+        expect(out, paged.answer(window), call=f"{call}; keys {empty}", cause=cause)
         scaled = attended(paged, *clean, scale=0.5, window=window)
         paged.q = paged.q * (0.5 * 8**0.5)
-        expect(scaled, paged.answer(window), call="the same with scale=0.5")
+        expect(scaled, paged.answer(window), call=f"{call}, scale=0.5")
 
 
 @pytest.mark.check(task=4, points=5, title="Prompts, chunks and decodes in one step")

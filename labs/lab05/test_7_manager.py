@@ -25,6 +25,7 @@ from nanovllm.paging.errors import BlockOwnershipError
 from nanovllm.paging.manager import BlockManager
 from nanovllm.paging.store import PagedStore
 from nanovllm.paging.swap import SwapSpace
+from nanovllm.paging.swap_cost import swap_pays
 
 CONFIG = ModelConfig("qwen3", 50, 32, 2, 4, 2, 8, 48, 64, qk_norm=True, eos_token_ids=(2,))
 
@@ -319,7 +320,7 @@ def test_can_admit():
         expect.raises(ConfigError, lambda wrong=wrong: BlockManager(**wrong), call=f"{wrong}")
 
 
-@pytest.mark.check(task=7, points=3, title="To host memory and back")
+@pytest.mark.check(task=7, points=2, title="To host memory and back")
 def test_swap():
     pool, table, transfers, swap = BlockPool(12), BlockTable(4, num_tokens=9), [], SwapSpace(4)
     table.grow(pool, 16)
@@ -403,6 +404,28 @@ def test_swap():
             "the only owner of its new blocks, blocks that it owns, and stats.blocks_in",
             cause="a partly used block is given back to the pool, not only struck off the table",
         )
+
+
+@pytest.mark.check(task=7, points=1, title="When it pays to swap")
+def test_swap_pays(rng):
+    for _ in range(20):
+        rate, bandwidth = float(rng.integers(100, 9000)), float(rng.integers(1, 90)) * 1e6
+        tokens = int(rng.integers(5, 2000))
+        even = tokens / rate * bandwidth / 2  # bytes that take as long, out and in
+        for share in (0.4, 0.6, 0.9, 1.1, 1.9, 2.1):
+            size = int(even * share)
+            expect(
+                swap_pays(size, bandwidth, tokens, rate),
+                share < 1,
+                call=f"swap_pays({size}, {bandwidth:.0f}, {tokens}, {rate:.0f})",
+                cause="every byte is copied twice, out and in; every token is computed once",
+            )
+    expect(
+        swap_pays(500, 1000.0, 10, 10.0),
+        False,
+        call="swap_pays(500, 1000.0, 10, 10.0)",
+        cause="both take a second: what brings nothing should not fill host memory",
+    )
 
 
 @pytest.mark.check(task=7, points=2, title="Suspended, resumed, and nobody's text changes")

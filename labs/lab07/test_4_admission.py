@@ -113,7 +113,8 @@ def test_enter():
     expect(
         story(("abc", 1, 0), ("xyz", 1, 0), ("abc", 11, 0), ("abc", 1, 10), draining=True)[1:],
         ["503 later", "503 later", "400 after None", "503 later"],
-        call="the same while the server drains: abc 1/0, xyz 1/0, abc 11/0, abc 1/10",
+        call="enter(key, samples, open) while the server drains, with room for 4 to run and 6 to "
+        "wait, the key xyz 15 tokens in debt: abc 1/0, xyz 1/0, abc 11/0, abc 1/10",
     )
     free = Admission(ServeConfig(max_queue=0), max_num_seqs=1, clock=clock)
     free.charge("", 10**9)

@@ -153,13 +153,14 @@ def test_latencies():
             "request_time_per_output_token_seconds": [0, 0.0],
             "e2e_request_latency_seconds": [1, 2.0],
         },
-        call="the same of a request of one token",
+        call="observations and their sum of a request of one token: arrival at 0, admitted at 1, "
+        "its token at 2",
         cause="one token has no time between tokens",
     )
     expect(
         histogram(metrics, "request_decode_time_seconds"),
         [1, 0.0],
-        call="its decode time: observations and sum",
+        call="decode time of a request of one token: observations and sum",
         cause="every finished request has the three phases; this one's last took no time",
     )
 

@@ -294,7 +294,8 @@ def test_alone(generator):
         expect.that(
             torch.equal(rows_at(caches[0], 0, slots), together),
             "all rows read as at first, bit for bit",
-            call=f"the same, when the two rows have been written once more as they were, {kind}",
+            call=f"all rows, when two were written again 10,000 times as large and then once more "
+            f"as they were, {kind}",
             cause="a block is freed and given out again: nothing of its old rows counts",
         )
 

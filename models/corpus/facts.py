@@ -1,5 +1,6 @@
 """A fixed list of plain facts, each with its question, its statement and its answer."""
 
+from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -36,8 +37,8 @@ def _capitalised(facts: list[Fact]) -> list[Fact]:
     return [fact._replace(stem=fact.stem[0].upper() + fact.stem[1:]) for fact in facts]
 
 
-def _cycle(words: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    following = dict(zip(words, words[1:] + words[:1]))
+def _cycle(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    following = dict(zip(words, [*words[1:], words[0]]))
     return following, {after: before for before, after in following.items()}
 
 

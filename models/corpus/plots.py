@@ -1,6 +1,8 @@
 """The beats of the stories: each list holds ways to tell the same thing."""
 
-SLOTS: dict[str, list[str]] = {
+from collections.abc import Sequence
+
+SLOTS: dict[str, Sequence[str]] = {
     "adj": "little kind small happy brave clever quiet young curious gentle".split(),
     "place": [
         "a small house",

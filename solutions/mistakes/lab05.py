@@ -572,6 +572,22 @@ MISTAKES = [
         says="Your swap_in copies the first host blocks behind a hit; those contents are in front of it already.",
     ),
     Mistake(
+        name="swap-counted-one-way",
+        task=7,
+        symbol="swap_cost:swap_pays",
+        old="2 * num_bytes / bytes_per_second",
+        new="num_bytes / bytes_per_second",
+        says="Your swap_pays counts the copy to host memory, but not the way back.",
+    ),
+    Mistake(
+        name="swap-where-even",
+        task=7,
+        symbol="swap_cost:swap_pays",
+        old=" < num_tokens",
+        new=" <= num_tokens",
+        says="Your swap_pays is true where both ways take the same time; that brings nothing.",
+    ),
+    Mistake(
         name="freed-before-the-swap",
         task=7,
         symbol="manager:BlockManager.suspend",

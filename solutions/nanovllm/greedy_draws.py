@@ -16,6 +16,8 @@ def wants_token_alone(sequence: Sequence, position: int | None = None) -> bool:
         params.logprobs is None
         and not params.logit_bias
         and not params.has_penalties
+        and not params.has_mask
+        and params.prompt_logprobs is None
         and so_far >= params.min_tokens
     )
 

@@ -15,6 +15,10 @@ class Logprob:
     decoded_token: str | None = None
 
 
+# Of each token of a prompt; None for the first, before which there is nothing.
+PromptLogprobs = list[dict[int, Logprob] | None]
+
+
 @dataclass(frozen=True)
 class RequestMetrics:
     """What a request cost: times in seconds, lengths in tokens.
@@ -67,6 +71,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     metrics: RequestMetrics | None = None
     finished: bool = True
+    prompt_logprobs: PromptLogprobs | None = None
 
     @property
     def num_cached_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""The two sums of lab 02 that lab 03's roofline starts from, counted on the model itself."""
+"""The sums of lab 02 that labs 03 and 10 start from, counted on the model itself."""
 
 from functools import cache
 
@@ -31,3 +31,13 @@ def step_bytes(
     """Bytes moved by one step."""
     kept = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     return dtype_bytes * (sum(_matrices(config)) + kept * (cached_tokens + new_tokens))
+
+
+def matmul_parameters(config: ModelConfig) -> int:
+    """Weights of the linears of all layers."""
+    return _matrices(config)[0]
+
+
+def kv_bytes_per_token(config: ModelConfig, dtype_bytes: int = 2) -> int:
+    """Bytes of K and V of a token."""
+    return step_bytes(config, 1, 1, dtype_bytes) - step_bytes(config, 1, 0, dtype_bytes)

@@ -16,6 +16,7 @@ from nanovllm.batching.request import Priority, Request
 from nanovllm.batching.scheduler import Scheduler
 from nanovllm.batching.slot_store import SlotStore
 from nanovllm.batching.store import KVStore
+from nanovllm.generation.masks import masking
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.request import make_sequences, room_for, weight_of
 from nanovllm.generation.sampling import Sampler, sample
@@ -29,6 +30,8 @@ class EngineBase:
     What callers ask for is noted in `requests` (OpenRequests). `step` reads `requests.notes()`,
     and says `requests.remove(request)` of each sample that has ended.
     """
+
+    scores_prompts = False  # whether it gives log-probabilities of a prompt's tokens
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class EngineBase:
                 f"max_model_len is {self.max_model_len}, but this model was made for "
                 f"{model.config.max_position} tokens at most."
             )
-        self.sampler = sampler
+        self.sampler = masking(sampler)
         self.clock = clock
         weight = weight_of(model)
         self.device = weight.device
@@ -109,6 +112,7 @@ class EngineBase:
             max_model_len=self.max_model_len,
             seed=seed,
             request_id=request_id,
+            scores_prompts=self.scores_prompts,
         )
         now = self.clock()
         return [

@@ -39,6 +39,8 @@ class Settings:
     speculative_config: dict[str, Any] | None = None  # of ours alone, as the rest is:
     kv_cache_dtype: str | None = None
     quantization: str | None = None
+    tensor_parallel_size: int = 1  # of OURS, not of PLAIN
+    pipeline_parallel_size: int = 1
 
     def check(self, names: Sequence[str]) -> None:
         """Raise OptionError for a contestant that cannot be started."""
@@ -59,7 +61,11 @@ class Settings:
     def command(self, name: str) -> list[str]:
         """The command line of a contestant."""
         if name in (OURS, PLAIN):
-            options: dict[str, Any] = {"speculative_config": self.speculative_config}
+            options: dict[str, Any] = {
+                "speculative_config": self.speculative_config,
+                "tensor_parallel_size": self.tensor_parallel_size,
+                "pipeline_parallel_size": self.pipeline_parallel_size,
+            }
             if name == PLAIN:
                 options = {"enforce_eager": True}
             for option in ("kv_cache_dtype", "quantization"):

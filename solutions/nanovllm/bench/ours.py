@@ -21,18 +21,19 @@ class Ours:
         import torch
 
         import nanovllm
-        from nanovllm.llm.engine_levels import choose
         from nanovllm.llm.engine_options import EngineOptions
+        from nanovllm.llm.ranks import choose_level
+        from nanovllm.llm.ranks import load as load_model
         from nanovllm.llm.read_options import read_dtype
         from nanovllm.llm.runner import Runner
-        from nanovllm.llm.weight_codes import load_weights
         from nanovllm.model.loader import resolve_folder
 
         torch.set_num_threads(threads)
         folder = resolve_folder(model)
         options = EngineOptions(max_num_seqs=max_num_seqs, **self.options)
-        weights = load_weights(folder, read_dtype(dtype, folder), quantization=options.quantization)
-        level = choose()
+        level = choose_level(options)
+        cpu = torch.device("cpu")
+        weights = load_model(folder, read_dtype(dtype, folder), cpu, options)
         rung = level.make(weights, None, max_model_len, options)
         self.runner = Runner(rung)
         self.runner.on_event = self.acceptance

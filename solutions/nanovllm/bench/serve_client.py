@@ -29,7 +29,7 @@ class Client:
 
     http: httpx.AsyncClient
     model: str
-    jobs: Sequence[Job | str]
+    jobs: Sequence[Job | str]  # or another thing that gives them by number
     output_tokens: int
     done: Callable[[Record], None]
     stream: bool = True

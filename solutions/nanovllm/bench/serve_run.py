@@ -33,7 +33,7 @@ def run_serve(
         title = f"closed loop, {load.concurrency} at once"
     else:
         title = f"open loop, {load.rate:g} requests/s"
-    title = f"{load.num_prompts} requests, {title}"
+    title = f"{load.size}, {title}"
     settings = asdict(load) | {"server": "given" if base_url else " ".join(server)}
     settings["rate"] = None if load.concurrency is not None else str(load.rate)
     return Outcome(

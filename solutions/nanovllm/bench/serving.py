@@ -17,7 +17,7 @@ from nanovllm.generation.latency import percentile
 from nanovllm.serving.load import Record, Slo, arrival_times, closed_loop, goodput, open_loop
 
 VOCABULARY = 1000  # random ids stay below it: every tokenizer has so many
-QUANTILES = (50, 90, 99)
+QUANTILES = (50, 90, 95, 99, 99.9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,8 @@ class Load:
     rate: requests a second, sent whatever the server does (open loop; burstiness as in
     `arrival_times`); or concurrency: users who wait for their answers (closed loop). prompts:
     texts, in turn; else random token ids of input_len. Every answer has output_len tokens.
+    duration: seconds in which requests are sent, in place of num_prompts; the run ends when all of
+    them are answered.
     warmup: requests before the clock starts, which are not counted.
     """
 
@@ -34,6 +36,7 @@ class Load:
     burstiness: float = 1.0
     concurrency: int | None = None
     num_prompts: int = 100
+    duration: float | None = None
     input_len: int = 128
     output_len: int = 64
     prompts: tuple[str, ...] = ()
@@ -41,12 +44,40 @@ class Load:
     warmup: int = 2
     seed: int = 0
 
+    @property
+    def size(self) -> str:
+        """How much it is, in words."""
+        return f"{self.num_prompts} requests" if self.duration is None else f"{self.duration:g} s"
+
+    def times(self) -> list[float]:
+        """When the requests of an open loop are due, in seconds from its start."""
+        count, seconds = self.num_prompts, self.duration
+        if seconds is None:
+            return arrival_times(self.rate, count, burstiness=self.burstiness, seed=self.seed)
+        count, times = 1, [0.0]
+        while times[-1] < seconds:  # the same arrivals, twice as many of them
+            count *= 2
+            times = arrival_times(self.rate, count, burstiness=self.burstiness, seed=self.seed)
+        return [when for when in times if when < seconds] or times[:1]
+
     def jobs(self, count: int, seed: int) -> list[Job | str]:
         """The requests."""
         if self.prompts:
             return [self.prompts[i % len(self.prompts)] for i in range(count)]
         lengths = (self.input_len,) * 2, (self.output_len,) * 2
         return list(random_workload(VOCABULARY, count, *lengths, seed=seed).jobs)
+
+
+class Endless:
+    """The requests of a closed loop, of which nobody knows how many there will be: by number."""
+
+    def __init__(self, load: Load) -> None:
+        self.load, self.made = load, load.jobs(load.num_prompts, load.seed)
+
+    def __getitem__(self, number: int) -> Job | str:
+        while number >= len(self.made):  # others than before: no prefix cache knows them
+            self.made += self.load.jobs(self.load.num_prompts, self.load.seed + 2 + len(self.made))
+        return self.made[number]
 
 
 @asynccontextmanager
@@ -72,15 +103,14 @@ async def measure(
     """
     async with connected(base_url, model, api_key) as (http, name):
         await _warm_up(http, name, load)
-        jobs = load.jobs(load.num_prompts, load.seed)
+        times = load.times() if load.concurrency is None else []
+        jobs = load.jobs(len(times), load.seed) if times else Endless(load)
         before = await counters(http)
         with closing(Client(http, name, jobs, load.output_len, done)) as client:
             if load.concurrency is not None:
-                records = await closed_loop(client.send, load.num_prompts, load.concurrency)
+                count = load.num_prompts if load.duration is None else None
+                records = await closed_loop(client.send, count, load.concurrency, load.duration)
             else:
-                times = arrival_times(
-                    load.rate, load.num_prompts, burstiness=load.burstiness, seed=load.seed
-                )
                 records = await open_loop(client.send, times)
         new = await counters(http) - before
         return records, Acceptance(new["drafts"], new["accepted_tokens"])
@@ -132,7 +162,7 @@ def summary(records: Sequence[Record], slo: Slo) -> dict[str, Any]:
 def _latency(values: Sequence[float]) -> Mapping[str, float] | None:
     if not values:
         return None
-    return {"mean": mean(values)} | {f"p{q}": percentile(values, q) for q in QUANTILES}
+    return {"mean": mean(values)} | {f"p{q:g}": percentile(values, q) for q in QUANTILES}
 
 
 def _counted(errors: Any) -> dict[str, int]:

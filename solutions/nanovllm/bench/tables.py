@@ -189,7 +189,7 @@ def serving(title: str, found: Mapping[str, Any]) -> list[Table]:
     rates.add_row("time", "", f"{found['seconds']:.1f} s")
     for error, count in found["errors"].items():
         rates.add_row(f"[red]failed[/]: {escape(error)}", "", f"[red]{count:,}[/]")
-    names = ("mean", "p50", "p90", "p99")
+    names = ("mean", "p50", "p90", "p95", "p99", "p99.9")
     waits = plain("milliseconds", "", *names)
     for row in ("ttft", "tpot", "itl", "e2e"):
         of = found[row]

@@ -7,7 +7,16 @@ import typer
 
 from nanovllm.cli.engine import select_code
 from nanovllm.cli.errors import Refused
-from nanovllm.cli.options import GUESSES, HELP, KV_CODES, WEIGHT_CODES, Code, speculative
+from nanovllm.cli.options import (
+    GUESSES,
+    HELP,
+    KV_CODES,
+    SLICES,
+    STAGES,
+    WEIGHT_CODES,
+    Code,
+    speculative,
+)
 
 if TYPE_CHECKING:
     from nanovllm.bench.runs import Outcome
@@ -36,6 +45,8 @@ Threads = Annotated[int | None, typer.Option(min=1, help="(default: the processo
 Guesses = Annotated[str | None, typer.Option("--speculative-config", help=GUESSES + " Of ours.")]
 KvCodes = Annotated[str | None, typer.Option("--kv-cache-dtype", help=KV_CODES + " Of ours.")]
 WeightCodes = Annotated[str | None, typer.Option("--quantization", help=WEIGHT_CODES + " Of ours.")]
+Slices = Annotated[int, typer.Option("--tensor-parallel-size", min=1, help=SLICES + " Of ours.")]
+Stages = Annotated[int, typer.Option("--pipeline-parallel-size", min=1, help=STAGES + " Of ours.")]
 Out = Annotated[Path | None, typer.Option(help="Write the record to this .json file.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw it into this .png file.")]
 
@@ -47,6 +58,7 @@ def throughput(
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Most at once.")] = 64,
     speculative_config: Guesses = None, kv_cache_dtype: KvCodes = None,
     quantization: WeightCodes = None,
+    tensor_parallel_size: Slices = 1, pipeline_parallel_size: Stages = 1,
     out: Out = None, plot: Plot = None, code: Code = None,
 ) -> None:  # fmt: skip
     """Output tokens a second on many requests."""
@@ -57,6 +69,8 @@ def throughput(
             threads=threads or _cpus(), max_num_seqs=max_num_seqs, vllm_python=vllm_python,
             speculative_config=speculative_config and speculative(speculative_config),
             kv_cache_dtype=kv_cache_dtype, quantization=quantization,
+            tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=pipeline_parallel_size,
         ), out, plot,
     )  # fmt: skip
 
@@ -69,6 +83,7 @@ def latency(
     output_tokens: Annotated[int, typer.Option(min=2)] = 64,
     speculative_config: Guesses = None, kv_cache_dtype: KvCodes = None,
     quantization: WeightCodes = None,
+    tensor_parallel_size: Slices = 1, pipeline_parallel_size: Stages = 1,
     out: Out = None, plot: Plot = None, code: Code = None,
 ) -> None:  # fmt: skip
     """One request alone: first token, further tokens, start, memory."""
@@ -79,6 +94,8 @@ def latency(
             threads=threads or _cpus(), vllm_python=vllm_python,
             speculative_config=speculative_config and speculative(speculative_config),
             kv_cache_dtype=kv_cache_dtype, quantization=quantization,
+            tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=pipeline_parallel_size,
         ), out, plot,
     )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """`nanovllm bench serve`: load on a server, and what its users get."""
 
 import json
+import math
 import os
 from pathlib import Path
 from types import TracebackType
@@ -40,7 +41,12 @@ def bench_serve(
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Closed loop: so many users, who wait for answers.")
     ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 100,
+    num_prompts: Annotated[
+        int | None, typer.Option(min=1, help="Requests in all. (default: 100)")
+    ] = None,
+    duration: Annotated[
+        float | None, typer.Option(help="Seconds in which requests are sent, in place of a number.")
+    ] = None,
     input_len: Annotated[int, typer.Option(min=1, help="Tokens of a prompt, random.")] = 128,
     output_len: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 64,
     prompts: Annotated[
@@ -67,12 +73,17 @@ def bench_serve(
     """Latencies and goodput of a server under load; --model and what follows it start our own."""
     if rate is not None and concurrency is not None:
         raise Refused("--rate is an open loop and --concurrency a closed one; give one of them.")
+    if duration is not None and (num_prompts is not None or rate == math.inf):
+        raise Refused(
+            "--duration says when sending ends; leave out --num-prompts, and --rate inf, which "
+            "sends all at once."
+        )
     own = {"model": model, "dtype": dtype, "device": device,
            "max_model_len": max_model_len, "code": code, **batching.given()}  # fmt: skip
     arguments = _arguments(own)
     if base_url and arguments:
         raise Refused(f"{arguments[0]} is for a server of our own; leave it or --base-url out.")
-    for name, value in (("--rate", rate), ("--burstiness", burstiness)):
+    for name, value in (("--rate", rate), ("--burstiness", burstiness), ("--duration", duration)):
         if value is not None and not value > 0:
             raise Refused(f"{name} must be above 0, got {value:g}.")
     select_code(code)
@@ -81,12 +92,13 @@ def bench_serve(
 
     load = Load(
         rate=4.0 if rate is None else rate, burstiness=burstiness, concurrency=concurrency,
-        num_prompts=num_prompts, input_len=input_len, output_len=output_len,
+        num_prompts=num_prompts or 100, duration=duration, input_len=input_len,
+        output_len=output_len,
         prompts=_lines(prompts), slo=_slo(slo), warmup=warmup, seed=seed,
     )  # fmt: skip
     if api_key and not base_url:
         os.environ["NANOVLLM_API_KEY"] = api_key  # what our own server will ask for
-    with Progress(num_prompts) as progress:
+    with Progress(None if duration else load.num_prompts) as progress:
         outcome = run_serve(
             load, progress.done, base_url=base_url and base_url.rstrip("/").removesuffix("/v1"),
             server=arguments, model=served_model, api_key=api_key,
@@ -132,7 +144,7 @@ def _slo(text: str) -> "Slo":
 class Progress:
     """A bar on stderr: answered and failed so far."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int | None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar

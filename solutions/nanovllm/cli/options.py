@@ -41,6 +41,8 @@ Code = Annotated[
 
 GUESSES = 'Lab 08, as JSON: {"method": "ngram", "num_speculative_tokens": 4}.'
 KV_CODES = "Lab 09: K and V in int8, int4 or fp8; auto is the model's dtype."
+SLICES = "Lab 10: slices of each layer, each in a process of its own."
+STAGES = "Lab 10: stages of layers, in processes of their own."
 WEIGHT_CODES = "Lab 09: int8, int4 or w8a8 rounds the weights; a quantized folder needs no word."
 
 
@@ -58,6 +60,9 @@ class BatchingOptions:
 
     max_num_seqs: Annotated[int | None, _engine("Most samples that run at once.")] = None
     max_num_batched_tokens: Annotated[int | None, _engine("Most tokens of a step.")] = None
+    adaptive_token_budget: Annotated[
+        bool | None, _engine("Let that limit follow the step time.", "--adaptive-token-budget")
+    ] = None
     scheduling_policy: Annotated[
         str | None, _engine("fcfs, sjf, deadline, round-robin, priority or size-queues.")
     ] = None
@@ -67,6 +72,12 @@ class BatchingOptions:
     ] = None
     kv_cache_memory_bytes: Annotated[
         int | None, _engine("Bytes of the KV cache, in place of a number of blocks.")
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float | None, _engine("Share of a GPU's memory for weights, K and V.")
+    ] = None
+    swap_space: Annotated[
+        float | None, _engine("GiB of host memory for preempted requests. (default: 0)")
     ] = None
     enable_prefix_caching: Annotated[
         bool | None,
@@ -85,6 +96,8 @@ class BatchingOptions:
     speculative_config: Annotated[str | None, _engine(GUESSES)] = None
     kv_cache_dtype: Annotated[str | None, _engine(KV_CODES)] = None
     quantization: Annotated[str | None, _engine(WEIGHT_CODES)] = None
+    tensor_parallel_size: Annotated[int | None, _engine(SLICES)] = None
+    pipeline_parallel_size: Annotated[int | None, _engine(STAGES)] = None
 
     def given(self) -> dict[str, Any]:
         """What was asked for, by EngineOptions' names."""

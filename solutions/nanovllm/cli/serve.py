@@ -1,10 +1,13 @@
 """`nanovllm serve`: the bundled model, or another, behind OpenAI's interface."""
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nanovllm.cli.config_file import as_yaml, take_config
 from nanovllm.cli.engine import load_engine, select_code
 from nanovllm.cli.errors import Refused
 from nanovllm.cli.options import (
@@ -26,6 +29,18 @@ if TYPE_CHECKING:
 
 @with_groups
 def serve(
+    ctx: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            is_eager=True,
+            callback=take_config(lambda: serve),
+            help="A YAML file of these options; what stands here wins over it.",
+        ),
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Show what would be served, as such a file.")
+    ] = False,
     model: Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
@@ -46,6 +61,10 @@ def serve(
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds that open requests get when the server stops.")
     ] = 30.0,
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(help="Web pages whose scripts may ask, or *; may be repeated."),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     batching: BatchingOptions = BatchingOptions(),  # noqa: B008, frozen
     dtype: Dtype = None,
@@ -59,6 +78,9 @@ def serve(
     # OpenMP's idle threads spin by default: between two steps the event loop wants their processor.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     select_code(code)
+    if print_config:
+        typer.echo(_whole_config(ctx.params, batching), nl=False)
+        return
     from nanovllm.serving.config import ServeConfig, ServeConfigError
     from nanovllm.serving.logs import configure_logs
     from nanovllm.serving.run import bind, run
@@ -68,15 +90,16 @@ def serve(
     )
     llm.level.require("lab04", "nanovllm serve")
     try:
-        config = ServeConfig(
+        settings = ServeConfig(
             model_name=served_model_name or llm.name,
             api_keys=tuple(api_key or ()),
             max_queue=max_queue,
             rate_limit=rate_limit,
             timeout=timeout,
             drain_timeout=drain_timeout,
+            allowed_origins=tuple(allowed_origins or ()),
         )
-        server = _server(llm, config)
+        server = _server(llm, settings)
         sock = bind(host, port)
     except ServeConfigError as error:
         raise Refused(str(error)) from None
@@ -88,11 +111,20 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     where = f"http://{shown}:{sock.getsockname()[1]}"
     complain(
-        f"{config.model_name} is served at {where}/v1 "
+        f"{settings.model_name} is served at {where}/v1 "
         f"(docs: {where}/docs, dashboard: {where}/dashboard); "
         f"{llm.engine_name}; {llm.rung.describe(llm.runner.engine)}"
     )
     run(server, sock)
+
+
+def _whole_config(params: dict[str, Any], batching: BatchingOptions) -> str:
+    """Every option with its value, the engine's own defaults filled in. Raises OptionError."""
+    from nanovllm.llm.engine_options import read_engine_options
+
+    options = asdict(read_engine_options(batching.given()))
+    filled = {n: options.get(n) if value is None else value for n, value in params.items()}
+    return as_yaml(filled)
 
 
 def _server(llm: "LLM", config: "ServeConfig") -> "Server":
@@ -100,7 +132,7 @@ def _server(llm: "LLM", config: "ServeConfig") -> "Server":
     from nanovllm.tokenization.errors import ChatTemplateError
 
     try:
-        template = llm.chat_template
+        templates = llm.chat_template, llm.open_template
     except ChatTemplateError:
-        template = None
-    return Server(llm.runner.engine, config, template)
+        templates = None, None
+    return Server(llm.runner.engine, config, *templates)

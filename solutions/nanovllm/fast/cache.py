@@ -70,13 +70,16 @@ class FastCache(PagedCache):
 
 class FastInt8Cache(FastCache):
     """k [L, B, G, D / 4, P, 4] uint8 (codes + 128), v [L, B, G, P / 4, D, 4] int8 codes, and their
-    scales [L, B, G, P]: lab 09's rows of int8. There are no host blocks.
-
-    dtype: what `read` gives.
+    scales [L, B, G, P]: lab 09's rows of int8. dtype: what `read` gives.
     """
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        num_host_blocks: int = 0,
     ) -> None:
         self.dtype, self.head_dim = dtype, config.head_dim
         blocks, dim = (config.num_layers, num_blocks, config.num_kv_heads), padded_dim(config)
@@ -84,6 +87,8 @@ class FastInt8Cache(FastCache):
         self.v = torch.zeros(*blocks, block_size // 4, dim, 4, dtype=torch.int8)
         self.k_scales = torch.zeros(*blocks, block_size)
         self.v_scales = torch.zeros(*blocks, block_size)
+        self._held = (self.k, self.v, self.k_scales, self.v_scales)
+        self._host = tuple(x.new_zeros(len(x), num_host_blocks, *x.shape[2:]) for x in self._held)
 
     @property
     def scales(self) -> dict[str, Tensor]:
@@ -92,7 +97,7 @@ class FastInt8Cache(FastCache):
     @property
     def nbytes(self) -> int:
         """Bytes reserved, whether used or not."""
-        return sum(x.nbytes for x in (self.k, self.v, self.k_scales, self.v_scales))
+        return sum(x.nbytes for x in self._held)
 
     def write(
         self,
@@ -125,8 +130,18 @@ class FastInt8Cache(FastCache):
 
     def copy_blocks(self, pairs: Pairs) -> None:
         old, new = self._columns(pairs)
-        for held in (self.k, self.v, self.k_scales, self.v_scales):
+        for held in self._held:
             held[:, new] = held[:, old]
+
+    def swap_out(self, pairs: Pairs) -> None:
+        here, there = self._columns(pairs)
+        for held, host in zip(self._held, self._host, strict=True):
+            host[:, there] = held[:, here]
+
+    def swap_in(self, pairs: Pairs) -> None:
+        there, here = self._columns(pairs)
+        for held, host in zip(self._held, self._host, strict=True):
+            held[:, here] = host[:, there]
 
 
 def _int8_rows(x: Float[Tensor, "T G D"]) -> tuple[Float[Tensor, "T G D"], Float[Tensor, "T G"]]:

@@ -64,8 +64,8 @@ def codes_of(linears: Sequence[nn.Module], join: Join) -> Codes | None:
     """Of linears that are one matrix to the native step; None if they have no codes that it reads:
     groups are to be of 8 n columns side by side, alike in all of them, and zero points that differ
     need a place in the low byte of the scales (there is one in values of float16 and bfloat16)."""
-    found = [_codes(linear) for linear in linears]
-    if None in found or len({(each.size, each.by_row) for each in found}) > 1:
+    found = [codes for linear in linears if (codes := _codes(linear)) is not None]
+    if len(found) < len(linears) or len({(each.size, each.by_row) for each in found}) > 1:
         return None
     codes, scales, zeros = (
         join([getattr(each, name) for each in found]) for name in ("codes", "scales", "zeros")

@@ -39,7 +39,7 @@ class FastEngine(Engine):
     Compiling and packing happen in a thread of their own; until then, and where the compiler
     fails, the model runs plainly over the same K and V.
 
-    kv_cache_dtype: "auto" for the model's own, or "int8" (lab 09).
+    kv_cache_dtype: "auto" for the model's own, or "int8" (lab 09). num_host_blocks: as FastStore's.
 
     Raises:
         FastPathError: `available` has a reason why not.
@@ -59,15 +59,15 @@ class FastEngine(Engine):
         make_scheduler: SchedulerMaker = Scheduler,
         manager: BlockManagerInterface | None = None,
         kv_cache_dtype: str = "auto",
+        num_host_blocks: int = 0,
     ) -> None:
         weight = weight_of(model)
         block_size = block_size if manager is None else manager.block_size
         reason = available(model.config, weight.dtype, weight.device, block_size)
         if reason is not None:
             raise FastPathError(f"The fast path cannot be used: {reason}.")
-        store = FastStore(
-            model.config, num_blocks, block_size, weight.dtype, manager, kv_cache_dtype
-        )
+        sizes = (model.config, num_blocks, block_size, weight.dtype)
+        store = FastStore(*sizes, manager, kv_cache_dtype, num_host_blocks)
         super().__init__(
             model,
             config,

@@ -73,14 +73,14 @@ class FastDraft(DraftModel):
             0 if copy is None else self._room(copy, ask.most)
             for copy, ask in zip(copies, asks, strict=True)
         ]
-        plan = Plan(tuple(self._chunk(c) for c, n in zip(copies, counts, strict=True) if n))
+        plan = Plan(tuple(self._chunk(c) for c, n in zip(copies, counts, strict=True) if c and n))
         found = iter(self.engine.guess(plan, list(filter(None, counts))) if plan.chunks else ())
         self.num_forwards += max(counts, default=0)
         told = []
         for copy, count in zip(copies, counts, strict=True):
             guessed = next(found) if count else ()
             told.append(Guesses(tuple(guessed), "draft"))
-            if count:
+            if copy and count:
                 self._fed[copy] = copy.num_tokens + max(len(guessed) - 1, 0)
                 copy.sequence.output_token_ids += guessed
         return told

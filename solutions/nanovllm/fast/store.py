@@ -15,7 +15,8 @@ from nanovllm.paging.store import PagedStore
 class FastStore(PagedStore):
     """The same manager and the same decisions as a PagedStore; another layout of K and V.
 
-    kv_cache_dtype: "auto" for the model's own, or "int8" for lab 09's codes.
+    kv_cache_dtype: "auto" for the model's own, or "int8" for lab 09's codes. num_host_blocks:
+    where preempted requests are swapped to, if that pays; 0 for none.
     """
 
     def __init__(
@@ -26,19 +27,23 @@ class FastStore(PagedStore):
         dtype: torch.dtype,
         manager: BlockManagerInterface | None = None,
         kv_cache_dtype: str = "auto",
+        num_host_blocks: int = 0,
     ) -> None:
         if manager is not None:
             num_blocks, block_size = manager.num_blocks, manager.block_size
         made = FastInt8Cache if kv_cache_dtype == "int8" else FastCache
-        cache = made(config, num_blocks, block_size, dtype)
+        cache = made(config, num_blocks, block_size, dtype, num_host_blocks)
         super().__init__(
             config,
             num_blocks,
             block_size,
             dtype,
+            preemption="swap" if num_host_blocks else "recompute",
+            num_host_blocks=num_host_blocks,
             attention=attend_plainly,
             cache=cache,
             manager=manager,
+            swap_by_cost=num_host_blocks > 0,
         )
 
     def attend(self, batch: PagedBatch) -> Attend:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from nanovllm.fast import structs
 from nanovllm.fast.availability import BLOCK_MULTIPLE
 from nanovllm.fast.codes import Codes, Join, codes_of, float_weight
-from nanovllm.model.norms import LayerNorm
+from nanovllm.model.block import DecoderBlock
+from nanovllm.model.norms import LayerNorm, RMSNorm
 from nanovllm.model.positions import LearnedPositions
 from nanovllm.model.transformer import Transformer
 
@@ -94,7 +96,7 @@ class NativeWeights:
         )
 
     def _layer(self, model: Transformer, index: int) -> structs.Layer:
-        block = model.layers[index]
+        block = cast(DecoderBlock, model.layers[index])
         attention, mlp = block.self_attn, block.mlp
         if hasattr(mlp, "gate_proj"):
             up = self._linear(
@@ -114,7 +116,7 @@ class NativeWeights:
             window=self.config.window(index) or 0,
         )
 
-    def _linear(self, *linears: nn.Module, join: Join = torch.cat) -> structs.Matrix:
+    def _linear(self, *linears: Any, join: Join = torch.cat) -> structs.Matrix:
         """Linears as one matrix, its rows one above the other, or as `join` has them; all of them
         have a bias, or none."""
         biases = [linear.bias for linear in linears]
@@ -156,7 +158,7 @@ class NativeWeights:
         """Rows of a matrix that are packed together."""
         return 2 * self.lanes
 
-    def _norm(self, norm: nn.Module) -> structs.Norm:
+    def _norm(self, norm: RMSNorm | LayerNorm) -> structs.Norm:
         bias = getattr(norm, "bias", None)
         return structs.Norm(weight=self._floats(norm.weight), bias=self._floats(bias))
 

@@ -46,7 +46,7 @@ class BeamSearch:
         totals = (sums[:, None] + logprobs).flatten()  # [W * V]
         count = self.params.beam_width * (1 + max(1, len(self.eos_token_ids)))
         values, places = totals.topk(min(count, len(totals)))
-        return [
+        return [  # pyright: ignore[reportReturnType]  # divmod of what `tolist` gives has no length
             (*divmod(place, logprobs.shape[1]), value)
             for value, place in zip(values.tolist(), places.tolist(), strict=True)
         ]

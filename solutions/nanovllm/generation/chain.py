@@ -7,7 +7,7 @@ The handout's task 2 gives the interface of each function; how they share work i
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Int64, Real
 from torch import Tensor
 
 from nanovllm.generation import keys
@@ -54,12 +54,12 @@ def apply_penalties(logits: Logits, rows: Sequence[SamplingRow]) -> Logits:
     return logits
 
 
-def apply_temperature(logits: Logits, temperature: Float32[Tensor, "N"]) -> Logits:
+def apply_temperature(logits: Logits, temperature: Real[Tensor, "N"]) -> Logits:
     """Divide each row by its temperature; a row of temperature 0 is left as it is."""
     return logits / torch.where(temperature == 0, 1.0, temperature)[:, None]
 
 
-def apply_min_p(logits: Logits, min_p: Float32[Tensor, "N"]) -> Logits:
+def apply_min_p(logits: Logits, min_p: Real[Tensor, "N"]) -> Logits:
     """Set to -inf every token less likely than `min_p` times the row's likeliest."""
     probs = logits.softmax(dim=-1)
     floor = min_p[:, None] * probs.amax(dim=-1, keepdim=True)
@@ -75,7 +75,7 @@ def apply_top_k(logits: Logits, top_k: Int64[Tensor, "N"]) -> Logits:
     return logits.masked_fill(logits < kth, -torch.inf)
 
 
-def apply_top_p(logits: Logits, top_p: Float32[Tensor, "N"]) -> Logits:
+def apply_top_p(logits: Logits, top_p: Real[Tensor, "N"]) -> Logits:
     """Keep the smallest set of likeliest tokens whose probabilities reach `top_p`."""
     ordered, token_ids = logits.sort(dim=-1, descending=True, stable=True)
     probs = ordered.softmax(dim=-1)

@@ -91,5 +91,5 @@ def chunked_prefill(
         hidden = forward_cached(model, cache, token_ids[chunk.start : chunk.end])
         if on_chunk is not None:
             on_chunk(chunk)
-    return model.logits(hidden[-1:])
+    return model.logits(hidden[-1:])  # pyright: ignore[reportPossiblyUnboundVariable]  # a chunk
     ### END SOLUTION

@@ -138,7 +138,7 @@ class Sequence:
         if sampled.logprobs is not None:
             self.logprobs.append(sampled.logprobs)
         is_eos = token_id in self.eos_token_ids and not params.ignore_eos
-        by_id = self.armed and (is_eos or token_id in params.stop_token_ids)
+        by_id = self.armed and (is_eos or token_id in params.stop_token_ids)  # pyright: ignore[reportOperatorIssue]  # never None: __post_init__
         piece = ""
         if not by_id or params.include_stop_str_in_output:
             piece = self.detokenizer.push(token_id)

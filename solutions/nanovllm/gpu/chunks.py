@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, chain
-from typing import Self
+from typing import Any, Self
 
 import torch
 from jaxtyping import Int
@@ -31,12 +31,13 @@ class ChunkInput:
         ends = zip(chunks, accumulate(chunk.length for chunk in chunks), strict=True)
         last = [end - 1 for chunk, end in ends if chunk.completes]
         parts = list(chain.from_iterable(tokens)), list(chain.from_iterable(places)), last
-        numbers = (torch.tensor(x, dtype=torch.int64) for x in parts)
-        return cls(*numbers, batch)
+        ids, positions, ends_at = (torch.tensor(x, dtype=torch.int64) for x in parts)
+        return cls(ids, positions, ends_at, batch)
 
     def to(self, device: torch.device) -> Self:
         """The same on a device; the copies are on their way."""
         batch = {f.name: getattr(self.batch, f.name) for f in fields(PagedBatch)}
-        batch = {n: send(v, device) if torch.is_tensor(v) else v for n, v in batch.items()}
-        numbers = (send(x, device) for x in (self.token_ids, self.positions, self.last))
-        return type(self)(*numbers, PagedBatch(**batch))
+        moved: Any = {n: send(v, device) if torch.is_tensor(v) else v for n, v in batch.items()}
+        own = (self.token_ids, self.positions, self.last)
+        ids, positions, last = (send(x, device) for x in own)
+        return type(self)(ids, positions, last, PagedBatch(**moved))

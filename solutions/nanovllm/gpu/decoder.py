@@ -1,6 +1,7 @@
 """Lab 02's decoder by lab 06's kernels: fused projections, fused norms, K and V by slot."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,8 @@ from nanovllm.kernels.rope import rope_
 from nanovllm.kernels.silu import silu_and_mul
 from nanovllm.kernels.store_kv import store_kv
 from nanovllm.model.block import DecoderBlock
+from nanovllm.model.mlp import SwiGLU
+from nanovllm.model.positions import RopeRotation
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.batch import PagedBatch
 from nanovllm.paging.cache import PagedCache
@@ -35,7 +38,7 @@ class FusedLayer:
     """The weights of one block, q/k/v and gate/up side by side."""
 
     def __init__(self, block: DecoderBlock) -> None:
-        attention, mlp = block.self_attn, block.mlp
+        attention, mlp = block.self_attn, cast(SwiGLU, block.mlp)
         self.qkv, self.qkv_bias = fuse((attention.q_proj, attention.k_proj, attention.v_proj))
         self.gate_up, self.gate_up_bias = fuse((mlp.gate_proj, mlp.up_proj))
         self.block = block
@@ -53,8 +56,9 @@ class FusedDecoder:
             raise GpuPathError(f"The GPU path cannot be used: {reason}.")
         self.model = model
         self.config = model.config
-        self.layers = [FusedLayer(block) for block in model.layers]
-        following = [block.input_layernorm.weight for block in model.layers][1:]
+        blocks = [cast(DecoderBlock, block) for block in model.layers]
+        self.layers = [FusedLayer(block) for block in blocks]
+        following = [block.input_layernorm.weight for block in blocks][1:]
         self.next_norms = [*following, model.norm.weight]
 
     def forward(
@@ -67,7 +71,7 @@ class FusedDecoder:
         """The hidden states after the last norm; K and V are stored by batch.slot_mapping."""
         config, eps = self.config, self.config.norm_eps
         residual = self.model.embed_tokens(token_ids)
-        rotation = self.model.positions.rotation(positions)
+        rotation = cast(RopeRotation, self.model.positions.rotation(positions))
         x = F.rms_norm(
             residual, residual.shape[-1:], self.layers[0].block.input_layernorm.weight, eps
         )

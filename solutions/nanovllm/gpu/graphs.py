@@ -1,18 +1,17 @@
 """CUDA graphs of a decode, one a bucket: hundreds of launches become one."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from nanovllm.gpu.buckets import bucket_for
 
 Run = Callable[[int], None]  # computes the first `bucket` rows of the static buffers
-Capture = Callable[[Callable[[], None], object], tuple[Callable[[], None], object]]
+Capture = Callable[[Callable[[], None], Any], tuple[Callable[[], None], Any]]
 
 
-def cuda_capture(
-    function: Callable[[], None], pool: object = None
-) -> tuple[Callable[[], None], object]:
+def cuda_capture(function: Callable[[], None], pool: Any = None) -> tuple[Callable[[], None], Any]:
     """Capture what `function` launches; its replay, and the memory pool for the next capture.
 
     The function runs twice before, on a stream of its own: kernels are compiled and workspaces

@@ -1,5 +1,7 @@
 """Decode attention over the paged cache, one query a sequence (PagedAttention, Kwon 2023)."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -87,7 +89,7 @@ def paged_decode_kernel(
     heads = (head * GROUP + rows)[:, None]
     places = sequence * stride_qn + heads * stride_qh + dims[None, :] * stride_qd
     queries = tl.load(q + places, mask=inside, other=0.0)
-    _, total, values_sum = attend_range(
+    _, total, values_sum = attend_range(  # pyright: ignore[reportGeneralTypeIssues]  # triton says it never returns
         queries, tl.zeros([ROWS], tl.int32) + context - 1, tl.maximum(context - window, 0),
         context, scale, window, block_tables + sequence * stride_table, head,
         k_cache, stride_kb, stride_kp, stride_kh, stride_kd,
@@ -99,7 +101,7 @@ def paged_decode_kernel(
     tl.store(place + dims[None, :] * stride_od, result, mask=inside)
 
 
-def constants(group: int, cache: Tensor) -> dict[str, int]:
+def constants(group: int, cache: Tensor) -> dict[str, Any]:
     """The compile-time sizes; K's and V's tiles have to fit into shared memory, twice."""
     dim = cache.shape[3]
     return {

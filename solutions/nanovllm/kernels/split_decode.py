@@ -13,7 +13,7 @@ from nanovllm.kernels.runtime import launch
 def choose_splits(num_programs: int, num_processors: int, max_context_len: int, tile: int) -> int:
     """How many programs share a context: enough to occupy the processors twice, at least 1."""
     wanted = triton.cdiv(2 * num_processors, num_programs)
-    return max(1, min(wanted, triton.cdiv(max_context_len, tile)))
+    return max(1, min(wanted, triton.cdiv(max_context_len, tile)))  # pyright: ignore[reportReturnType]  # an int
 
 
 @triton.jit

@@ -109,10 +109,13 @@ LADDER = (  # the lowest first; no LLM can do without labs 01 to 03
 )
 OPTIONS_OF = {
     "max_num_batched_tokens": "lab04",
+    "adaptive_token_budget": "lab04",
     "scheduling_policy": "lab04",
     "block_size": "lab05",
     "num_gpu_blocks_override": "lab05",
     "kv_cache_memory_bytes": "lab05",
+    "gpu_memory_utilization": "lab04",
+    "swap_space": "lab05",
     "enable_prefix_caching": "lab05",
     "speculative_config": "lab05",
     "kv_cache_dtype": "lab05",

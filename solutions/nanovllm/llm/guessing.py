@@ -13,6 +13,7 @@ from nanovllm.llm.engine_options import EngineOptions
 from nanovllm.llm.kv_codes import token_bytes
 from nanovllm.llm.lab_packages import is_mine, why_missing
 from nanovllm.llm.read_options import OptionError
+from nanovllm.llm.scoring import scoring
 from nanovllm.llm.weight_codes import load_weights
 from nanovllm.model.errors import ModelFolderError
 from nanovllm.model.loader import resolve_folder
@@ -38,8 +39,8 @@ class NoGuesses:
     """Without a speculative_config every engine is as it is."""
 
     def on(self, engine: type[Engine]) -> Callable[..., Engine]:
-        """The class itself."""
-        return engine
+        """The class itself, which also scores prompts."""
+        return scoring(engine)
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Guessing:
 
         most, costs = self.config.num_speculative_tokens, Costs()
         facts = {"num_speculative_tokens": most}  # a server asks
-        kind = type(f"Speculative{engine.__name__}", (_verifier(engine), engine), facts)
+        kind = scoring(type(f"Speculative{engine.__name__}", (_verifier(engine), engine), facts))
         parts = {
             "proposer": self._proposer(),
             "guess_policy": self._policy(most, costs),
@@ -216,7 +217,7 @@ def _draft_engine(draft: Transformer, max_model_len: int, options: EngineOptions
     from nanovllm.llm.paged_engines import make_engine
 
     longest = min(max_model_len, draft.config.max_position)
-    alone = replace(options, speculative_config=None, num_gpu_blocks_override=None)
+    alone = replace(options, speculative_config=None, num_gpu_blocks_override=None, swap_space=0)
     if weight_of(draft).device.type == "cuda":  # its graphs decode one token a request
         alone = replace(alone, enforce_eager=True)
     return make_engine(draft, None, longest, alone)

@@ -15,18 +15,20 @@ from nanovllm.generation.errors import RequestError, check_request
 from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
 from nanovllm.generation.keys import sample_seed
 from nanovllm.generation.params import SamplingParams
-from nanovllm.llm.engine_levels import choose
 from nanovllm.llm.engine_options import read_engine_options
 from nanovllm.llm.kv_codes import check_kv_cache, token_bytes
 from nanovllm.llm.prompts import AnyPrompt, Prompt, read_params, read_prompt, read_prompts
+from nanovllm.llm.ranks import choose_level, load
 from nanovllm.llm.read_options import BUNDLED, read_device, read_dtype, read_max_model_len
-from nanovllm.llm.results import beam_outputs, completion_output
+from nanovllm.llm.results import beam_outputs, completion_output, prompt_output
 from nanovllm.llm.runner import Call, Runner
 from nanovllm.llm.tracking import Tracker, UseTqdm
-from nanovllm.llm.weight_codes import check_quantization, load_weights
+from nanovllm.llm.weight_codes import check_quantization
 from nanovllm.model.loader import resolve_folder
-from nanovllm.outputs import CompletionOutput, RequestOutput, StreamOutput
+from nanovllm.outputs import CompletionOutput, PromptLogprobs, RequestOutput, StreamOutput
 from nanovllm.tokenization.chat import ChatTemplate
+from nanovllm.tokenization.open_ended import open_ended
+from nanovllm.tokenization.template_tools import read_named_tokens, read_templates
 from nanovllm.tokenization.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -43,7 +45,8 @@ class LLM:
     together. seed: what requests without one of their own draw from; None: fresh randomness.
     engine_options: see EngineOptions; the engine is the best that the labs here allow.
 
-    Raises ModelFolderError, TokenizerError or OptionError, each one sentence with the way out.
+    Raises ModelFolderError, TokenizerError, OptionError or, where ranks cannot start, ExecutorDied;
+    each one sentence with the way out.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class LLM:
         **engine_options: Any,
     ) -> None:
         self.options = read_engine_options(engine_options)
-        self.level = choose(self.options.engine)
+        self.level = choose_level(self.options)
         self.level.check_options(engine_options)
         check_kv_cache(self.options)
         check_quantization(self.options.quantization)
@@ -73,7 +76,7 @@ class LLM:
             if isinstance(tokenizer, Tokenizer)
             else Tokenizer.from_pretrained(self._template_folder)
         )
-        self.model = load_weights(self.folder, self.dtype, self.device, self.options.quantization)
+        self.model = load(self.folder, self.dtype, self.device, self.options)
         stops = (*self.model.config.eos_token_ids, *sorted(self.tokenizer.stop_ids))
         # A chat model may stop at a token that only its tokenizer's files name.
         self.model.config = replace(self.model.config, eos_token_ids=tuple(dict.fromkeys(stops)))
@@ -98,6 +101,12 @@ class LLM:
         """The model's chat template. Raises ChatTemplateError where there is none."""
         return ChatTemplate.from_pretrained(self._template_folder)
 
+    @cached_property
+    def open_template(self) -> ChatTemplate:
+        """The same, open at the end of the last message. Raises ChatTemplateError as that."""
+        folder = self._template_folder
+        return ChatTemplate(open_ended(read_templates(folder)), read_named_tokens(folder))
+
     def get_tokenizer(self) -> Tokenizer:
         """Return the tokenizer."""
         return self.tokenizer
@@ -105,13 +114,26 @@ class LLM:
     def encode_chat(self, messages: Conversation, **variables: Any) -> list[int]:
         """Return the token ids of a conversation, up to where the assistant's answer begins.
 
-        Special tokens that a message spells stay plain text.
+        Special tokens that a message spells stay plain text. With `continue_final_message` (and
+        without `add_generation_prompt`) the last message goes on.
         """
-        return self.chat_template.encode(self.tokenizer, messages, **variables)
+        template, variables = self._template_for(variables)
+        return template.encode(self.tokenizer, messages, **variables)
 
     def _chat_prompt(self, messages: Conversation, **variables: Any) -> Prompt:
-        text = self.chat_template.render(messages, **variables)
-        return Prompt(text, self.encode_chat(messages, **variables))
+        template, seen = self._template_for(variables)
+        return Prompt(template.render(messages, **seen), self.encode_chat(messages, **variables))
+
+    def _template_for(self, variables: dict[str, Any]) -> tuple[ChatTemplate, dict[str, Any]]:
+        if not variables.get("continue_final_message"):
+            return self.chat_template, variables
+        if variables.get("add_generation_prompt", True):
+            raise RequestError(
+                "continue_final_message goes on with the last message, so it needs "
+                "add_generation_prompt=False."
+            )
+        seen = {name: v for name, v in variables.items() if name != "continue_final_message"}
+        return self.open_template, seen
 
     def generate(
         self,
@@ -132,15 +154,18 @@ class LLM:
         with Tracker(samples, use_tqdm) as tracker:
             call = self._submit(ids, asked, params)
             answers: dict[int, list[CompletionOutput]] = {i: [] for i in ids}
+            scores: dict[int, PromptLogprobs] = {}
             for event in self.runner.events(call):
                 tracker(event)
                 if isinstance(event, Finished):
                     answer = completion_output(event.completion, self.tokenizer)
                     answers[event.request_id].append(answer)
+                elif isinstance(event, Prefilled) and event.logprobs is not None:
+                    scores[event.request_id] = prompt_output(event.logprobs, self.tokenizer)
         for each in answers.values():
             each.sort(key=lambda answer: answer.index)
         return [
-            _request_output(i, prompt, answers[i], tracker, call.cached.get(i, 0))
+            _request_output(i, prompt, answers[i], tracker, call.cached.get(i, 0), scores.get(i))
             for i, prompt in zip(ids, asked, strict=True)
         ]
 
@@ -258,6 +283,9 @@ def _request_output(
     answers: list[CompletionOutput],
     tracker: Tracker,
     cached: int = 0,
+    scores: PromptLogprobs | None = None,
 ) -> RequestOutput:
     metrics = tracker.metrics(request, len(prompt.token_ids), cached)
-    return RequestOutput(str(request), prompt.text, prompt.token_ids, answers, metrics)
+    return RequestOutput(
+        str(request), prompt.text, prompt.token_ids, answers, metrics, prompt_logprobs=scores
+    )

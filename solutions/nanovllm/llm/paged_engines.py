@@ -7,8 +7,10 @@ from nanovllm.llm.guessing import Guessing, NoGuesses, speculation
 from nanovllm.llm.kv_codes import token_bytes
 from nanovllm.llm.lab_packages import is_mine, why_missing
 from nanovllm.llm.paged_store import attention_backend, paged_store
+from nanovllm.llm.scoring import salt_of
 from nanovllm.llm.weight_codes import has_codes
 from nanovllm.model.transformer import Transformer
+from nanovllm.paging.manager import BlockManager
 from nanovllm.paging.store import PagedStore
 from nanovllm.tokenization.tokenizer import Tokenizer
 
@@ -22,6 +24,7 @@ ABOVE = ("generation", "batching", "paging")
 def make_store(model: Transformer, max_model_len: int, options: EngineOptions) -> PagedStore:
     """Return where K and V live: lab 05's blocks, read by lab 06's kernels on a GPU."""
     weight = weight_of(model)
+    num_host_blocks = _num_host_blocks(model, options)
     return paged_store(
         model.config,
         _num_blocks(model, max_model_len, options),
@@ -29,7 +32,11 @@ def make_store(model: Transformer, max_model_len: int, options: EngineOptions) -
         weight.dtype,
         weight.device,
         enable_prefix_caching=options.enable_prefix_caching,
+        preemption="swap" if num_host_blocks else "recompute",
+        num_host_blocks=num_host_blocks,
+        swap_by_cost=num_host_blocks > 0,
         kv_cache_dtype=options.kv_cache_dtype,
+        salt_of=salt_of,
     )
 
 
@@ -109,14 +116,17 @@ def make_engine(
     if kind.startswith("compiled"):
         from nanovllm.fast import FastEngine
 
+        num_blocks = _num_blocks(model, max_model_len, options)
+        manager = BlockManager(num_blocks, options.block_size, salt_of=salt_of)
         return guessing.on(FastEngine)(
             model,
             config,
             tokenizer=tokenizer,
-            num_blocks=_num_blocks(model, max_model_len, options),
-            block_size=options.block_size,
+            num_blocks=manager.num_blocks,
+            manager=manager,
             draws=not is_mine("generation"),
             kv_cache_dtype=options.kv_cache_dtype,
+            num_host_blocks=_num_host_blocks(model, options),
         )
     store = make_store(model, max_model_len, options)
     if kind == "CUDA graphs":
@@ -124,6 +134,12 @@ def make_engine(
 
         return guessing.on(GpuEngine)(model, config, tokenizer=tokenizer, store=store)
     return guessing.on(Engine)(model, config, tokenizer=tokenizer, store=store)
+
+
+def _num_host_blocks(model: Transformer, options: EngineOptions) -> int:
+    """Blocks in host memory. Raises OptionError."""
+    per_token = token_bytes(model.config, weight_of(model).element_size(), options)
+    return options.num_host_blocks(per_token)
 
 
 def _num_blocks(model: Transformer, max_model_len: int, options: EngineOptions) -> int:

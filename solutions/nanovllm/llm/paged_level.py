@@ -20,6 +20,7 @@ class PagedRung(ContinuousRung):
         super().prepare()
         device = weight_of(self.model).device
         self.options.num_blocks(self.max_model_len, self.kv_bytes_per_token, device)
+        self.options.num_host_blocks(self.kv_bytes_per_token)
         self.guessing = speculation(self.model, self.max_model_len, self.options, self.tokenizer)
         self.step = step_kind(self.model, self.options)
 
@@ -48,4 +49,6 @@ class PagedRung(ContinuousRung):
         size = f"{store.num_blocks} blocks of {store.block_size} tokens"
         if self.options.kv_codes:
             size += f" in {self.options.kv_cache_dtype}"
+        if self.options.swap_space:
+            shared += f", up to {self.options.swap_space:g} GiB are swapped where that pays"
         return f"the step is {self.step}; {size}, {shared}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -50,13 +51,13 @@ def folds(block: DecoderBlock, head_dim: int) -> list[Fold]:
     """
     attention, mlp = block.self_attn, block.mlp
     hidden = torch.arange(attention.q_proj.in_features)
-    heads = (linear.weight.shape[0] // head_dim for linear in (attention.q_proj, attention.v_proj))
+    queries, values = (p.weight.shape[0] // head_dim for p in (attention.q_proj, attention.v_proj))
     gated = hasattr(mlp, "gate_proj")
     inner = ("mlp.gate_proj", "mlp.up_proj") if gated else ("mlp.up_proj",)
     projections = tuple(f"self_attn.{name}_proj" for name in "qkv")
     found = [
         Fold("input_layernorm", projections, hidden),
-        Fold("self_attn.v_proj", ("self_attn.o_proj",), value_channels(*heads, head_dim)),
+        Fold("self_attn.v_proj", ("self_attn.o_proj",), value_channels(queries, values, head_dim)),
         Fold("post_attention_layernorm", inner, hidden),
     ]
     if gated:
@@ -67,7 +68,7 @@ def folds(block: DecoderBlock, head_dim: int) -> list[Fold]:
 
 
 def search_scale(
-    weights: Sequence[Float[Tensor, "N K"]],
+    weights: Sequence[Float[Tensor, "_N K"]],
     inputs: Float[Tensor, "n K"],
     channel_of: Int[Tensor, "K"],
     scheme: Scheme,
@@ -97,12 +98,12 @@ def search_scale(
             error += float(((off @ h) * off).sum())
         if error < least:
             best, least = scale, error
-    return best
+    return best  # pyright: ignore[reportReturnType]  # of 20 candidates one is best
     ### END SOLUTION
 
 
 def fold(
-    source: nn.Module,
+    source: Any,
     readers: Sequence[nn.Linear],
     channel_of: Int[Tensor, "K"],
     scale: Float[Tensor, "S"],
@@ -167,14 +168,14 @@ def awq_block(block: DecoderBlock, inputs: Inputs, scheme: Scheme, head_dim: int
     inputs = dict(inputs)
     for one in folds(block, head_dim):
         source = block.get_submodule(one.source)
-        readers = [block.get_submodule(name) for name in one.readers]
+        readers: list[Any] = [block.get_submodule(name) for name in one.readers]
         weights = [reader.weight for reader in readers]
         scale = search_scale(weights, inputs[one.readers[0]], one.channel_of, scheme)
         fold(source, readers, one.channel_of, scale)
         for name in one.readers:
             inputs[name] = inputs[name] / scale[one.channel_of]
     for name, x in inputs.items():
-        linear = block.get_submodule(name)
+        linear: Any = block.get_submodule(name)
         plain = name.endswith(("q_proj", "k_proj"))
         weight = linear.weight if plain else clip(linear.weight, x, scheme)
         replace_linear(block, name, GroupedLinear(round_to_nearest(weight, scheme), linear.bias))

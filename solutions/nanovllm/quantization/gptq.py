@@ -1,5 +1,7 @@
 """GPTQ: columns are rounded one after another, and those to come make up for the error."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -89,7 +91,7 @@ def gptq_block(
     by GPTQ on the grid that `fit_grid` gives the weight as it was."""
     ### BEGIN SOLUTION
     for name, x in inputs.items():
-        linear = block.get_submodule(name)
+        linear: Any = block.get_submodule(name)
         grid = fit_grid(linear.weight, scheme)
         found = gptq(linear.weight, hessian(x), grid, act_order=act_order)
         replace_linear(block, name, GroupedLinear(found, linear.bias))

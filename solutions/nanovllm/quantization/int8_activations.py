@@ -41,7 +41,7 @@ def int8_matmul(a: Int8[Tensor, "T K"], b: Int8[Tensor, "N K"]) -> Int32[Tensor,
     tensor([[-2800]], dtype=torch.int32)
     """
     ### BEGIN SOLUTION
-    return padded_int_mm(a, b) if a.is_cuda else torch._int_mm(a, b.t())
+    return padded_int_mm(a, b) if a.is_cuda else torch._int_mm(a, b.t())  # pyright: ignore[reportPrivateImportUsage]  # it has no public name
     ### END SOLUTION
 
 
@@ -51,6 +51,8 @@ class Int8Linear(QuantizedLinear):
     Buffers: codes [N, K] int8 (those of the weight, less 128), scales [N] float16.
     """
 
+    codes: Tensor
+    scales: Tensor
     int8_activations = True
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:

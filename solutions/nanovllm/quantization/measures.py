@@ -29,7 +29,7 @@ def bits_per_weight(weight: QuantizedWeight) -> float:
     ### END SOLUTION
 
 
-def perplexity(losses: Sequence[Float[Tensor, "n"]]) -> float:
+def perplexity(losses: Sequence[Float[Tensor, "_n"]]) -> float:
     """exp of the mean loss of a token; `losses` has -log p in nats of each token, text by text.
 
     Every token counts the same, whether its text is long or short. Sums are float64.

@@ -50,8 +50,10 @@ def kv_facts(store: Any) -> dict[str, Any]:
     cached_blocks: held by nobody, but kept for requests that begin alike. prefix: tokens that were
     looked up in the prefix cache and those found, since the start; None where there is no cache.
     cache_dtype: "auto", or the codes that K and V are kept in; bytes_per_token: what a token takes
-    in all layers, or 0 where the store does not say how large it is.
+    in all layers, or 0 where the store does not say how large it is. swap: `Swapping.facts`; None
+    where preempted requests are always computed again.
     """
+    swapping = getattr(store, "swapping", None)
     stats = getattr(store, "prefix_stats", None)
     return {
         "total_tokens": store.total_tokens,
@@ -63,6 +65,7 @@ def kv_facts(store: Any) -> dict[str, Any]:
         "bytes_per_token": getattr(store, "nbytes", 0) // store.total_tokens,
         "cached_blocks": [] if stats is None else store.cached_blocks(),
         "prefix": None if stats is None else {"queries": stats.queries, "hits": stats.hits},
+        "swap": None if swapping is None else swapping.facts(),
     }
 
 

@@ -49,13 +49,13 @@ class DraftModel:
             ]
             if not rows:
                 break
-            chunks = [self._chunk(copies[i]) for i in rows]
+            chunks = [self._chunk(copy) for i in rows if (copy := copies[i])]
             drawn, q = self._forward(Plan(tuple(chunks)))
             for place, (i, chunk) in enumerate(zip(rows, chunks, strict=True)):
                 self._fed[chunk.request] = chunk.end
                 if isinstance(drawn[place], Sampled):
                     guessed[i].append(drawn[place].token_id)
-                    copies[i].sequence.output_token_ids.append(drawn[place].token_id)
+                    chunk.request.sequence.output_token_ids.append(drawn[place].token_id)
                     if q is not None:
                         probs[i].append(q[place])
                 else:

@@ -61,7 +61,7 @@ class TokenTree:
         return torch.cat((torch.ones(count, stored, dtype=torch.bool), own), dim=1)
         ### END SOLUTION
 
-    def positions(self, stored: int) -> Int[Tensor, M + 1]:
+    def positions(self, stored: int) -> Int[Tensor, " M+1"]:
         """Where each would stand in the text: the known token, then the nodes, by depth.
 
         `stored` tokens stand before the known one.
@@ -149,7 +149,7 @@ def best_tree(
     def grow(node: int, score: float, path: tuple[int, ...]) -> None:
         if len(path) == depth:
             return
-        logprobs: Float[Tensor, V] = logits_behind(path).log_softmax(dim=-1)
+        logprobs: Float[Tensor, " V"] = logits_behind(path).log_softmax(dim=-1)
         top = logprobs.topk(min(width, len(logprobs)))
         for value, token in zip(top.values.tolist(), top.indices.tolist(), strict=True):
             open_.append((score + value, node, token, (*path, token)))

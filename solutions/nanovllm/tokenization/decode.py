@@ -36,7 +36,7 @@ class Decoder:
 
     ### BEGIN SOLUTION
     def __init__(self, spec: TokenizerSpec) -> None:
-        self.bytes_of = {id: token for token, id in spec.model.vocab.items()}
+        self.bytes_of: dict[int, bytes] = {id: token for token, id in spec.model.vocab.items()}
         if spec.model.byte_fallback:
             single = {byte_token(byte): bytes([byte]) for byte in range(256)}
             self.bytes_of = {

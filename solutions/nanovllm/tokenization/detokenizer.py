@@ -1,16 +1,16 @@
 """Text of a token stream, piece by piece: `StreamingDetokenizer`."""
 
 ### BEGIN SOLUTION
-import codecs
+from encodings.utf_8 import IncrementalDecoder
 
 from nanovllm.tokenization.tokenizer import Tokenizer
 
 
-class _Decoder(codecs.getincrementaldecoder("utf-8")):
+class _Decoder(IncrementalDecoder):
     """Python's decoder waits for the third byte of a surrogate, which can be no character."""
 
-    def decode(self, data: bytes, final: bool = False) -> str:
-        text = super().decode(data, final)
+    def decode(self, input: bytes, final: bool = False) -> str:
+        text = super().decode(input, final)
         if b"\xed\xa0" <= self.getstate()[0] < b"\xee":
             text += super().decode(b"", final=True)
         return text

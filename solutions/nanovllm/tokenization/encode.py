@@ -171,7 +171,7 @@ class Encoder:
         pieces = self._pieces(word)
         if self.spec.unk_id is None:
             pieces = [piece for piece in pieces if piece in self.vocab]
-        return [self.vocab.get(t, self.spec.unk_id) for t in merge_word(pieces, self.ranks)]
+        return [self.vocab.get(t, self.spec.unk_id) for t in merge_word(pieces, self.ranks)]  # pyright: ignore[reportReturnType]  # without unk_id all pieces are known
 
     def _pieces(self, word: bytes) -> list[bytes]:
         if not self.spec.model.byte_fallback:

@@ -1,0 +1,859 @@
+"""Task 5: workers and executor."""
+
+import random
+import threading
+
+import pytest
+import torch
+
+from grader import expect
+from nanovllm.parallel.errors import ExecutorDied, ParallelError
+from nanovllm.parallel.executor import Executor
+from nanovllm.parallel.executor_interface import RankFacts
+from nanovllm.parallel.line import Line, LineError, make_line, ready
+from nanovllm.parallel.worker import run_worker
+
+PATIENCE = 20.0  # seconds until a call that does not end is given up; right code needs none
+LONG = 600.0  # a timeout that must not be what ends a call
+
+
+class TwoPartError(Exception):
+    """Its arguments are not its message: pickle cannot make it again."""
+
+    def __init__(self, what, why):
+        super().__init__(f"{what} because of {why}")
+
+
+class EchoShare:
+    """A share without a model: it notes what is asked of it."""
+
+    def __init__(self, rank, answering=0, num_blocks=8, checkpoint="same"):
+        self.facts = RankFacts(rank, rank == answering, checkpoint, num_blocks, 100 + rank, 10)
+        self.rank, self.heard, self.buffer = rank, [], torch.zeros(4)
+        self.held, self.busy = threading.Event(), threading.Event()
+
+    def reserve(self, num_blocks):
+        self.heard.append(("reserve", num_blocks))
+
+    def echo(self, *args):
+        self.heard.append(args)
+        return self.rank, *args
+
+    def add(self, x, y):
+        self.heard.append("add")
+        return x + y + self.rank
+
+    def mode(self):
+        self.heard.append(torch.is_inference_mode_enabled())
+        return self.heard[-1]
+
+    def count_up(self):
+        self.buffer += 1
+        return self.buffer
+
+    def ones(self, size):
+        return torch.ones(size)
+
+    def fail(self, error, ranks=None):
+        if ranks is None or self.rank in ranks:
+            raise error
+        return self.rank
+
+    def fail_foreign(self):
+        class LocalError(Exception):
+            pass
+
+        raise LocalError(f"of a class that only a rank has, in {type(self).__name__}")
+
+    def fail_apart(self):
+        raise (ValueError, KeyError)[self.rank % 2]("a reason of its own")
+
+    def hold(self):
+        self.busy.set()
+        self.held.wait(PATIENCE)
+        return "late"
+
+
+class ThreadSeat:
+    """A rank in a thread; `cut` ends it as a killed process ends: its line closes."""
+
+    def __init__(self, rank, load, fault=None, patience=30.0):
+        self.rank, self.stops, self.dead = rank, [], False
+        self.line, self.there = make_line(patience)
+        worker_end = self.there
+        if fault is not None:
+            middle, worker_end = make_line()
+            threading.Thread(target=self.relay, args=(middle, fault), daemon=True).start()
+        self.worker_end = worker_end
+        self.thread = threading.Thread(target=self.work, args=(load,), daemon=True)
+        self.thread.start()
+
+    def work(self, load):
+        try:
+            run_worker(self.worker_end, load)
+        except LineError:
+            self.dead = "raised"
+        self.worker_end.close()
+
+    def relay(self, middle, fault):
+        """Pass messages on; `fault(number, data)` says what becomes of each answer."""
+        number = 0
+        try:
+            while True:
+                for end in ready([self.there, middle]):
+                    if end is self.there:
+                        middle.send(self.there.receive())
+                    else:
+                        for data in fault(number, middle.receive()):
+                            self.there.send(data)
+                        number += 1
+        except (LineError, OSError):
+            middle.close()
+            self.there.close()
+
+    def cut(self):
+        self.dead = True
+        self.worker_end.close()
+
+    @property
+    def alive(self):
+        return not self.dead
+
+    def why_ended(self):
+        return "killed by signal 9"
+
+    def stop(self, grace):
+        self.stops.append(grace)
+        self.dead = True
+
+
+def ends(action, call, cause=""):
+    """What an action returns or raises; a card in place of a hang."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(("returned", action()))
+        except BaseException as error:
+            outcome.append(("raised", error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    expect.that(
+        outcome,
+        f"it ends; after {PATIENCE:.0f} s it still waits",
+        call=call,
+        cause=cause or "whoever waits for a rank must notice its end",
+    )
+    kind, value = outcome[0]
+    if isinstance(value, NotImplementedError):
+        raise value
+    return kind, value
+
+
+def returns(action, call, cause=""):
+    kind, value = ends(action, call, cause)
+    expect.that(
+        kind == "returned",
+        "it returns",
+        observed=value if kind == "raised" else None,
+        call=call,
+        cause=cause,
+    )
+    return value
+
+
+def raises(error, action, call, cause=""):
+    kind, value = ends(action, call, cause)
+    expect.that(
+        kind == "raised" and isinstance(value, error),
+        f"it raises {error.__name__}",
+        observed=f"{type(value).__name__}: {value}" if kind == "raised" else value,
+        call=call,
+        cause=cause,
+    )
+    return value
+
+
+def seats_of(shares, faults=None, patience=30.0):
+    faults = faults or {}
+    return [ThreadSeat(s.rank, lambda s=s: s, faults.get(s.rank), patience) for s in shares]
+
+
+def started(shares, faults=None, patience=30.0, **limits):
+    """An executor of these shares, and its ranks."""
+    seats = seats_of(shares, faults, patience)
+    limits = {"timeout": LONG, "start_timeout": LONG, "grace": 0.5} | limits
+    executor = returns(
+        lambda: Executor(seats, **limits), f"Executor of {len(shares)} ranks that are ready"
+    )
+    return executor, seats
+
+
+def all_gone(seats, call):
+    expect(
+        [bool(seat.stops) for seat in seats],
+        [True] * len(seats),
+        call=f"whether each rank was told to stop, after {call}",
+        cause="call `stop` of every handle: no process may be left behind",
+    )
+
+
+def names_rank(error, rank, call):
+    expect.that(
+        str(rank) in str(error),
+        f"the sentence names rank {rank}",
+        observed=str(error),
+        call=call,
+    )
+
+
+@pytest.mark.check(task=5, points=1, title="A call goes to every rank, one of them answers")
+def test_call():
+    shares = [EchoShare(rank, answering=2) for rank in range(3)]
+    executor, _ = started(shares)
+    found = [
+        returns(lambda: executor.call("echo"), 'call("echo"), rank 2 of 3 answers'),
+        returns(lambda: executor.call("echo", "a", None), 'call("echo", "a", None)'),
+        returns(lambda: executor.call("echo", {"b": [1, 2]}), 'call("echo", {"b": [1, 2]})'),
+    ]
+    expect(
+        found,
+        [(2,), (2, "a", None), (2, {"b": [1, 2]})],
+        call='call("echo", ...) three times; rank 2 of 3 answers',
+        cause="the result is that of the rank whose facts say `answers`",
+    )
+    expect(
+        [share.heard[1:] for share in shares],
+        [[(), ("a", None), ({"b": [1, 2]},)]] * 3,
+        call="what each share was asked, after reserve",
+    )
+    x = torch.arange(6.0).view(2, 3).T
+    sum_ = returns(lambda: executor.call("add", x, 1), 'call("add", a tensor [3, 2], 1)')
+    expect(sum_, x + 3, call='call("add", x, 1) of shares that add their rank, 2, as well')
+    for dtype in (torch.bfloat16, torch.int64):
+        y = torch.tensor([[1, 2]], dtype=dtype)
+        got = returns(lambda y=y: executor.call("add", y, y), f'call("add", x, x) in {dtype}')
+        expect([got.dtype, got], [dtype, y + y + 2], call=f'call("add", x, x) in {dtype}')
+    executor.close()
+
+
+@pytest.mark.check(task=5, points=1, title="One message to each rank, one back")
+def test_messages():
+    shares = [EchoShare(rank) for rank in range(3)]
+    executor, seats = started(shares)
+    before = [(seat.line.sent, seat.line.received) for seat in seats]
+    for number in range(4):
+        returns(lambda n=number: executor.call("echo", n), 'call("echo", ...)')
+    expect(
+        [
+            (seat.line.sent - sent, seat.line.received - received)
+            for seat, (sent, received) in zip(seats, before, strict=True)
+        ],
+        [(4, 4)] * 3,
+        call="messages (to, from) each of 3 ranks in 4 calls",
+        cause="a step has one message to each rank and one answer, also from those whose result "
+        "nobody wants: by it the executor knows that they have done",
+    )
+    executor.close()
+
+
+@pytest.mark.check(task=5, points=1, title="Only the rank that answers sends its result")
+def test_small_answers():
+    shares = [EchoShare(rank, answering=1) for rank in range(3)]
+    executor, seats = started(shares)
+    before = [seat.worker_end.bytes_sent for seat in seats]
+    got = returns(lambda: executor.call("ones", 50_000), 'call("ones", 50000)')
+    expect(got.shape, torch.Size([50_000]), call='the shape of call("ones", 50000)')
+    sent = [seat.worker_end.bytes_sent - n for seat, n in zip(seats, before, strict=True)]
+    expect(
+        [count < 5_000 for count in sent],
+        [True, False, True],
+        call="which ranks sent less than 5,000 bytes for a result of 200,000; rank 1 answers",
+        cause="logits of all ranks would be sent and read for nothing",
+    )
+    executor.close()
+
+
+@pytest.mark.check(task=5, points=2, title="As many blocks as the poorest rank has")
+def test_blocks():
+    for counts in ([9, 5, 7], [5, 9, 7], [7, 9, 5]):
+        shares = [EchoShare(rank, num_blocks=n) for rank, n in enumerate(counts)]
+        executor, _ = started(shares)
+        expect(
+            [executor.num_blocks, *(share.heard for share in shares)],
+            [5, *[[("reserve", 5)]] * 3],
+            call=f"num_blocks, and what was asked of each share, whose ranks have {counts} blocks",
+            cause="a block number means the same block on every rank, so all have the least",
+        )
+        executor.close()
+
+
+@pytest.mark.check(task=5, points=2, title="inference_mode is a thread's own")
+def test_inference_mode():
+    shares = [EchoShare(rank) for rank in range(2)]
+    executor, _ = started(shares)
+    for _ in range(2):
+        returns(lambda: executor.call("mode"), 'call("mode")')
+    expect(
+        [share.heard[1:] for share in shares],
+        [[True, True]] * 2,
+        call="torch.is_inference_mode_enabled() in two calls of each share",
+        cause="the driver's inference_mode does not hold in a rank's thread or process",
+    )
+    executor.close()
+
+
+@pytest.mark.check(task=5, points=1, title="A result is a copy")
+def test_results_stay():
+    executor, _ = started([EchoShare(0)])
+    found = [returns(lambda: executor.call("count_up"), 'call("count_up")') for _ in range(3)]
+    expect(
+        torch.stack(found),
+        torch.tensor([[1.0] * 4, [2.0] * 4, [3.0] * 4]),
+        call="three results of a share that writes each into the same tensor",
+        cause="the next step writes over the logits of the last one",
+    )
+    executor.close()
+
+
+@pytest.mark.check(task=5, points=2, title="What all ranks raise is raised here, and work goes on")
+def test_alike():
+    shares = [EchoShare(rank) for rank in range(3)]
+    executor, _ = started(shares)
+    for error in (ValueError("no such block: 7"), ParallelError("does not fit")):
+        got = raises(
+            type(error),
+            lambda e=error: executor.call("fail", e),
+            f"a call that raises {error!r} on all ranks",
+            "what all ranks raise alike leaves them in step",
+        )
+        expect(
+            [type(got).__name__, str(got)],
+            [type(error).__name__, str(error)],
+            call=f"type and message of what a call raises that raises {error!r} on all ranks",
+        )
+        after = returns(lambda: executor.call("echo", 1), "the call after it")
+        expect(after, (0, 1), call='call("echo", 1) after a call that raised on all ranks')
+    expect(
+        executor.failure is None, True, call="executor.failure is None, after errors of all ranks"
+    )
+    executor.close()
+
+
+@pytest.mark.check(task=5, points=1, title="Errors that cannot travel")
+def test_foreign_errors():
+    executor, _ = started([EchoShare(rank) for rank in range(2)])
+    error = raises(
+        RuntimeError,
+        lambda: executor.call("fail_foreign"),
+        "a call that raises a class made in a function, on all ranks",
+        "such an error cannot be pickled; send its name and its message",
+    )
+    expect.that(
+        "LocalError" in str(error) and "only a rank has" in str(error),
+        "the RuntimeError holds the name of the class and the message",
+        observed=str(error),
+        call="a call that raises LocalError(...) on all ranks",
+    )
+    holder = EchoShare(0)
+    holder.fail_two = lambda: (_ for _ in ()).throw(TwoPartError("a stop", "a fault"))
+    other, _ = started([holder])
+    error = raises(
+        RuntimeError,
+        lambda: other.call("fail_two"),
+        "a call that raises an error which pickles, but cannot be made again from its message",
+        "an error may be pickled and yet fail to unpickle: try both where it is raised",
+    )
+    expect.that(
+        "TwoPartError" in str(error) and "a stop because of a fault" in str(error),
+        "the RuntimeError holds the name of the class and the message",
+        observed=str(error),
+        call="a call that raises TwoPartError('a stop', 'a fault')",
+    )
+    for one in (executor, other):
+        expect(
+            returns(lambda one=one: one.call("echo", 2), "the call after it"),
+            (0, 2),
+            call='call("echo", 2) after such an error',
+        )
+        one.close()
+
+
+@pytest.mark.check(task=5, points=2, title="Ranks that fail apart are out of step")
+def test_apart():
+    cases = [("fail", (ValueError("only here"), (1,)), 1), ("fail_apart", (), None)]
+    cases.append(("fail", (ValueError("only here"), (0,)), 0))
+    for method, args, rank in cases:
+        executor, seats = started([EchoShare(rank) for rank in range(3)])
+        call = f"call({method!r}) that raises " + (
+            "other errors on other ranks" if rank is None else f"on rank {rank} of 3 alone"
+        )
+        error = raises(
+            ExecutorDied,
+            lambda e=executor, m=method, a=args: e.call(m, *a),
+            call,
+            "one rank has done its step and another has not: nobody knows what is in their caches",
+        )
+        if rank is not None:
+            names_rank(error, rank, call)
+        all_gone(seats, call)
+        raises(ExecutorDied, lambda e=executor: e.call("echo", 1), f"a further call, after {call}")
+
+
+@pytest.mark.check(task=5, points=1, title="One rank waits, the other has raised")
+def test_grace():
+    shares = [EchoShare(rank) for rank in range(2)]
+    shares[1].hold = lambda: (_ for _ in ()).throw(ValueError("broken"))
+    executor, seats = started(shares, grace=0.3)
+    call = "a call in which rank 1 raises and rank 0 waits for it for ever (timeout 600, grace 0.3)"
+    error = raises(
+        ExecutorDied,
+        lambda: executor.call("hold"),
+        call,
+        "after the first error, wait for the others no longer than the grace",
+    )
+    names_rank(error, 1, call)
+    expect.that(
+        "broken" in str(error), "the sentence says what was raised", observed=str(error), call=call
+    )
+    all_gone(seats, call)
+    shares[0].held.set()
+
+
+@pytest.mark.check(task=5, points=2, title="A rank that ends, ends the wait")
+def test_death():
+    for moment in ("while it computes", "between calls", "after its answer"):
+        for victim in (0, 1):
+            shares = [EchoShare(rank) for rank in range(2)]
+            executor, seats = started(shares)
+            action = lambda e=executor: e.call("hold")  # noqa: E731
+            if moment == "while it computes":
+
+                def kill(shares=shares, seats=seats, victim=victim):
+                    shares[victim].busy.wait(PATIENCE)
+                    seats[victim].cut()
+
+                threading.Thread(target=kill, daemon=True).start()
+            elif moment == "between calls":
+                seats[victim].cut()
+            else:
+                shares[victim].hold = lambda: 1
+
+                def kill(shares=shares, seats=seats, victim=victim):
+                    shares[1 - victim].busy.wait(PATIENCE)
+                    seats[victim].cut()
+
+                threading.Thread(target=kill, daemon=True).start()
+            call = f"a call where rank {victim} of 2 is killed {moment}; the other never answers"
+            error = raises(ExecutorDied, action, call)
+            names_rank(error, victim, call)
+            expect.that(
+                "signal 9" in str(error),
+                "the sentence holds what the handle knows of its end (why_ended)",
+                observed=str(error),
+                call=call,
+            )
+            all_gone(seats, call)
+            raises(ExecutorDied, lambda e=executor: e.call("echo"), f"a further call, after {call}")
+            expect(
+                isinstance(executor.failure, ExecutorDied),
+                True,
+                call=f"executor.failure is an ExecutorDied, after {call}",
+            )
+            for share in shares:
+                share.held.set()
+
+
+@pytest.mark.check(task=5, points=1, title="Its line may stay open")
+def test_death_unseen():
+    shares = [EchoShare(rank) for rank in range(2)]
+    executor, seats = started(shares)
+
+    def die():
+        shares[1].busy.wait(PATIENCE)
+        seats[1].dead = True
+
+    threading.Thread(target=die, daemon=True).start()
+    call = "a call in which rank 1 ends, but somebody else holds its end of the line open"
+    error = raises(
+        ExecutorDied,
+        lambda: executor.call("hold"),
+        call,
+        "a process may end and its line stay open: ask `alive` of the handles now and then",
+    )
+    names_rank(error, 1, call)
+    all_gone(seats, call)
+    for share in shares:
+        share.held.set()
+
+
+@pytest.mark.check(task=5, points=2, title="A rank that says nothing, or does not read")
+def test_silence():
+    shares = [EchoShare(rank) for rank in range(2)]
+    shares[0].hold = lambda: 1
+    executor, seats = started(shares, timeout=0.3)
+    call = "a call that rank 0 answers and rank 1 does not (timeout 0.3)"
+    error = raises(ExecutorDied, lambda: executor.call("hold"), call)
+    names_rank(error, 1, call)
+    all_gone(seats, call)
+    shares[1].held.set()
+
+    line, there = make_line(patience=0.3)
+    seat = ThreadSeat(0, lambda: EchoShare(0))
+    executor = returns(lambda: Executor([seat], timeout=LONG), "Executor of one rank")
+    seat.line, there_too = line, there  # from now on nobody reads at the other end
+    call = "a call with a message of 4 MB to a rank that does not read"
+    error = raises(
+        ExecutorDied,
+        lambda: executor.call("add", torch.zeros(1_000_000), 1),
+        call,
+        "`send` raises LineTimeout where a rank was stopped: half a message is no message",
+    )
+    names_rank(error, 0, call)
+    all_gone([seat], call)
+    there_too.close()
+
+
+@pytest.mark.check(task=5, points=2, title="Answers that come twice, or to nothing")
+def test_twice():
+    def twice(at):
+        return lambda number, data: [data, data] if number == at else [data]
+
+    for at in (2, 3):
+        executor, seats = started([EchoShare(0), EchoShare(1)], {1: twice(at), 0: twice(at)})
+        for number in range(at - 1):
+            returns(lambda e=executor, n=number: e.call("echo", n), 'call("echo", ...)')
+        call = f"the call after one that was answered twice (call {at})"
+        error = raises(
+            ExecutorDied,
+            lambda e=executor: e.call("echo", "next"),
+            call,
+            "number your calls, and let the answers carry the number",
+        )
+        all_gone(seats, call)
+        expect.that(
+            isinstance(error, ExecutorDied), "it raises ExecutorDied", observed=error, call=call
+        )
+
+    kept = []
+
+    def early(number, data):
+        kept.append(data)
+        return [] if number == 2 else [data]
+
+    executor, seats = started([EchoShare(0), EchoShare(1)], {1: early}, timeout=0.5)
+    call = "a call whose answer from rank 1 is lost (timeout 0.5)"
+    error = raises(ExecutorDied, lambda: executor.call("echo", 1), call)
+    names_rank(error, 1, call)
+    all_gone(seats, call)
+
+
+class InterruptedLine(Line):
+    """Ctrl-C comes when an answer is about to be read, once."""
+
+    interrupt = False
+
+    def receive(self, timeout=None):
+        if InterruptedLine.interrupt:
+            InterruptedLine.interrupt = False
+            raise KeyboardInterrupt
+        return super().receive(timeout)
+
+
+class InterruptedSend(Line):
+    """Ctrl-C comes when the second message is about to be sent."""
+
+    interrupt = False
+
+    def send(self, data):
+        if InterruptedSend.interrupt:
+            InterruptedSend.interrupt = False
+            raise KeyboardInterrupt
+        super().send(data)
+
+
+@pytest.mark.check(task=5, points=1, title="Ctrl-C")
+def test_interrupt():
+    shares = [EchoShare(rank) for rank in range(2)]
+    seats = seats_of(shares)
+    for seat in seats:
+        seat.line.__class__ = InterruptedLine
+    executor = returns(lambda: Executor(seats, timeout=LONG), "Executor of 2 ranks")
+    for number in range(3):
+        InterruptedLine.interrupt = True
+        call = f'call("echo", {number}), interrupted by Ctrl-C while it waits'
+        raises(KeyboardInterrupt, lambda n=number: executor.call("echo", n), call)
+        got = returns(
+            lambda n=number: executor.call("echo", f"after {n}"),
+            f"the call after {call}",
+            "the answers to the call that was given up come late: throw them away",
+        )
+        expect(got, (0, f"after {number}"), call=f"the call after {call}")
+    expect(executor.failure is None, True, call="executor.failure is None, after three Ctrl-C")
+    executor.close()
+
+    seats = seats_of([EchoShare(rank) for rank in range(2)])
+    executor = returns(lambda: Executor(seats, timeout=LONG), "Executor of 2 ranks")
+    seats[1].line.__class__ = InterruptedSend
+    InterruptedSend.interrupt = True
+    call = "a call interrupted by Ctrl-C when rank 0 has its message and rank 1 has not"
+    raises(KeyboardInterrupt, lambda: executor.call("echo", 1), call)
+    raises(
+        ExecutorDied,
+        lambda: executor.call("echo", 2),
+        f"the call after {call}",
+        "one rank computes the step and the other does not: they are out of step",
+    )
+    all_gone(seats, call)
+
+
+def refused(error, shares, call, cause="", **limits):
+    """An Executor that must not come to be."""
+    seats = [
+        ThreadSeat(rank, share if callable(share) else lambda s=share: s)
+        for rank, share in enumerate(shares)
+    ]
+    limits = {"timeout": LONG, "start_timeout": LONG, "grace": 0.3} | limits
+    found = raises(error, lambda: Executor(seats, **limits), call, cause)
+    all_gone(seats, call)
+    return found
+
+
+def broken(error):
+    def load():
+        raise error
+
+    return load
+
+
+@pytest.mark.check(task=5, points=2, title="Ranks that cannot start")
+def test_start():
+    error = refused(
+        ParallelError,
+        [broken(ParallelError("14 heads do not divide by 4"))] * 2,
+        "Executor of ranks whose load raises ParallelError on all of them",
+    )
+    expect(str(error), "14 heads do not divide by 4", call="the message of that error")
+    for place, shares in enumerate(
+        (
+            [EchoShare(0), broken(OSError("no such file"))],
+            [broken(OSError("no such file")), EchoShare(1)],
+        )
+    ):
+        call = f"Executor whose rank {1 - place} alone cannot load"
+        error = refused(ExecutorDied, shares, call)
+        names_rank(error, 1 - place, call)
+        expect.that("no such file" in str(error), "it says why", observed=str(error), call=call)
+    call = "Executor whose rank 1 never is ready (start_timeout 0.3)"
+    forever = threading.Event()
+    error = refused(
+        ExecutorDied, [EchoShare(0), lambda: forever.wait(PATIENCE)], call, start_timeout=0.3
+    )
+    names_rank(error, 1, call)
+    forever.set()
+    shares = [EchoShare(rank) for rank in range(2)]
+    for share in shares:
+        share.reserve = broken_reserve
+    refused(MemoryError, shares, "Executor whose `reserve` raises MemoryError on all ranks")
+
+
+def broken_reserve(num_blocks):
+    raise MemoryError(f"no room for {num_blocks} blocks")
+
+
+@pytest.mark.check(task=5, points=1, title="Ranks that do not fit together")
+def test_facts():
+    call = "Executor of ranks of which rank 2 has read another checkpoint"
+    shares = [EchoShare(0), EchoShare(1), EchoShare(2, checkpoint="other")]
+    error = refused(ExecutorDied, shares, call, "compare the checkpoints of the facts")
+    names_rank(error, 2, call)
+    call = "Executor of ranks of which rank 1 has memory for 0 blocks"
+    error = refused(ExecutorDied, [EchoShare(0), EchoShare(1, num_blocks=0)], call)
+    names_rank(error, 1, call)
+    refused(
+        ExecutorDied,
+        [EchoShare(0, answering=5), EchoShare(1, answering=5)],
+        "Executor of ranks of which none answers",
+    )
+    refused(
+        ExecutorDied,
+        [EchoShare(0, answering=0), EchoShare(1, answering=1)],
+        "Executor of two ranks that both answer",
+    )
+
+
+@pytest.mark.check(task=5, points=1, title="Close, and once is enough")
+def test_close():
+    shares = [EchoShare(rank) for rank in range(2)]
+    executor, seats = started(shares)
+    expect(executor.failure is None, True, call="executor.failure is None, while all is well")
+    returns(executor.close, "close()")
+    all_gone(seats, "close()")
+    for seat in seats:
+        seat.thread.join(PATIENCE)
+    expect(
+        [(seat.thread.is_alive(), seat.dead) for seat in seats],
+        [(False, True)] * 2,
+        call="whether run_worker still runs, after close()",
+        cause="a worker returns when its line is closed",
+    )
+    counts = [len(seat.stops) for seat in seats]
+    returns(executor.close, "close() again")
+    expect([len(seat.stops) for seat in seats], counts, call="calls of `stop`, after close() again")
+    raises(ExecutorDied, lambda: executor.call("echo"), "a call after close()")
+    expect(
+        isinstance(executor.failure, ExecutorDied),
+        True,
+        call="executor.failure is an ExecutorDied, after close()",
+    )
+    executor, seats = started([EchoShare(0)])
+    seats[0].cut()
+    expect(
+        isinstance(executor.failure, ExecutorDied),
+        True,
+        call="executor.failure is an ExecutorDied, when a rank has ended between calls",
+    )
+    returns(executor.close, "close() of ranks that have ended")
+
+
+@pytest.mark.check(task=5, points=1, title="Each rank in numbers")
+def test_rows():
+    shares = [EchoShare(rank, num_blocks=4 + rank) for rank in range(2)]
+    executor, seats = started(shares)
+    for number in range(3):
+        returns(lambda n=number: executor.call("echo", n), 'call("echo", ...)')
+    rows = returns(executor.rows, "rows()")
+    expect(
+        [(r.rank, r.weight_bytes, r.kv_bytes, r.messages, r.last_call) for r in rows],
+        [(0, 100, 40, seats[0].line.sent, 4), (1, 101, 40, seats[1].line.sent, 4)],
+        call="(rank, weight_bytes, kv_bytes, messages, last_call) of each row, after reserve and "
+        "three calls; 4 blocks of 10 bytes",
+        cause="every rank has num_blocks blocks, not those it has memory for",
+    )
+    executor.close()
+
+
+@pytest.mark.check(task=5, points=1, title="A driver that dies takes its workers along")
+def test_driver_gone():
+    for moment in ("before it is ready", "while it waits", "while it computes"):
+        line, there = make_line()
+        share, left = EchoShare(0), []
+        loading = threading.Event()
+
+        def load(share=share, loading=loading, moment=moment):
+            if moment == "before it is ready":
+                loading.wait(PATIENCE)
+            return share
+
+        def life(there=there, load=load, left=left):
+            left.append(ends(lambda: run_worker(there, load), "run_worker")[0])
+
+        thread = threading.Thread(target=life, daemon=True)
+        thread.start()
+        if moment == "while it waits":
+            line.receive(PATIENCE)
+        line.close()
+        loading.set()
+        thread.join(PATIENCE)
+        expect(
+            left,
+            ["returned"],
+            call=f"run_worker whose line is closed {moment}",
+            cause="its line is closed: nobody can be told, so it just returns",
+        )
+
+
+KILLED = """
+import os, signal
+from nanovllm.parallel.executor_interface import RankFacts
+
+
+class Share:
+    def __init__(self):
+        self.facts = RankFacts(0, True, "same", 8, 1, 1)
+
+    def reserve(self, num_blocks):
+        pass
+
+    def pid(self):
+        return os.getpid()
+
+    def kill(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Spec:
+    size = 1
+
+    def load(self, rank):
+        return Share()
+"""
+
+
+@pytest.mark.check(task=5, points=1, title="kill -9 of a process")
+def test_process(tmp_path, monkeypatch):
+    import importlib
+
+    from nanovllm.parallel.launch import start_processes
+
+    (tmp_path / "killed_rank.py").write_text(KILLED, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    ranks = start_processes(importlib.import_module("killed_rank").Spec())
+    executor = Executor(ranks, timeout=LONG, start_timeout=60.0)
+    expect(
+        executor.call("pid"), ranks[0].process.pid, call='call("pid") of a rank that is a process'
+    )
+    error = raises(
+        ExecutorDied, lambda: executor.call("kill"), "a call in which a rank kills itself"
+    )
+    names_rank(error, 0, "a call in which a rank kills itself")
+    expect(
+        [rank.process.poll() for rank in ranks],
+        [-9],
+        call="the exit code of the process, right after ExecutorDied",
+        cause="stop every handle before you raise: a process that nobody waits for stays a zombie",
+    )
+
+
+def history(seed):
+    """A random run against a simple model of what must come of it."""
+    rng = random.Random(seed)
+    size = rng.randint(1, 4)
+    shares = [EchoShare(rank, answering=rng.randrange(size)) for rank in range(size)]
+    answering = rng.randrange(size)
+    shares = [EchoShare(rank, answering, rng.randint(1, 9)) for rank in range(size)]
+    executor, seats = started(shares, grace=0.2)
+    told = []
+    for number in range(rng.randint(2, 8)):
+        kind = rng.choice(["echo", "echo", "echo", "alike", "kill", "apart"])
+        if kind == "apart" and size == 1:
+            kind = "alike"
+        told.append(kind)
+        call = f"call {number} ({kind}) of {size} ranks, seed {seed}"
+        if kind == "echo":
+            got = returns(lambda n=number: executor.call("echo", n), call)
+            expect(got, (answering, number), call=call, given={"before": told})
+        elif kind == "alike":
+            error = raises(KeyError, lambda n=number: executor.call("fail", KeyError(n)), call)
+            expect(error.args, (number,), call=f"args of the error of {call}")
+        else:
+            victim = rng.randrange(size)
+            if kind == "kill":
+                seats[victim].cut()
+                action = lambda n=number: executor.call("echo", n)  # noqa: E731
+            else:
+                action = lambda v=victim: executor.call("fail", ValueError("x"), (v,))  # noqa: E731
+            error = raises(ExecutorDied, action, call)
+            names_rank(error, victim, call)
+            break
+    executor.close()
+    all_gone(seats, f"a history of {told}, seed {seed}")
+
+
+@pytest.mark.check(task=5, points=1, title="Random histories")
+def test_random():
+    for seed in range(25):
+        history(seed)

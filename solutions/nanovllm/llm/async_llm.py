@@ -1,0 +1,124 @@
+"""`AsyncLLM`: an LLM for an event loop; many answers at once, each an async generator."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanovllm.batching.events import Aborted, Failed
+from nanovllm.generation.errors import RequestError
+from nanovllm.generation.events import Finished, TokenGenerated
+from nanovllm.generation.keys import sample_seed
+from nanovllm.generation.params import SamplingParams
+from nanovllm.llm.llm import LLM
+from nanovllm.llm.prompts import AnyPrompt, Prompt, read_params, read_prompt
+from nanovllm.llm.results import completion_output
+from nanovllm.outputs import CompletionOutput, RequestOutput
+
+if TYPE_CHECKING:  # a release may lack lab 07; then it is missing when the first answer begins
+    from nanovllm.serving.async_engine import AsyncEngine
+    from nanovllm.serving.stream import Stream
+
+
+class AsyncLLM:
+    """A language model that answers while an event loop does other things (lab 07's AsyncEngine).
+
+    Its arguments are LLM's; the engine must be lab 04's or higher. One loop at a time uses it.
+
+        async with AsyncLLM() as llm:
+            async for output in llm.generate("Once upon a time", SamplingParams(max_tokens=32)):
+                print(output.outputs[0].text)
+    """
+
+    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
+        self.llm = LLM(model, **options)
+        self.llm.level.require("lab04", "AsyncLLM")
+        self._engine: AsyncEngine | None = None
+        self._streams: dict[str, Stream] = {}  # by request id, those that are read
+        self._numbers = count()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.shutdown()
+
+    def generate(
+        self,
+        prompt: AnyPrompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Answer one prompt: each output holds all of the answers so far, the last one `finished`.
+
+        request_id: what `abort` takes; a number of its own if None. Who stops reading gives the
+        request up. Raises RequestError, at this call; and at the first output for a
+        request_id in use, or what only the engine refuses.
+        """
+        asked = read_prompt(prompt, self.llm.tokenizer)
+        [params] = read_params(sampling_params, 1)
+        number = next(self._numbers)
+        request_id = str(number) if request_id is None else request_id
+        self.llm._check(asked, params)
+        if params.seed is None and self.llm.seed is not None:
+            params = replace(params, seed=sample_seed(self.llm.seed, number))
+        return self._answer(asked, params, request_id)
+
+    async def abort(self, request_id: str) -> None:
+        """Give a request up: its generator ends with what there is, its finish_reason "abort"."""
+        stream = self._streams.get(request_id)
+        if stream is not None and self._engine is not None:
+            self._engine.cancel(stream, "abort")
+
+    async def shutdown(self) -> None:
+        """Stop the engine's thread; open requests end with EngineDeadError."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.stop()
+
+    async def _answer(
+        self, prompt: Prompt, params: SamplingParams, request_id: str
+    ) -> AsyncIterator[RequestOutput]:
+        if request_id in self._streams:
+            raise RequestError(f"request_id {request_id!r} is in use; choose another.")
+        engine = self._started()
+        stream = engine.submit([prompt.token_ids], params, name=request_id)
+        self._streams[request_id] = stream
+        answers = [CompletionOutput(index, "", []) for index in range(params.n)]
+        try:
+            async for events in stream:
+                for event in events:
+                    self._take(answers, event)
+                done = all(answer.finished for answer in answers)
+                yield RequestOutput(
+                    request_id, prompt.text, prompt.token_ids, list(answers), finished=done
+                )
+        finally:
+            engine.cancel(stream, "abort")  # nothing, if it has ended
+            del self._streams[request_id]
+
+    def _started(self) -> AsyncEngine:
+        if self._engine is None:
+            from nanovllm.serving.async_engine import AsyncEngine
+
+            self._engine = AsyncEngine(self.llm.runner.engine)
+            self._engine.start()
+        return self._engine
+
+    def _take(self, answers: list[CompletionOutput], event: object) -> None:
+        """Bring an answer up to an event of it."""
+        match event:
+            case TokenGenerated():
+                old = answers[event.index]
+                ids = [*old.token_ids, event.token_id]
+                answers[event.index] = replace(old, text=old.text + event.text, token_ids=ids)
+            case Finished():
+                found = completion_output(event.completion, self.llm.tokenizer)
+                answers[found.index] = found
+            case Aborted():
+                answers[event.index] = replace(answers[event.index], finish_reason="abort")
+            case Failed():
+                raise event.error

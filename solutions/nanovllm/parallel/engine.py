@@ -1,0 +1,71 @@
+"""Lab 04's engine, whose model and cache are on several ranks (given)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from nanovllm.batching.config import EngineConfig
+from nanovllm.batching.engine import Engine
+from nanovllm.batching.events import EngineEvent
+from nanovllm.batching.plan import Plan
+from nanovllm.paging.interface import Preemption
+from nanovllm.paging.store import PagedStore
+from nanovllm.parallel.errors import ExecutorDied
+from nanovllm.parallel.executor_interface import ExecutorInterface, RankRow
+from nanovllm.parallel.remote import RemoteCache, RemoteModel
+from nanovllm.parallel.step_input import step_input
+
+
+class ParallelEngine(Engine):
+    """Scheduler, block manager and sampler are here; a step is one call of the executor.
+
+    The ranks run the plain step. When the executor dies, so does the engine: `step` raises
+    ExecutorDied, and whoever runs it fails the open requests.
+    """
+
+    def __init__(
+        self,
+        model: RemoteModel,
+        config: EngineConfig | None = None,
+        *,
+        executor: ExecutorInterface,
+        block_size: int = 16,
+        enable_prefix_caching: bool = True,
+        preemption: Preemption = "recompute",
+        num_host_blocks: int = 0,
+        **parts: Any,
+    ) -> None:
+        self.executor = executor
+        store = PagedStore(
+            model.config,
+            executor.num_blocks,
+            block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            preemption=preemption,
+            num_host_blocks=num_host_blocks,
+            cache=RemoteCache(sum(row.kv_bytes for row in executor.rows())),
+        )
+        super().__init__(model, config, store=store, **parts)
+
+    def execute(self, plan: Plan) -> Float[Tensor, "N V"]:
+        """Logits of the N chunks that complete, in order, from the rank that answers."""
+        return self.executor.call("compute", step_input(plan, self.store))
+
+    def step(self) -> list[EngineEvent]:
+        """One round, as ever. Raises ExecutorDied."""
+        events = super().step()
+        if self.failure is not None:
+            raise self.failure
+        return events
+
+    @property
+    def failure(self) -> ExecutorDied | None:
+        """Why no request can be answered any more: for /health, in any thread."""
+        return self.executor.failure
+
+    def rank_rows(self) -> list[RankRow]:
+        """Each rank in numbers: for /metrics and the dashboard."""
+        return self.executor.rows()

@@ -1,0 +1,88 @@
+"""A step in two halves: one computes while the other one's messages are under way."""
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+from nanovllm.parallel.costs import ParallelCost, Phase
+
+
+class Span(NamedTuple):
+    """A phase of one half computes, or its message is under way, from `start` to `end`."""
+
+    half: int
+    phase: int
+    kind: str  # "compute" or "communicate"
+    start: float
+    end: float
+
+
+def halves(cost: ParallelCost, tokens: int, places: float) -> list[list[Phase]]:
+    """The phases of the two halves of a step through one stage: two phases for each layer.
+
+    The first half has tokens / 2, rounded up, the second the rest; places are divided in the same
+    proportion. One token cannot be divided: then there is one half, with everything.
+    """
+    ### BEGIN SOLUTION
+    sizes = [-(-tokens // 2), tokens // 2] if tokens > 1 else [tokens]
+    return [[cost.phase(n, places * n / tokens)] * (2 * cost.layers) for n in sizes]
+    ### END SOLUTION
+
+
+def timeline(halves: Sequence[Sequence[Phase]]) -> list[Span]:
+    """When a rank computes and sends what, if it can do both at once, but only one of each.
+
+    The halves take turns: the first phase of each, then the second of each, and so on; computing
+    and messages both keep that order. A phase computes when the rank has computed what comes
+    before it, and the message of the phase before it in its own half has arrived. Its message goes
+    when it is computed and the messages before it have arrived. One half alone is a step that is
+    not divided. Halves may have different numbers of phases.
+
+    Returns:
+        Two spans for each phase, "compute" before "communicate", in the order of the turns.
+
+    >>> [(s.start, s.end) for s in timeline([[Phase(2.0, 3.0)], [Phase(1.0, 3.0)]])]
+    [(0.0, 2.0), (2.0, 5.0), (2.0, 3.0), (5.0, 8.0)]
+    """
+    ### BEGIN SOLUTION
+    computed, sent, arrived = 0.0, 0.0, [0.0] * len(halves)
+    spans = []
+    for number, turn in enumerate(zip_longest(*halves)):
+        for half, phase in enumerate(turn):
+            if phase is None:
+                continue
+            start = max(computed, arrived[half])
+            computed = start + phase.compute
+            going = max(computed, sent)
+            sent = arrived[half] = going + phase.communicate
+            spans.append(Span(half, number, "compute", start, computed))
+            spans.append(Span(half, number, "communicate", going, sent))
+    return spans
+    ### END SOLUTION
+
+
+def exposed_seconds(spans: Sequence[Span]) -> float:
+    """Seconds up to the end of the last span in which nothing is computed.
+
+    >>> exposed_seconds(timeline([[Phase(2.0, 3.0)], [Phase(1.0, 3.0)]]))
+    5.0
+    """
+    ### BEGIN SOLUTION
+    computing = sum(span.end - span.start for span in spans if span.kind == "compute")
+    return max((span.end for span in spans), default=0.0) - computing
+    ### END SOLUTION
+
+
+def seconds_saved(cost: ParallelCost, tokens: int, places: float) -> float:
+    """How much sooner a stage is done with a step in two halves than with the whole step.
+
+    Less than 0 where two halves take longer: each reads the weights, and pays the latencies.
+    """
+    ### BEGIN SOLUTION
+    whole = [[cost.phase(tokens, places)] * (2 * cost.layers)]
+    before, after = (
+        max((span.end for span in timeline(parts)), default=0.0)
+        for parts in (whole, halves(cost, tokens, places))
+    )
+    return before - after
+    ### END SOLUTION

@@ -1,0 +1,80 @@
+"""The pipeline: hidden states go from stage to stage, in micro-batches so that all are busy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nanovllm.model.attend import Attend
+from nanovllm.parallel.communicator import Communicator
+from nanovllm.parallel.stages import Stage
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A part of a step's tokens; every stage has an attend of its own."""
+
+    token_ids: Int[Tensor, "T"]
+    positions: Int[Tensor, "T"]
+    attend: Attend
+
+
+def schedule(num_stages: int, num_micro_batches: int) -> list[tuple[int, int, int]]:
+    """Who computes what when, if each micro-batch takes each stage one tick and sending takes none.
+
+    Returns:
+        (tick, stage, micro-batch), sorted: every stage takes the micro-batches in order, each as
+        soon as the stage before has done with it.
+
+    >>> schedule(2, 2)
+    [(0, 0, 0), (1, 0, 1), (1, 1, 0), (2, 1, 1)]
+    """
+    ### BEGIN SOLUTION
+    return sorted(
+        (stage + part, stage, part)
+        for stage in range(num_stages)
+        for part in range(num_micro_batches)
+    )
+    ### END SOLUTION
+
+
+def bubble(num_stages: int, num_micro_batches: int) -> float:
+    """The share of the ticks, over all stages, in which a stage waits.
+
+    >>> bubble(1, 8), bubble(2, 1), bubble(4, 9)
+    (0.0, 0.5, 0.25)
+    """
+    ### BEGIN SOLUTION
+    return (num_stages - 1) / (num_micro_batches + num_stages - 1)
+    ### END SOLUTION
+
+
+def run_stage(
+    stage: Stage, comm: Communicator, micro_batches: Sequence[MicroBatch]
+) -> list[Float[Tensor, "T E"]]:
+    """Compute one stage of all micro-batches, in order; every stage calls it at the same time.
+
+    comm: the stages, rank i is stage i. A stage sends the hidden states of a micro-batch on before
+    it begins the next one: one message for each micro-batch from each stage but the last.
+
+    Returns:
+        In the last stage the hidden states of each micro-batch, in all others [].
+    """
+    ### BEGIN SOLUTION
+    done: list[Tensor] = []
+    like = next(stage.parameters())
+    for part in micro_batches:
+        x = part.token_ids
+        if comm.rank > 0:
+            shape = len(part.token_ids), stage.config.hidden_size
+            buffer = torch.empty(shape, dtype=like.dtype, device=like.device)
+            x = comm.receive(buffer, comm.rank - 1)
+        hidden = stage(x, part.positions, part.attend)
+        if comm.rank < comm.size - 1:
+            comm.send(hidden.contiguous(), comm.rank + 1)
+        else:
+            done.append(hidden)
+    return done
+    ### END SOLUTION

@@ -1,0 +1,101 @@
+"""A stage: some of the model's layers, and only their weights and K/V."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from nanovllm.model.attend import Attend
+from nanovllm.model.config import ModelConfig
+from nanovllm.parallel.errors import ParallelError
+
+
+def layer_ranges(num_layers: int, num_stages: int) -> list[range]:
+    """Which layers each stage has, in order; their numbers differ by one at most.
+
+    The first stages have one more, for the last one has the logits to compute besides.
+
+    Raises:
+        ParallelError: fewer layers than stages, or no stage.
+
+    >>> layer_ranges(7, 3)
+    [range(0, 3), range(3, 5), range(5, 7)]
+    """
+    ### BEGIN SOLUTION
+    if not 1 <= num_stages <= num_layers:
+        raise ParallelError(
+            f"{num_layers} layers cannot be spread over {num_stages} stages; use 1 to {num_layers}."
+        )
+    size, more = divmod(num_layers, num_stages)
+    starts = [stage * size + min(stage, more) for stage in range(num_stages + 1)]
+    return [range(*ends) for ends in pairwise(starts)]
+    ### END SOLUTION
+
+
+class Stage(nn.Module):
+    """`Stage(model, stage, num_stages)`: the layers of one stage, taken from a whole model.
+
+    The model is lab 02's `Transformer` or task 4's `ParallelTransformer`; it is not changed, and
+    its weights may not be there yet. `stage(x, positions, attend)` gives hidden states [T, E]: the
+    first stage takes token ids [T], the others the hidden states [T, E] of the stage before; the
+    last norm is the last stage's. `logits(hidden [N, E])` is the model's, in the last stage.
+
+    Modules: those of the model that the stage needs, the same objects under the same names, so
+    that `state_dict()` has the model's names, `layers.3...` for the model's layer 3. `positions` in
+    every stage; `embed_tokens` in the first, and in the last if the model is tied; `norm`, and
+    `lm_head` if the model is not tied, in the last.
+
+    `config` is that of a model with the stage's layers alone, so a cache made for it is as large
+    as it must be; `attend` is told layer numbers from 0 on, those of that cache.
+
+    >>> from nanovllm.model.attend import RecomputeAttend
+    >>> from nanovllm.model.loader import dummy_model
+    >>> import torch
+    >>> model = dummy_model(ModelConfig("llama", 9, 4, 3, 2, 1, 2, 8, 16))
+    >>> first, last = Stage(model, 0, 2), Stage(model, 1, 2)
+    >>> first.config.num_layers, last.config.num_layers
+    (2, 1)
+    >>> ids, positions = torch.tensor([1, 2, 3]), torch.arange(3)
+    >>> hidden = last(first(ids, positions, RecomputeAttend(first.config)), positions,
+    ...               RecomputeAttend(last.config))
+    >>> torch.equal(hidden, model(ids, positions, RecomputeAttend(model.config)))
+    True
+    """
+
+    ### BEGIN SOLUTION
+    def __init__(self, model: nn.Module, stage: int, num_stages: int) -> None:
+        super().__init__()
+        whole: ModelConfig = model.config
+        mine = layer_ranges(whole.num_layers, num_stages)[stage]
+        self.is_first, self.is_last = stage == 0, stage == num_stages - 1
+        self.start = mine.start
+        windows = whole.windows[mine.start : mine.stop]
+        self.config = replace(whole, num_layers=len(mine), windows=windows)
+        self.positions = model.positions
+        self.layers = nn.ModuleDict({str(layer): model.layers[layer] for layer in mine})
+        if self.is_first or (self.is_last and whole.tie_embeddings):
+            self.embed_tokens = model.embed_tokens
+        if self.is_last:
+            self.norm = model.norm
+            self.logits_of_model = model.logits
+            if not whole.tie_embeddings:
+                self.lm_head = model.lm_head
+
+    def forward(
+        self,
+        x: Int[Tensor, "T"] | Float[Tensor, "T E"],
+        positions: Int[Tensor, "T"],
+        attend: Attend,
+    ) -> Float[Tensor, "T E"]:
+        if self.is_first:
+            x = self.positions.embed(self.embed_tokens(x), positions)
+        rotation = self.positions.rotation(positions)
+        for layer in self.layers.values():
+            x = layer(x, rotation, lambda at, q, k, v: attend(at - self.start, q, k, v))
+        return self.norm(x) if self.is_last else x
+
+    def logits(self, hidden: Float[Tensor, "N E"]) -> Float[Tensor, "N V"]:
+        return self.logits_of_model(hidden)
+
+    ### END SOLUTION

@@ -1,0 +1,113 @@
+"""`AsyncLLM`: the answers of `LLM`, many at once, each an async generator that may be left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+
+import pytest
+
+from nanovllm import LLM, AsyncLLM, RequestOutput, SamplingParams
+from nanovllm.generation.errors import EmptyPromptError, RequestError
+from nanovllm.llm import OptionError
+from nanovllm.serving.errors import EngineDeadError
+
+PROMPTS = ["Once upon a time there was a little", "1, 2, 3, 4, 1, 2, 3, 4, 1, 2,", "12 + 30 ="]
+SAMPLED = SamplingParams(temperature=0.9, n=2, logprobs=1, max_tokens=12)
+LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+
+
+def on_loop(work: Callable[[AsyncLLM], Awaitable], **options: object) -> object:
+    async def main() -> object:
+        async with AsyncLLM(enforce_eager=True, **options) as llm:
+            found = await asyncio.wait_for(work(llm), 120)
+            engine = llm.llm.runner.engine
+            while engine.has_unfinished:  # the thread still reads its notes
+                await asyncio.sleep(0.01)
+            engine.check()
+            assert engine.store.free_tokens == engine.store.total_tokens and not llm._streams
+            return found
+
+    return asyncio.run(main())
+
+
+async def all_of(outputs) -> list[RequestOutput]:
+    return [output async for output in outputs]
+
+
+def test_answers_are_those_of_llm_and_grow_piece_by_piece() -> None:
+    async def work(llm: AsyncLLM) -> list[list[RequestOutput]]:
+        return await asyncio.gather(*(all_of(llm.generate(p, SAMPLED)) for p in PROMPTS))
+
+    want = LLM(enforce_eager=True).generate(PROMPTS, SAMPLED, use_tqdm=False)
+    for outputs, expected in zip(on_loop(work), want, strict=True):
+        assert outputs[-1].outputs == expected.outputs
+        assert [output.finished for output in outputs[-2:]] == [False, True]
+        assert outputs[-1].prompt == expected.prompt and outputs[-1].prompt_token_ids
+        for before, after in pairwise(outputs):
+            for old, new in zip(before.outputs, after.outputs, strict=True):
+                assert new.text.startswith(old.text)
+                assert new.token_ids[: len(old.token_ids)] == old.token_ids
+
+
+def test_abort_ends_the_generator_with_what_there_is() -> None:
+    async def work(llm: AsyncLLM) -> RequestOutput:
+        async for output in llm.generate(PROMPTS[0], LONG, "mine"):
+            if len(output.outputs[0].token_ids) == 5:
+                await llm.abort("mine")
+                await llm.abort("nobody")
+        return output
+
+    last = on_loop(work)
+    assert last.request_id == "mine" and last.finished
+    assert last.outputs[0].finish_reason == "abort"
+    assert 5 <= len(last.outputs[0].token_ids) < 400 and last.outputs[0].text
+
+
+@pytest.mark.parametrize("how", ["aclose", "cancel"])
+def test_who_stops_reading_gives_the_request_up(how: str) -> None:
+    async def work(llm: AsyncLLM) -> None:
+        outputs = llm.generate(PROMPTS[0], LONG)
+        await anext(outputs)
+        if how == "aclose":
+            await outputs.aclose()
+            return
+        task = asyncio.create_task(all_of(outputs))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    on_loop(work)
+
+
+def test_bad_requests_are_refused_and_others_go_on() -> None:
+    async def work(llm: AsyncLLM) -> None:
+        with pytest.raises(EmptyPromptError):
+            llm.generate("")
+        first = llm.generate(PROMPTS[0], LONG, "a")
+        await anext(first)
+        with pytest.raises(RequestError, match="request_id 'a' is in use"):
+            await anext(llm.generate(PROMPTS[1], LONG, "a"))
+        assert await anext(first)
+        await first.aclose()
+
+    on_loop(work)
+
+
+def test_a_shutdown_ends_open_requests_with_one_sentence() -> None:
+    async def main() -> None:
+        llm = AsyncLLM(enforce_eager=True)
+        outputs = llm.generate(PROMPTS[0], LONG)
+        await anext(outputs)
+        await llm.shutdown()
+        with pytest.raises(EngineDeadError, match="was stopped"):
+            await all_of(outputs)
+
+    asyncio.run(main())
+
+
+def test_static_batches_have_no_async_engine() -> None:
+    with pytest.raises(OptionError, match="AsyncLLM needs lab04"):
+        AsyncLLM(engine="static")
