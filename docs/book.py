@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from docs.interface_pages import interface_pages
-from docs.notebook_pictures import folder_of, picture_pages
+from docs.notebook_pictures import folder_of, picture_pages, with_notebooks
 from docs.pages import filled, made_pages
 from grader.course.lab_toml import labs
 from grader.course.paths import ROOT
@@ -37,7 +37,7 @@ def sources(folder: Path) -> None:
     for name, text in pages.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    for lab in labs():
+    for lab in with_notebooks():
         for picture in folder_of(lab).glob("*.png"):
             shutil.copy(picture, folder / "pictures")
 

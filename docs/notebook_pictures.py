@@ -43,9 +43,15 @@ def folder_of(lab: Lab) -> Path:
 def picture_pages() -> dict[str, str]:
     """A page of pictures for each lab; notebooks run side by side."""
     # The longest first: notebooks of higher labs compute more.
+    drawing = with_notebooks()[::-1]
     with ProcessPoolExecutor(max(1, min(os.cpu_count() or 1, 4))) as pool:
-        found = dict(zip(labs()[::-1], pool.map(pictures, labs()[::-1]), strict=True))
-    return {f"pictures/{lab.key}.md": _page(lab, found[lab]) for lab in labs()}
+        found = dict(zip(drawing, pool.map(pictures, drawing), strict=True))
+    return {f"pictures/{lab.key}.md": _page(lab, shown) for lab, shown in found.items()}
+
+
+def with_notebooks() -> list[Lab]:
+    """The labs whose notebook has landed."""
+    return [lab for lab in labs() if (NOTEBOOK_SOURCES / lab.key).is_dir()]
 
 
 def _page(lab: Lab, shown: list[tuple[str, str]]) -> str:

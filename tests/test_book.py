@@ -13,6 +13,7 @@ from bs4 import BeautifulSoup
 from docs import handouts, pages
 from docs.formulas import mathml
 from docs.interface_pages import interface_pages
+from docs.notebook_pictures import with_notebooks
 from grader.course.lab_toml import Lab, labs
 from grader.course.paths import REFERENCE, ROOT
 from tests.test_docs import FENCE
@@ -96,6 +97,7 @@ def test_the_built_book(book: Path) -> None:
             assert not broken, f"{path.relative_to(book)}: {address}"
     for lab in labs():
         _reads_as_a_chapter(found[book / "labs" / lab.key / "README.html"], lab)
+    for lab in with_notebooks():
         assert len(found[book / "pictures" / f"{lab.key}.html"].select("article img")) >= 3
 
 
