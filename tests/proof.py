@@ -61,9 +61,11 @@ def parts() -> dict[str, Part]:
     packages = ("batching", "paging", "speculative", "fast", "gpu")
     engine = tuple(f"solutions/nanovllm/{name}" for name in packages)
     weights = tuple(f"solutions/nanovllm/{name}" for name in ("model", "quantization"))
+    chapters = [f"labs/{lab.key}/README.md" for lab in labs()]
     found = [
         Part("speculation", ("tests/test_speculative_engine.py",), engine),
         Part("losses", ("tests/test_quantization_losses.py",), weights),
+        Part("book", ("tests/test_book.py",), ("docs", *chapters)),
         Part("notebooks", ("tests/test_notebooks.py",), ("solutions/notebooks",)),
     ]
     for lab in labs():

@@ -19,13 +19,8 @@ ENTRANCES = (
     "student/lab_command", "checks/plugin", "student/demo", "student/notebook", "student/tour",
 )  # fmt: skip
 CHECKPOINTS = ("target", "draft")
-# Tools of the house and of the class, which no student needs.
-NOT_FOR_STUDENTS = (
-    "ruff", "import-linter", "basedpyright", "beartype", "nbgrader", "jupytext", "pytest-xdist",
-    "distributed", "schemathesis", "playwright",
-)  # fmt: skip
 INSTRUCTORS = re.compile(r"^(grader|package-data) = ")
-MAINTAINERS = re.compile(r"^\[+(?:tool\.(?:ruff|importlinter)|project\.optional)")
+MAINTAINERS = re.compile(r"^\[+(?:tool\.(?:ruff|importlinter)|dependency-groups)")
 # Steps that compute in place of these labs' reference: never of use beside a student's own code,
 # and they show in other words what the student is to write.
 IN_PLACE_OF_LABS: dict[str, tuple[str, ...]] = {"fast": ("lab02", "lab03", "lab04", "lab05")}
@@ -41,7 +36,6 @@ def contents(selection: Selection) -> dict[str, bytes]:
     files["Makefile"] = (TEMPLATES / "Makefile").read_bytes()
     files[".gitignore"] = _gitignore().encode()
     files["pyproject.toml"] = _pyproject().encode()
-    files["requirements.txt"] = _requirements().encode()
     return dict(sorted(files.items()))
 
 
@@ -54,7 +48,7 @@ def _copied(selection: Selection) -> Iterator[Path]:
             yield from found
     yield from roots[: len(ENTRANCES)]
     yield from needed_modules(roots)
-    yield ROOT / "LICENSE"
+    yield from (ROOT / name for name in ("LICENSE", "requirements.txt", "constraints.txt"))
     yield from (ROOT / ".idea" / name for name in ("modules.xml", "nanovllm.iml"))
     yield from (MODELS / name for name in ("recall.png", "rows.safetensors"))
     for name in CHECKPOINTS:
@@ -127,14 +121,3 @@ def _pyproject() -> str:
     kept = "".join(section for section in sections if not MAINTAINERS.match(section))
     lines = [line for line in kept.splitlines(keepends=True) if not INSTRUCTORS.match(line)]
     return "".join(lines).rstrip() + "\n"
-
-
-def _requirements() -> str:
-    """The course's, without what no student needs, and the headings left with nothing."""
-    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines(keepends=True)
-    lines = [line for line in lines if line.partition("==")[0] not in NOT_FOR_STUDENTS]
-    following = [*lines[1:], "#"]
-    return "".join(
-        line for line, after in zip(lines, following, strict=True)
-        if not (line.startswith("#") and after.startswith("#"))
-    )  # fmt: skip

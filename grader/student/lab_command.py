@@ -145,6 +145,21 @@ def check(lab: OptionalLab = None, task: TaskOption = None, mine: MineOption = F
 
 
 @app.command()
+def read(
+    lab: OptionalLab = None,
+    here: Annotated[bool, typer.Option("--here", help="in the terminal, not the browser")] = False,
+) -> None:
+    """Read a lab's chapter: the book in the browser, else the handout in the terminal."""
+    from grader.student.read import chapter, open_chapter, show_handout
+
+    found = _lab(lab)
+    if not here and open_chapter(found):
+        _say()(f"The browser shows {chapter(found)}.")
+        return
+    show_handout(found, terminal.console())
+
+
+@app.command()
 def watch(lab: OptionalLab = None, task: TaskOption = None, mine: MineOption = False) -> None:
     """Run the checks again on every save; single keys: h hint, l list, r reset, q quit."""
     from grader.student import actions
