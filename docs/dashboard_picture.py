@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import httpx
 from playwright.sync_api import sync_playwright
 
+from docs.browser import chromium
 from grader.course.errors import LabError
 from grader.course.paths import ROOT
 
@@ -31,13 +31,11 @@ SYSTEM = "You are a kind helper. You answer in short words, and you tell long st
 
 def take(path: Path) -> None:
     """Write the picture; raises LabError where there is no Chromium."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        raise LabError("the picture needs Chromium; `apt-get install chromium` brings it.")
+    program = chromium()
     with _server() as url, ThreadPoolExecutor(CLIENTS) as pool, sync_playwright() as driver:
         end = time.monotonic() + WARM + 20
         asking = [pool.submit(_ask, url, number, end) for number in range(CLIENTS)]
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
         page.goto(f"{url}/dashboard")
         page.wait_for_timeout(1000 * WARM)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import re
+from functools import cache
+from pathlib import Path
 
 import mermaidx
 from docutils import nodes
+from playwright.sync_api import Page, sync_playwright
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from docs.browser import chromium
 from grader.course.paths import ROOT
 
 KEPT = ROOT / "build" / "book" / "diagrams"
@@ -37,7 +42,30 @@ def svg(source: str, theme: str) -> str:
 
 
 def _drawn(source: str, theme: str) -> str:
-    return mermaidx.render(source, theme=theme, config=CONFIG).svg()
+    config = {**CONFIG, "theme": theme, "startOnLoad": False}
+    return _page().evaluate(
+        """async ([config, source]) => {
+            mermaid.initialize(config);
+            const drawn = await mermaid.render("my-svg", source);
+            const holder = document.createElement("div");
+            holder.innerHTML = drawn.svg;
+            return new XMLSerializer().serializeToString(holder.firstChild);
+        }""",
+        [config, source],
+    )
+
+
+@cache
+def _page() -> Page:
+    """A page of Chromium's with mermaid.js out of mermaidx's wheel, for the rest of the build.
+
+    The package's own engine takes minutes for a diagram of subgraphs.
+    """
+    driver = sync_playwright().start()
+    atexit.register(driver.stop)
+    page = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"]).new_page()
+    page.add_script_tag(path=Path(mermaidx.__file__).parent / "assets" / "mermaid.js")
+    return page
 
 
 def _width(drawn: str) -> float:

@@ -53,7 +53,7 @@ def test_all_that_is_named_is_locked_with_all_that_it_brings_along() -> None:
 def test_students_get_nothing_of_the_others() -> None:
     assert {"torch", "jupyter", "pytest", "setuptools"} <= students().keys()
     others = [name for group in groups().values() for name in group]
-    assert {"nbgrader", "playwright", "ruff", "sphinx", "schemathesis"} <= set(others)
+    assert {"distributed", "playwright", "ruff", "sphinx", "schemathesis"} <= set(others)
     assert not students().keys() & set(others) and len(others) == len(set(others))
 
 

@@ -329,8 +329,17 @@ def test_its_own_set_up_installs_it(students: Students) -> None:
 
 def test_requirements_hold_what_students_need(released: dict[str, bytes]) -> None:
     names = {line.partition("==")[0] for line in released["requirements.txt"].decode().splitlines()}
-    assert {"torch", "pytest", "typer", "rich", "jupyter", "hypothesis", "setuptools"} <= names
-    assert not {"ruff", "import-linter", "nbgrader", "distributed", "playwright"} & names
+    assert {
+        "torch",
+        "pytest",
+        "typer",
+        "rich",
+        "jupyter",
+        "hypothesis",
+        "setuptools",
+        "nbgrader",
+    } <= names
+    assert not {"ruff", "import-linter", "copydetect", "distributed", "playwright"} & names
     assert released["constraints.txt"] == (ROOT / "constraints.txt").read_bytes()
     for section in ("[tool.ruff", "importlinter", "[dependency-groups"):
         assert section not in released["pyproject.toml"].decode()
