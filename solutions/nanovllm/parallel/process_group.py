@@ -80,7 +80,7 @@ def join_group(
     folder = Path(urlparse(meeting).path).parent
     if meeting.startswith("file:") and not folder.is_dir():  # torch would try for five minutes
         raise ParallelError(
-            f"rank {rank} cannot meet the others at {meeting}: there is no folder {folder}; make it."
+            f"rank {rank} cannot meet others at {meeting}: there is no folder {folder}; make it."
         )
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
     if loopback and ("file:" in meeting or "127.0.0.1" in meeting or "localhost" in meeting):
