@@ -1,0 +1,17 @@
+"""What can go wrong between engines, each said in one sentence (given)."""
+
+
+class ClusterError(ValueError):
+    """What was asked for does not fit: a name, a role, a budget, a version."""
+
+
+class WireError(ClusterError):
+    """Bytes that are not the K and V that were expected."""
+
+
+class TransferError(RuntimeError):
+    """K and V that somebody waits for will not come: unknown, expired, cut, or their peer is gone."""
+
+
+class NoReplicaError(RuntimeError):
+    """No replica can take a request now."""
