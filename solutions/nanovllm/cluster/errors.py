@@ -10,7 +10,7 @@ class WireError(ClusterError):
 
 
 class TransferError(RuntimeError):
-    """K and V that somebody waits for will not come: unknown, expired, cut, or their peer is gone."""
+    """K and V that somebody waits for will not come: unknown, expired, cut, or the peer is gone."""
 
 
 class NoReplicaError(RuntimeError):

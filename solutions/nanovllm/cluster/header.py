@@ -19,7 +19,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Header:
-    """Layers, tokens a block, K/V heads, dimensions a head, number format, and whose model it is."""
+    """Layers, tokens a block, K/V heads, dimensions a head, number format, whose model it is."""
 
     num_layers: int
     block_size: int

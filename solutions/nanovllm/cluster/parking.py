@@ -42,7 +42,7 @@ class Parking:
 
     `expire()`: drop what is over its time; how many those were.
 
-    Blocks are dropped in reverse order: the prefix cache gives up a block before the one it follows.
+    Blocks are dropped in reverse order: the prefix cache loses a block before the one it follows.
 
     >>> from nanovllm.paging.block_pool import BlockPool
     >>> from nanovllm.paging.holds import Holds
