@@ -144,13 +144,15 @@ class EngineInterface(Protocol):
         seed: int | None = None,
         request_id: int | None = None,
         deadline: float | None = None,
+        output_token_ids: Sequence[int] = (),
     ) -> int:
         """Take a request on, or refuse it at once; its id, by which events and `abort` name it.
 
         Each of its n samples becomes a Request of its own. Without a request_id, the smallest
         number that was not given out yet and is not in use; whether one that a caller has chosen
         is given out after its request has ended is left open. deadline: seconds from now in which
-        the answer should be complete. A refused request leaves nothing behind; whether its
+        the answer should be complete. output_token_ids: what another engine has generated of it
+        (see EngineBase). A refused request leaves nothing behind; whether its
         number is given out is left open.
 
         Raises:
