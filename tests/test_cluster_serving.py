@@ -137,6 +137,23 @@ def test_a_transfer_that_is_late_or_doubled_costs_time_only(three: Any) -> None:
     assert at_rest(p) and at_rest(d)
 
 
+def test_a_transfer_that_is_cut_costs_time_only(three: Any, monkeypatch: Any) -> None:
+    p, d, router = three
+    handlers = d.server.handlers
+    whole, before = handlers.transport.receive, handlers.fallbacks
+
+    async def cut(*args: Any) -> bytes:
+        return (await whole(*args))[:-7]
+
+    monkeypatch.setattr(handlers.transport, "receive", cut)
+    given = body(11, 1.0)
+    assert [[ask(router.url, given).json()["choices"][0]["text"]]] == offline([given])
+    assert handlers.fallbacks == before + 1 and at_rest(d)
+    for name in list(p.store.parking.parked):  # nobody acknowledged it: it waits for its time
+        httpx.delete(f"{p.url}/kv/{name}", trust_env=False)
+    assert at_rest(p)
+
+
 def test_another_model_is_refused() -> None:
     with WithRole("prefill") as p, WithRole("decode", (f"127.0.0.1:{p.port}",), "other") as d:
         params = ask(p.url, body(1, 0.0) | {"kv_transfer_params": {"do_remote_decode": True}})

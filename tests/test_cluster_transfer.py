@@ -11,6 +11,7 @@ import torch
 
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
+from nanovllm.batching.events import Preempted
 from nanovllm.cluster.connected_store import ConnectedStore
 from nanovllm.cluster.errors import WireError
 from nanovllm.cluster.header import Header, fingerprint
@@ -152,7 +153,7 @@ class Pair:
         return unpack(data, self.d.store.header)
 
 
-def steps(engine: Engine) -> dict[int, tuple[int, ...]]:
+def steps(engine: Engine, preempted: set[int] | None = None) -> dict[int, tuple[int, ...]]:
     """Run to the end; the tokens of each request. Its invariants hold after every step."""
     found = {}
     for _ in range(2000):
@@ -161,6 +162,8 @@ def steps(engine: Engine) -> dict[int, tuple[int, ...]]:
         for event in engine.step():
             if isinstance(event, Finished):
                 found[event.request_id] = event.completion.token_ids
+            elif isinstance(event, Preempted) and preempted is not None:
+                preempted.add(event.request_id)
         engine.check()
     raise AssertionError("the engine does not come to an end")
 
@@ -200,8 +203,10 @@ def test_two_engines_say_what_one_says(
     for number, (prompt, params) in enumerate(asked):
         received = pair.prefill(prompt, params, f"t{number}")
         got[number] = pair.d.add_request(prompt, TransferParams.of(params, received))
-    found = steps(pair.d)
+    preempted: set[int] = set()
+    found = steps(pair.d, preempted)
     assert [found[got[n]] for n in range(len(asked))] == [texts[i] for i in ids]
+    assert preempted
     assert 0 < pair.d.store.loaded < sum(len(prompt) - 1 for prompt, _ in asked)  # hits on D, too
     assert all(pair.p.store.parking.acknowledge(f"t{n}") for n in range(len(asked)))
     for engine in (pair.p, pair.d):

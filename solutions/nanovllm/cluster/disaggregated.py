@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from nanovllm.cluster.connected_store import ConnectedStore
-from nanovllm.cluster.errors import ClusterError, TransferError, WireError
+from nanovllm.cluster.errors import ClusterError, ForeignError, TransferError, WireError
 from nanovllm.cluster.kv_transfer_params import (
     Remote,
     answer_of,
@@ -76,7 +76,7 @@ class TransferHandlers(Handlers):
             log.warning("transfer failed", extra={"fields": {"error": str(error)}})
             self.fallbacks += 1
             return params
-        except (ClusterError, WireError) as error:
+        except ClusterError as error:
             raise BadRequestError(str(error), param="kv_transfer_params") from None
         if received.num_tokens > len(writer.prompts[0]):
             raise BadRequestError(
@@ -99,7 +99,12 @@ class TransferHandlers(Handlers):
     async def _receive(self, remote: Remote, request: Request) -> Received:
         headers = {"authorization": request.headers.get("authorization", "")}
         data = await self.transport.receive(remote, headers)
-        received = await asyncio.to_thread(unpack, data, self.store.header)
+        try:
+            received = await asyncio.to_thread(unpack, data, self.store.header)
+        except ForeignError:
+            raise
+        except WireError as error:  # cut or spoiled on the way
+            raise TransferError(str(error)) from error
         with suppress(TransferError):  # it is freed there when its time is over
             await self.transport.acknowledge(remote, headers)
         return received

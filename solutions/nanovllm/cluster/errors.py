@@ -9,6 +9,10 @@ class WireError(ClusterError):
     """Bytes that are not the K and V that were expected."""
 
 
+class ForeignError(WireError):
+    """Whole K and V, but of another model, shape or number format."""
+
+
 class TransferError(RuntimeError):
     """K and V that somebody waits for will not come: unknown, expired, cut, or the peer is gone."""
 

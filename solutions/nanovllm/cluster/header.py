@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from nanovllm.cluster.errors import WireError
+from nanovllm.cluster.errors import ForeignError, WireError
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.cache import PagedCache
 
@@ -44,11 +44,11 @@ class Header:
         return cls(layers, positions, heads, dim, name, model)
 
     def refuse_foreign(self, other: Header) -> None:
-        """Raise WireError unless the other differs in block size at most."""
+        """Raise ForeignError unless the other differs in block size at most."""
         mine, theirs = asdict(self), asdict(other)
         for name in mine:
             if name != "block_size" and mine[name] != theirs[name]:
-                raise WireError(
+                raise ForeignError(
                     f"The received K and V have {name} {theirs[name]}, but this engine has "
                     f"{mine[name]}; connect engines of one model and dtype."
                 )
