@@ -42,6 +42,7 @@ _PACKAGE_OF_LAB = {
     "lab08": "speculative",
     "lab09": "quantization",
     "lab10": "parallel",
+    "lab11": "cluster",
 }
 _MINE = Path(os.environ.get("NANOVLLM_MINE") or Path(__file__).parent).resolve()
 _ROOT = Path(__file__).resolve().parent.parent

@@ -150,6 +150,7 @@ class EngineInterface(Protocol):
         seed: int | None = None,
         request_id: int | None = None,
         deadline: float | None = None,
+        output_token_ids: Sequence[int] = (),
     ) -> int:
         """Take a request on, or refuse it at once; its id, by which events and `abort` name it.
 
@@ -157,8 +158,9 @@ class EngineInterface(Protocol):
         number that was not given out yet and is not in use; whether one that a caller has chosen is
         given out after its request has ended is left open. deadline: seconds from now in which the
         answer should be complete. priority: a class, or vLLM's number, which the policy must read
-        (`check_urgency`, given); a Request takes either. A refused request leaves nothing behind;
-        whether its number is given out is left open.
+        (`check_urgency`, given); a Request takes either. output_token_ids: what another engine has
+        generated of it (see EngineBase). A refused request leaves nothing behind; whether its
+        number is given out is left open.
 
         Raises:
             RequestError: it can never be answered (`make_sequences`, or `refuse_unfit`).

@@ -1,4 +1,4 @@
-"""The command `nanovllm`: generate, chat, serve, describe, quantize, bench: your own engine."""
+"""The command `nanovllm`: generate, chat, serve, route, describe, quantize, bench: your engine."""
 
 import io
 import os
@@ -16,6 +16,7 @@ from nanovllm.cli.errors import fail
 from nanovllm.cli.generate import generate
 from nanovllm.cli.options import HELP
 from nanovllm.cli.quantize import quantize
+from nanovllm.cli.route import route
 from nanovllm.cli.serve import serve
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(chat)
 app.command()(serve)
+app.command()(route)
 app.command()(describe)
 app.command()(quantize)
 bench.command("serve")(bench_serve)

@@ -23,6 +23,7 @@ _REFUSALS = {
     "nanovllm.generation.params": ("ParamsError",),
     "nanovllm.batching.errors": ("ConfigError",),
     "nanovllm.quantization.errors": ("QuantizationError",),
+    "nanovllm.cluster.errors": ("ClusterError",),
     "nanovllm.parallel.errors": ("ParallelError", "ExecutorDied"),
 }
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nanovllm.llm import LLM
     from nanovllm.serving.app import Server
     from nanovllm.serving.config import ServeConfig
+    from nanovllm.tokenization.chat import ChatTemplate
 
 
 @with_groups
@@ -65,6 +66,17 @@ def serve(
         list[str] | None,
         typer.Option(help="Web pages whose scripts may ask, or *; may be repeated."),
     ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(help="prefill or decode: one of several servers. (default: does both)"),
+    ] = None,
+    kv_transfer: Annotated[
+        str, typer.Option(help="How K and V go from one to another: tcp.")
+    ] = "tcp",
+    kv_peer: Annotated[
+        list[str] | None,
+        typer.Option(help="host:port of a server that prefills for this one; may be repeated."),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     batching: BatchingOptions = BatchingOptions(),  # noqa: B008, frozen
     dtype: Dtype = None,
@@ -85,9 +97,8 @@ def serve(
     from nanovllm.serving.logs import configure_logs
     from nanovllm.serving.run import bind, run
 
-    llm = load_engine(
-        model=model, dtype=dtype, device=device, max_model_len=max_model_len, **batching.given()
-    )
+    given = batching.given() | ({"enforce_eager": True} if role else {})
+    llm = load_engine(model=model, dtype=dtype, device=device, max_model_len=max_model_len, **given)
     llm.level.require("lab04", "nanovllm serve")
     try:
         settings = ServeConfig(
@@ -99,8 +110,10 @@ def serve(
             drain_timeout=drain_timeout,
             allowed_origins=tuple(allowed_origins or ()),
         )
-        server = _server(llm, settings)
         sock = bind(host, port)
+        where = host, sock.getsockname()[1]
+        server = _with_role(llm, settings, role, kv_transfer, where, kv_peer) if role else None
+        server = server or _server(llm, settings)
     except ServeConfigError as error:
         raise Refused(str(error)) from None
     except OSError as error:
@@ -127,12 +140,34 @@ def _whole_config(params: dict[str, Any], batching: BatchingOptions) -> str:
     return as_yaml(filled)
 
 
+def _with_role(
+    llm: "LLM",
+    config: "ServeConfig",
+    role: str,
+    connector: str,
+    where: tuple[str, int],
+    peers: list[str] | None,
+) -> "Server":
+    """A server that does part of the work. Raises ClusterError, OptionError."""
+    from nanovllm.cluster.disaggregated import DisaggregatedServer
+    from nanovllm.cluster.role import RoleConfig
+    from nanovllm.llm.connected import connected_engine
+
+    mine = RoleConfig(role, connector, *where, tuple(peers or ()))
+    engine = connected_engine(llm, mine.seconds)
+    return DisaggregatedServer(mine, engine, config, *_templates(llm))
+
+
 def _server(llm: "LLM", config: "ServeConfig") -> "Server":
     from nanovllm.serving.app import Server
+
+    return Server(llm.runner.engine, config, *_templates(llm))
+
+
+def _templates(llm: "LLM") -> tuple["ChatTemplate | None", "ChatTemplate | None"]:
     from nanovllm.tokenization.errors import ChatTemplateError
 
     try:
-        templates = llm.chat_template, llm.open_template
+        return llm.chat_template, llm.open_template
     except ChatTemplateError:
-        templates = None, None
-    return Server(llm.runner.engine, config, *templates)
+        return None, None

@@ -41,6 +41,7 @@ class Writer:
     only_prompt: bool = False  # nothing of the answer is shown
     scores: dict[int, list[Scores | None]] = field(default_factory=dict)
     cached: Mapping[int, int] | None = None
+    extra: dict[str, Any] = field(default_factory=dict)  # fields of a whole answer besides
     _offsets: dict[int, int] = field(default_factory=dict)  # characters of each choice's tokens
     _sent: dict[int, int] = field(default_factory=dict)  # tokens of each choice, in chunks so far
 
@@ -98,7 +99,8 @@ class Writer:
     def whole(self, choices: list[Delta]) -> dict[str, Any]:
         """The answer in one piece."""
         ordered = sorted(choices, key=lambda choice: choice.index)
-        return self.head(self.kind, list(map(self.choice, ordered))) | {"usage": self.numbers()}
+        body = self.head(self.kind, list(map(self.choice, ordered)))
+        return body | {"usage": self.numbers()} | self.extra
 
     def choice(self, delta: Delta) -> dict[str, Any]:
         raise NotImplementedError

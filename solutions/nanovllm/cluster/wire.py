@@ -1,0 +1,102 @@
+"""K and V on the wire: blocks become bytes, and bytes become tokens in blocks of another size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nanovllm.cluster.errors import WireError
+from nanovllm.cluster.header import DTYPES, Header, decode, encode
+from nanovllm.paging.block_table import blocks_for
+from nanovllm.paging.cache import PagedCache
+
+
+@dataclass(frozen=True)
+class Received:
+    """K and V of the first T tokens of a prompt, in order, without blocks."""
+
+    k: Float[Tensor, "L T G D"]
+    v: Float[Tensor, "L T G D"]
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens came."""
+        return self.k.shape[1]
+
+    def upto(self, end: int) -> Received:
+        """The tokens before `end` alone."""
+        return Received(self.k[:, :end], self.v[:, :end])
+
+
+def pack(header: Header, cache: PagedCache, block_ids: Sequence[int], num_tokens: int) -> bytes:
+    """The first num_tokens tokens of these blocks as bytes: a header, then all of K, then all of V.
+
+    Each is [L, B, P, G, D] as it lies in the cache: whole blocks, those that num_tokens needs and
+    no more. Places behind the last token are sent as zeros: what another request left there is
+    nobody's business. Nothing in the cache changes.
+
+    Raises:
+        WireError: the blocks have no room for so many tokens, or num_tokens is below 1.
+    """
+    ### BEGIN SOLUTION
+    size = header.block_size
+    if not 1 <= num_tokens <= len(block_ids) * size:
+        raise WireError(f"{num_tokens} tokens are not in {len(block_ids)} blocks of {size}.")
+    used = list(block_ids[: blocks_for(num_tokens, size)])
+    unused = len(used) * size - num_tokens
+    parts = [encode(header, num_tokens)]
+    for stored in (cache.k, cache.v):
+        blocks = stored[:, used].cpu()  # [L, B, P, G, D], a copy
+        if unused:
+            blocks[:, -1, -unused:] = 0
+        parts.append(blocks.contiguous().view(torch.uint8).numpy().tobytes())
+    return b"".join(parts)
+    ### END SOLUTION
+
+
+def unpack(data: bytes, mine: Header) -> Received:
+    """What `pack` made, read again; `mine` is the header of the engine that receives.
+
+    Raises:
+        WireError: no header, one that `refuse_foreign` refuses, or fewer or more bytes than it
+            promises.
+    """
+    ### BEGIN SOLUTION
+    header, num_tokens, start = decode(data)
+    mine.refuse_foreign(header)
+    num_blocks = blocks_for(num_tokens, header.block_size)
+    shape = (header.num_layers, num_blocks * header.block_size, header.num_kv_heads)
+    dtype = DTYPES[header.dtype]
+    size = shape[0] * shape[1] * shape[2] * header.head_dim * dtype.itemsize  # of K, or of V
+    if len(data) != start + 2 * size:
+        raise WireError(
+            f"{len(data) - start} bytes of K and V came, but {2 * size} were announced."
+        )
+    both = [
+        torch.frombuffer(bytearray(data[first : first + size]), dtype=dtype).view(
+            *shape, header.head_dim
+        )[:, :num_tokens]  # blocks lie one behind another
+        for first in (start, start + size)
+    ]
+    return Received(*both)
+    ### END SOLUTION
+
+
+def load(cache: PagedCache, received: Received, block_ids: Sequence[int], start: int) -> None:
+    """Write the received tokens start .. T - 1 into a request's blocks, of this cache's own size.
+
+    block_ids: all blocks of the request, in order. Tokens before `start` are there already,
+    perhaps shared with others: they are not touched.
+    """
+    ### BEGIN SOLUTION
+    size = cache.block_size
+    places = torch.arange(start, received.num_tokens, device=cache.device)
+    blocks = torch.tensor(list(block_ids), device=cache.device)
+    slots = blocks[places // size] * size + places % size
+    for layer, (k, v) in enumerate(zip(received.k, received.v, strict=True)):
+        cache.write(layer, k[start:].to(cache.device), v[start:].to(cache.device), slots)
+    ### END SOLUTION

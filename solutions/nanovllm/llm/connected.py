@@ -1,0 +1,42 @@
+"""Lab 11: an engine whose K and V come from others, or go to them."""
+
+from typing import TYPE_CHECKING
+
+from nanovllm.batching.engine import Engine
+from nanovllm.cluster.connected_store import ConnectedStore
+from nanovllm.cluster.header import fingerprint
+from nanovllm.generation.request import weight_of
+from nanovllm.llm.read_options import OptionError
+from nanovllm.llm.scoring import salt_of
+
+if TYPE_CHECKING:
+    from nanovllm.llm.llm import LLM
+
+NOT_WITH_A_ROLE = {  # option -> the only value that goes
+    "speculative_config": None,
+    "kv_cache_dtype": "auto",
+    "num_ranks": 1,
+    "swap_space": 0,
+}
+
+
+def connected_engine(llm: "LLM", seconds: float) -> Engine:
+    """An engine on a ConnectedStore of the sizes that the LLM was given. Raises OptionError."""
+    llm.level.require("lab05", "--role")
+    for name, value in NOT_WITH_A_ROLE.items():
+        if getattr(llm.options, name) != value:
+            raise OptionError(f"--role does not go with {name}; leave it out.")
+    store, weight = llm.runner.engine.store, weight_of(llm.model)
+    connected = ConnectedStore(
+        llm.model.config,
+        store.num_blocks,
+        store.block_size,
+        weight.dtype,
+        weight.device,
+        enable_prefix_caching=llm.options.enable_prefix_caching,
+        salt_of=salt_of,
+        model=fingerprint(llm.model),
+        seconds=seconds,
+    )
+    config = llm.options.config(llm.max_model_len)
+    return Engine(llm.model, config, tokenizer=llm.tokenizer, store=connected)

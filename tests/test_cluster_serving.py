@@ -1,0 +1,191 @@
+"""Lab 11 over HTTP: prefill, decode and router in front; texts are those of one engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from nanovllm.batching.config import EngineConfig
+from nanovllm.batching.engine import Engine
+from nanovllm.cluster.connected_store import ConnectedStore
+from nanovllm.cluster.disaggregated import DisaggregatedServer
+from nanovllm.cluster.errors import ClusterError
+from nanovllm.cluster.header import fingerprint
+from nanovllm.cluster.role import RoleConfig
+from nanovllm.cluster.router import Router, RouterConfig
+from nanovllm.serving.config import ServeConfig
+from tests.serving_tools import CONFIG, MODEL, TEMPLATE, TOKENIZER, Live, offline, tiny_engine
+
+
+class WithRole(Live):
+    """A live server with a role; its port is known before it starts."""
+
+    def __init__(self, role: str, peers: tuple[str, ...] = (), mark: str = "") -> None:
+        store = ConnectedStore(CONFIG, 200, 4 if peers else 8, model=mark or fingerprint(MODEL))
+        engine = Engine(MODEL, EngineConfig(max_num_seqs=8), tokenizer=TOKENIZER, store=store)
+        super().__init__(engine)
+        config = RoleConfig(role, port=self.port, peers=peers)
+        self.server = DisaggregatedServer(config, engine, ServeConfig(model_name="tiny"), TEMPLATE)
+        self._run(self.server.app)
+
+    def _run(self, app: Any) -> None:
+        settings = uvicorn.Config(
+            app, log_config=None, access_log=False, timeout_graceful_shutdown=1
+        )
+        self.uvicorn = uvicorn.Server(settings)
+
+    @property
+    def store(self) -> ConnectedStore:
+        return self.server.engine.engine.store
+
+
+class LiveRouter(Live):
+    """A live router."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        super().__init__(tiny_engine())
+        self.router = Router(config)
+        WithRole._run(self, self.router.app)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[tuple[WithRole, WithRole, LiveRouter]]:
+    with (
+        WithRole("prefill") as p,
+        WithRole("decode", (f"127.0.0.1:{p.port}",)) as d,
+        LiveRouter(RouterConfig(prefill=(p.url,), decode=(d.url,))) as router,
+    ):
+        yield p, d, router
+
+
+def ask(url: str, body: dict[str, Any], path: str = "/v1/completions") -> httpx.Response:
+    return httpx.post(url + path, json=body, timeout=30, trust_env=False)
+
+
+def body(number: int, temperature: float) -> dict[str, Any]:
+    text = "Mia has a code and a red house. " * (number % 3 + 1) + str(number)
+    return {
+        "prompt": TOKENIZER.encode(text),
+        "temperature": temperature,
+        "seed": number,
+        "max_tokens": 9,
+    }
+
+
+def at_rest(live: WithRole) -> bool:
+    return live.store.free_tokens == live.store.total_tokens and not live.store.parking.parked
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_are_those_of_one_engine(three: Any, temperature: float) -> None:
+    p, d, router = three
+    loaded, asked = d.store.loaded, [body(n, temperature) for n in range(5)]
+    got = [ask(router.url, each).json()["choices"][0]["text"] for each in asked]
+    assert [[text] for text in got] == offline(asked)
+    assert d.store.loaded > loaded and at_rest(p) and at_rest(d)
+    assert not d.server.handlers.fallbacks
+
+
+def test_streams_and_chats_pass_through(three: Any) -> None:
+    _, _, router = three
+    given = body(3, 0.0) | {"stream": True}
+    events = [line[6:] for line in ask(router.url, given).text.split("\n") if line[:6] == "data: "]
+    assert events[-1] == "[DONE]"
+    text = "".join(json.loads(e)["choices"][0]["text"] for e in events[:-1])
+    assert [[text]] == offline([body(3, 0.0)])
+    chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+    answer = ask(router.url, chat, "/v1/chat/completions")
+    assert answer.json()["usage"]["completion_tokens"] <= 3
+    assert httpx.get(router.url + "/v1/models", trust_env=False).json()["data"][0]["id"] == "tiny"
+    page = httpx.get(router.url + "/metrics", trust_env=False).text
+    assert 'status="200"' in page and "router_open" in page
+
+
+def test_what_a_transfer_may_not_be_is_refused(three: Any) -> None:
+    p, d, _ = three
+    here = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": p.port}
+    name = {"remote_request_id": "0" * 32}
+    cases = [
+        (d, {"do_remote_decode": True}),
+        (p, here | name),
+        (d, here | {"remote_request_id": "../metrics"}),
+        (d, here | name | {"remote_port": 1}),
+        (d, here | name | {"do_remote_decode": True}),
+    ]
+    for live, params in cases:
+        answer = ask(live.url, body(1, 0.0) | {"kv_transfer_params": params})
+        assert answer.status_code == 400, (params, answer.text)
+        assert answer.json()["error"]["param"] == "kv_transfer_params"
+    assert at_rest(p) and at_rest(d)
+
+
+def test_a_transfer_that_is_late_or_doubled_costs_time_only(three: Any) -> None:
+    p, d, _ = three
+    given = body(7, 0.0)
+    first = ask(p.url, given | {"kv_transfer_params": {"do_remote_decode": True}}).json()
+    assert first["usage"]["completion_tokens"] == 1
+    both = given | {"kv_transfer_params": first["kv_transfer_params"]}
+    before = d.server.handlers.fallbacks
+    texts = [ask(d.url, both).json()["choices"][0]["text"] for _ in range(2)]
+    assert [texts[:1], texts[1:]] == offline([given, given])
+    assert d.server.handlers.fallbacks == before + 1  # the second found nothing, and computed
+    assert at_rest(p) and at_rest(d)
+
+
+def test_a_transfer_that_is_cut_costs_time_only(three: Any, monkeypatch: Any) -> None:
+    p, d, router = three
+    handlers = d.server.handlers
+    whole, before = handlers.transport.receive, handlers.fallbacks
+
+    async def cut(*args: Any) -> bytes:
+        return (await whole(*args))[:-7]
+
+    monkeypatch.setattr(handlers.transport, "receive", cut)
+    given = body(11, 1.0)
+    assert [[ask(router.url, given).json()["choices"][0]["text"]]] == offline([given])
+    assert handlers.fallbacks == before + 1 and at_rest(d)
+    for name in list(p.store.parking.parked):  # nobody acknowledged it: it waits for its time
+        httpx.delete(f"{p.url}/kv/{name}", trust_env=False)
+    assert at_rest(p)
+
+
+def test_another_model_is_refused() -> None:
+    with WithRole("prefill") as p, WithRole("decode", (f"127.0.0.1:{p.port}",), "other") as d:
+        params = ask(p.url, body(1, 0.0) | {"kv_transfer_params": {"do_remote_decode": True}})
+        given = body(1, 0.0) | {"kv_transfer_params": params.json()["kv_transfer_params"]}
+        answer = ask(d.url, given)
+        assert answer.status_code == 400 and "model" in answer.json()["error"]["message"]
+        assert at_rest(d)
+
+
+def test_a_replica_that_is_gone_is_left_alone() -> None:
+    with Live(tiny_engine()) as one:
+        gone = "http://127.0.0.1:9"
+        with LiveRouter(RouterConfig((gone, one.url), policy="round_robin")) as router:
+            got = [ask(router.url, body(n, 0.0)).status_code for n in range(4)]
+            assert got == [200] * 4
+            page = httpx.get(router.url + "/metrics", trust_env=False).text
+            assert f'server="{gone}",status="unreachable"}} 1.0' in page
+        with LiveRouter(RouterConfig((gone,))) as router:
+            answer = ask(router.url, body(1, 0.0))
+            assert answer.status_code == 503 and "replica" in answer.json()["error"]["message"]
+            assert ask(router.url, [1]).status_code == 400  # type: ignore[arg-type]
+
+
+def test_roles_and_routers_that_cannot_be() -> None:
+    for wrong in (
+        lambda: RoleConfig("both"),
+        lambda: RoleConfig("prefill", "pigeon"),
+        lambda: RoleConfig("decode"),
+        lambda: RouterConfig(),
+        lambda: RouterConfig(prefill=("a",)),
+        lambda: RouterConfig(("a", "a")),
+        lambda: RouterConfig(("a",), ("b",), ("c",)),
+    ):
+        with pytest.raises(ClusterError):
+            wrong()
