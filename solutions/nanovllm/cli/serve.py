@@ -97,7 +97,7 @@ def serve(
     from nanovllm.serving.logs import configure_logs
     from nanovllm.serving.run import bind, run
 
-    given = batching.given() | ({"enforce_eager": True} if role else {})
+    given: dict[str, Any] = batching.given() | ({"enforce_eager": True} if role else {})
     llm = load_engine(model=model, dtype=dtype, device=device, max_model_len=max_model_len, **given)
     llm.level.require("lab04", "nanovllm serve")
     try:

@@ -145,7 +145,7 @@ class DisaggregatedServer(Server):
         super().__init__(*args)
         old = self.handlers
         parts = (old.engine, old.reader, old.config, old.admission, old.sizes, old.hits)
-        self.handlers = handlers = TransferHandlers(*parts)
+        self.handlers = handlers = TransferHandlers(*parts, old.urgency)
         handlers.role, handlers.transport = role, HttpTransport(role.seconds)
         handlers.store = self.engine.engine.store
         self.app.user_middleware.append(_middleware())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,13 +54,13 @@ class _Pool:
     index: BlockIndex
     work: OpenWork
     resting: dict[str, float] = field(default_factory=dict)  # until when
-    known: dict[str, dict[str, None]] = field(default_factory=dict)
+    known: dict[str, dict[Hashable, None]] = field(default_factory=dict)
 
     def choosable(self) -> list[str]:
         now = time.monotonic()
         return [url for url in self.urls if self.resting.get(url, 0.0) <= now]
 
-    def sent(self, url: str, blocks: Sequence[str]) -> None:
+    def sent(self, url: str, blocks: Sequence[Hashable]) -> None:
         known = self.known.setdefault(url, {})
         for block in blocks:
             known.pop(block, None)
