@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import regex
 
@@ -32,7 +32,7 @@ _FALLBACK = [byte_token(byte).decode() for byte in range(256)]
 class Form:
     """A Unicode normal form as a normalizer: NFC makes one character of e and an accent."""
 
-    name: str
+    name: Literal["NFC", "NFD", "NFKC", "NFKD"]
 
     def __call__(self, text: str) -> str:
         return unicodedata.normalize(self.name, text)
@@ -262,9 +262,9 @@ def _check_model(model: Mapping[str, Any], where: str) -> None:
 
 
 def _steps(node: Mapping[str, Any] | None, where: str) -> list[Step]:
-    kind = node["type"] if node else None
-    if kind is None:
+    if not node:
         return []
+    kind = node["type"]
     if kind == "Sequence":
         return [step for part in node["pretokenizers"] for step in _steps(part, where)]
     if kind == "ByteLevel":
@@ -291,9 +291,9 @@ def _steps(node: Mapping[str, Any] | None, where: str) -> list[Step]:
 def _normalizers(
     node: Mapping[str, Any] | None, where: str, fallback: bool
 ) -> list[Form | Prepend | Replace]:
-    kind = node["type"] if node else None
-    if kind is None:
+    if not node:
         return []
+    kind = node["type"]
     if kind == "Sequence":
         return [n for part in node["normalizers"] for n in _normalizers(part, where, fallback)]
     if kind in _FORMS:

@@ -35,10 +35,10 @@ class AddedToken:
         inside = (start and _WORD.match(text, start - 1)) or _WORD.match(text, end)
         if self.single_word and inside:
             return None
-        if self.lstrip:
-            start = _SPACE_BEFORE.match(text, 0, start).start()
-        if self.rstrip:
-            end = _SPACE.match(text, end).end()
+        if self.lstrip and (before := _SPACE_BEFORE.match(text, 0, start)):
+            start = before.start()
+        if self.rstrip and (behind := _SPACE.match(text, end)):
+            end = behind.end()
         return start, end
 
 

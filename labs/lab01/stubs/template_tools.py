@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2 import nodes
 from jinja2.ext import Extension
+from jinja2.parser import Parser
 
 from nanovllm.tokenization.errors import ChatTemplateError
 from nanovllm.tokenization.hf_format import load_json
@@ -18,10 +20,10 @@ class Generation(Extension):
 
     tags = {"generation"}
 
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+    def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
+        return nodes.Scope(body, lineno=line)
 
 
 def tojson(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nanovllm.model.errors import ModelFolderError
 
-Json = dict[str, object]
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True)

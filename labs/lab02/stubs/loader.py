@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,16 @@ class _Unset(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Modules that are made within have shapes, but no memory yet."""
+    with torch.device("meta"), _Unset():
+        yield
+
+
 def empty_model(config: ModelConfig) -> Transformer:
     """A model of shapes without memory: weights that were read become its own with `fill`."""
-    with torch.device("meta"), _Unset():
+    with without_memory():
         return Transformer(config)
 
 
@@ -116,7 +124,7 @@ def read_quantization(folder: Path) -> Json | None:
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a folder's safetensors, by its name there. Raises ModelFolderError."""
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         yield from _read(path)
 
 
@@ -126,7 +134,7 @@ def fill(folder: Path, model: Transformer, weights: dict[str, Tensor]) -> Transf
     Raises:
         ModelFolderError: a tensor is missing, too many or of another shape.
     """
-    _check(folder, model, weights)
+    check_tensors(folder, model, weights)
     model.load_state_dict(weights, assign=True)
     return model.eval().requires_grad_(False)
 
@@ -153,7 +161,7 @@ def dummy_model(
     return model.eval().requires_grad_(False)
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """`model.safetensors`, or the shards that `model.safetensors.index.json` lists."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -212,7 +220,8 @@ def settle_tying(config: ModelConfig, weights: dict[str, Tensor]) -> ModelConfig
     return config
 
 
-def _check(folder: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
+def check_tensors(folder: Path, model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Raise ModelFolderError unless the folder has a tensor of the right shape for each place."""
     wanted = model.state_dict()
     for name, slot in wanted.items():
         if name not in weights:

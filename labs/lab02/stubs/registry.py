@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import nn
-
-from nanovllm.model.config import ModelConfig
 from nanovllm.model.mlp import GeluMLP, SwiGLU
 from nanovllm.model.norms import LayerNorm, RMSNorm
 from nanovllm.model.positions import LearnedPositions, RotaryPositions
@@ -17,9 +13,9 @@ from nanovllm.model.positions import LearnedPositions, RotaryPositions
 class Family:
     """The classes that differ between families; all else a `ModelConfig` says."""
 
-    norm: Callable[[int, float], nn.Module]
-    mlp: Callable[[ModelConfig], nn.Module]
-    positions: Callable[[ModelConfig], nn.Module]
+    norm: type[RMSNorm] | type[LayerNorm]
+    mlp: type[SwiGLU] | type[GeluMLP]
+    positions: type[RotaryPositions] | type[LearnedPositions]
 
 
 _LLAMA = Family(RMSNorm, SwiGLU, RotaryPositions)

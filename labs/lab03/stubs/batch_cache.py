@@ -75,10 +75,12 @@ class BatchCache:
             self.k[layer, :, start:end] = k.unflatten(0, (self.num_rows, num_columns))
             self.v[layer, :, start:end] = v.unflatten(0, (self.num_rows, num_columns))
             window = self.config.window(layer)
-            if window not in masks and mask_for is None:
-                masks[window] = _causal(start, num_columns, window, q.device)
-            elif window not in masks:
-                masks[window] = mask_for(window)[:, None]  # [N, 1, S, K]
+            if window not in masks:
+                masks[window] = (
+                    _causal(start, num_columns, window, q.device)
+                    if mask_for is None
+                    else mask_for(window)[:, None]  # [N, 1, S, K]
+                )
             out = scaled_dot_product_attention(
                 q.unflatten(0, (self.num_rows, num_columns)).transpose(1, 2),  # [N, H, S, D]
                 self.k[layer, :, :end].transpose(1, 2),  # [N, G, K, D]

@@ -45,7 +45,10 @@ def check_request(
         )
     _check_ids("The prompt", prompt_token_ids, vocab_size)
     _check_ids("logit_bias", params.logit_bias or (), vocab_size)
-    _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    _check_ids("stop_token_ids", params.stop_token_ids or (), vocab_size)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
+    for run in params.bad_words_token_ids or ():
+        _check_ids("bad_words_token_ids", run, vocab_size)
     if params.stop and not has_tokenizer:
         raise RequestError(
             "Stop strings are looked for in the text, so stop= needs a tokenizer; "

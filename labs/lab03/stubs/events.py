@@ -1,6 +1,6 @@
 """What a generation reports while it runs; streaming, timelines and tests read the same events."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 FinishReason = Literal["stop", "length"]
@@ -37,11 +37,15 @@ class Completion:
 
 @dataclass(frozen=True)
 class Prefilled:
-    """The prompt has been read; the next event of this request is its first token."""
+    """The prompt has been read; the next event of this request is its first token.
+
+    logprobs: of each token of the prompt but the first, which has None, where that was asked for.
+    """
 
     request_id: int
     num_tokens: int  # of the whole prompt
     time: float
+    logprobs: tuple[dict[int, Logprob] | None, ...] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nanovllm.generation.chunked import chunked_prefill
 from nanovllm.generation.events import Event, Prefilled
+from nanovllm.generation.masks import masking
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.request import make_sequences, room_for, weight_of
 from nanovllm.generation.sampling import Sampler, sample
@@ -56,7 +57,7 @@ class Generation:
             seed=seed,
             request_id=request_id,
         )
-        self.sampler = sampler
+        self.sampler = masking(sampler)
         self.chunk_size = chunk_size
         self.clock = clock
         weight = weight_of(model)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+MOST_TOP_K = 2**31  # what a tensor of them holds everywhere
 MIN_TEMPERATURE = 1e-2  # below it, scaled logits overflow; vLLM raises such values to it
 
 
@@ -28,6 +29,9 @@ class SamplingParams:
     top_k: 0 or -1 means all.  seed: None means fresh randomness for each request.
     max_tokens: None means up to the end of the context.  logprobs: how many of the likeliest
     tokens to report besides the chosen one; -1 means the whole vocabulary.
+    prompt_logprobs: as many for each token of the prompt.  allowed_token_ids: no other id is drawn.
+    bad_words: texts that are never completed; with a tokenizer they become bad_words_token_ids.
+    cache_salt: only requests with the same one share the prefix cache (vLLM: part of the prompt).
 
     >>> SamplingParams(temperature=0.7, stop="END").stop
     ('END',)
@@ -55,6 +59,11 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     logit_bias: Mapping[int, float] | None = None
+    prompt_logprobs: int | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    bad_words_token_ids: Sequence[Sequence[int]] | None = None
+    cache_salt: str | None = None
 
     def __new__(cls, *args: Any, **given: Any) -> "SamplingParams":
         names = {field.name for field in fields(cls)}
@@ -74,6 +83,7 @@ class SamplingParams:
         self._check_types()
         self._check_sampling()
         self._check_stopping()
+        self._check_masks()
         if self.greedy:
             self._set(top_p=1.0, top_k=0, min_p=0.0)
 
@@ -81,6 +91,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0.0
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether some tokens are forbidden, whatever the model says."""
+        return self.allowed_token_ids is not None or bool(self.bad_words_token_ids)
 
     @property
     def has_penalties(self) -> bool:
@@ -106,9 +121,10 @@ class SamplingParams:
             self._set(logit_bias=_checked_bias(self.logit_bias))
 
     def _check_types(self) -> None:
-        for name in ("n", "top_k", "min_tokens", "max_tokens", "seed", "logprobs"):
+        optionals = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
+        for name in ("n", "top_k", "min_tokens", *optionals):
             value = getattr(self, name)
-            optional = name in ("max_tokens", "seed", "logprobs")
+            optional = name in optionals
             if isinstance(value, bool) or not (
                 isinstance(value, int) or (optional and value is None)
             ):
@@ -126,9 +142,9 @@ class SamplingParams:
                 raise ParamsError(f"{name} must be a number, got {value!r}.")
             if not math.isfinite(value):
                 raise ParamsError(f"{name} must be a finite number, got {value}.")
-        if not all(isinstance(text, str) and text for text in self.stop):
+        if not all(isinstance(text, str) and text for text in self.stop or ()):
             raise ParamsError(f"stop must hold strings that are not empty, got {self.stop!r}.")
-        if not all(isinstance(i, int) and not isinstance(i, bool) for i in self.stop_token_ids):
+        if not _are_ids(self.stop_token_ids or ()):
             raise ParamsError(f"stop_token_ids must hold token ids, got {self.stop_token_ids!r}.")
 
     def _check_sampling(self) -> None:
@@ -147,16 +163,20 @@ class SamplingParams:
             self._set(temperature=MIN_TEMPERATURE)
         if not 0.0 < self.top_p <= 1.0:
             raise ParamsError(f"top_p must be in (0, 1], got {self.top_p}.")
-        if self.top_k < 0:
-            raise ParamsError(f"top_k must be 0 (all tokens) or at least 1, got {self.top_k}.")
+        if not 0 <= self.top_k < MOST_TOP_K:
+            raise ParamsError(
+                f"top_k must be 0 (all tokens), or from 1 to {MOST_TOP_K - 1}, got {self.top_k}."
+            )
         if not 0.0 <= self.min_p <= 1.0:
             raise ParamsError(f"min_p must be in [0, 1], got {self.min_p}.")
         if self.greedy and self.n > 1:
             raise ParamsError(
                 f"n must be 1 when temperature is 0, got {self.n}: greedy samples are all equal."
             )
-        if self.logprobs is not None and self.logprobs < -1:
-            raise ParamsError(f"logprobs must be at least 0, or -1 for all, got {self.logprobs}.")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and count < -1:
+                raise ParamsError(f"{name} must be at least 0, or -1 for all, got {count}.")
 
     def _check_stopping(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -167,6 +187,34 @@ class SamplingParams:
             raise ParamsError(
                 f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}."
             )
+
+    def _check_masks(self) -> None:
+        """Lists become tuples: of ids, of words that are not empty, of lists of ids."""
+        ids, words, runs = self.allowed_token_ids, self.bad_words, self.bad_words_token_ids
+        if ids is not None:
+            if not ids or not _are_ids(ids):
+                raise ParamsError(
+                    f"allowed_token_ids must hold one token id or more, got {ids!r:.60}."
+                )
+            self._set(allowed_token_ids=tuple(dict.fromkeys(ids)))
+        if words is not None:
+            if isinstance(words, str) or not all(isinstance(w, str) and w.strip() for w in words):
+                raise ParamsError(
+                    f"bad_words must hold texts that say something, got {words!r:.60}."
+                )
+            self._set(bad_words=tuple(dict.fromkeys(words)))
+        if runs is not None:
+            if not all(run and _are_ids(run) for run in runs):
+                raise ParamsError(
+                    f"bad_words_token_ids must hold lists of token ids, got {runs!r:.60}."
+                )
+            self._set(bad_words_token_ids=tuple(tuple(run) for run in runs))
+        if self.cache_salt is not None and not isinstance(self.cache_salt, str):
+            raise ParamsError(f"cache_salt must be a text, got {self.cache_salt!r:.60}.")
+
+
+def _are_ids(values: Sequence[Any]) -> bool:
+    return all(isinstance(i, int) and not isinstance(i, bool) for i in values)
 
 
 def _checked_bias(logit_bias: Mapping[int, float]) -> dict[int, float]:

@@ -5,8 +5,9 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from nanovllm.generation.errors import check_request
+from nanovllm.generation.errors import RequestError, check_request
 from nanovllm.generation.keys import sample_seed
+from nanovllm.generation.masks import check_masks, with_bad_tokens
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.sequence import Sequence
 from nanovllm.model.transformer import Transformer
@@ -23,12 +24,18 @@ def make_sequences(
     max_model_len: int | None,
     seed: int | None,
     request_id: int = 0,
+    scores_prompts: bool = False,
 ) -> list[Sequence]:
     """The n sequences of a request, each with a seed of its own; refuses what cannot be served.
 
-    The seed is params.seed, else `seed`, else fresh randomness. Raises RequestError.
+    The seed is params.seed, else `seed`, else fresh randomness. scores_prompts: whether whoever
+    asks gives log-probabilities of prompts. Raises RequestError.
     """
+    if params.prompt_logprobs is not None and not scores_prompts:
+        raise RequestError("prompt_logprobs needs an engine that keeps K and V in blocks (lab 05).")
     limit = max_model_len or model.config.max_position
+    params = with_bad_tokens(params, tokenizer)
+    check_masks(params, model.config.eos_token_ids)
     check_request(
         prompt_token_ids,
         params,
@@ -45,7 +52,9 @@ def make_sequences(
             max_model_len=limit,
             seed=sample_seed(first, index),
             eos_token_ids=model.config.eos_token_ids,
-            detokenizer=tokenizer and StreamingDetokenizer(tokenizer, params.skip_special_tokens),
+            detokenizer=StreamingDetokenizer(tokenizer, params.skip_special_tokens)
+            if tokenizer
+            else None,
             request_id=request_id,
             index=index,
         )

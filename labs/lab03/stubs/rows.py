@@ -30,7 +30,7 @@ class SamplingRow:
     @property
     def stop_token_ids(self) -> set[int]:
         """Every id that could end this sequence."""
-        return {*self.eos_token_ids, *self.params.stop_token_ids}
+        return {*self.eos_token_ids, *(self.params.stop_token_ids or ())}
 
 
 Sampler = Callable[[Logits, Sequence[SamplingRow]], list[Sampled]]

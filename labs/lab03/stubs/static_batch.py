@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from nanovllm.generation.batch_cache import BatchCache
 from nanovllm.generation.events import Completion, Event, Finished, Prefilled
+from nanovllm.generation.masks import masking
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.request import make_sequences, room_for, weight_of
 from nanovllm.generation.sampling import Sampler, sample
@@ -112,7 +114,7 @@ class StaticBatch:
     ) -> None:
         self.model = model
         self.sequences = list(sequences)
-        self.sampler = sampler
+        self.sampler = masking(sampler)
         self.clock = clock
         longest = max(len(s.prompt_token_ids) for s in self.sequences)
         budget = max(room_for(s) - len(s.prompt_token_ids) for s in self.sequences)
@@ -120,7 +122,7 @@ class StaticBatch:
         self.cache = BatchCache(
             model.config, len(self.sequences), longest + budget, weight.dtype, weight.device
         )
-        self.padding: Int[Tensor, N] | None = None  # known once the prompts are read
+        self.padding: Int[Tensor, " N"] | None = None  # known once the prompts are read
         self.waste = BatchWaste(kv_reserved=self.cache.num_rows * self.cache.capacity)
 
     @property
@@ -169,9 +171,9 @@ class StaticBatch:
     ) -> Float[Tensor, "N S E"]:
         """Flatten the rectangle, run it with the padded mask, and store its columns."""
         rows, width = token_ids.shape
+        padding = cast(Tensor, self.padding)
         attend = self.cache.bind(
-            width,
-            lambda window: padded_mask(self.padding, self.cache.length, width, window),
+            width, lambda window: padded_mask(padding, self.cache.length, width, window)
         )
         hidden = self.model(token_ids.flatten(), positions.flatten(), attend)
         self.cache.advance(width)

@@ -24,8 +24,10 @@ def token_budget(*, hardware: int, compute: int, memory: int, decodes: int) -> i
 class Budget(Protocol):
     """A limit on the tokens of a step, which may learn from the steps."""
 
-    highest: int  # what the machine takes
-    limit: int  # what the next step may compute
+    @property
+    def highest(self) -> int: ...  # what the machine takes
+    @property
+    def limit(self) -> int: ...  # what the next step may compute
 
     def observe(self, seconds: float, free_share: float) -> None:
         """A step took so long and left this share of the store free."""

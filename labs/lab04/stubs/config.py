@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from nanovllm.batching.budget import AdaptiveBudget, Budget, FixedBudget
+from nanovllm.batching.budget_counts import CountedBudget
 from nanovllm.batching.errors import ConfigError
 from nanovllm.batching.policies import Policy, make_policy
 
@@ -56,5 +57,5 @@ class EngineConfig:
         """The budget: fixed, or moving between one token a request and the maximum."""
         most = self.max_num_batched_tokens
         if self.adaptive_budget:
-            return AdaptiveBudget(limit=most, lowest=self.max_num_seqs, highest=most)
+            return CountedBudget(AdaptiveBudget(limit=most, lowest=self.max_num_seqs, highest=most))
         return FixedBudget(most)

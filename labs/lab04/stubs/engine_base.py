@@ -16,6 +16,9 @@ from nanovllm.batching.request import Priority, Request
 from nanovllm.batching.scheduler import Scheduler
 from nanovllm.batching.slot_store import SlotStore
 from nanovllm.batching.store import KVStore
+from nanovllm.batching.urgency import check_urgency
+from nanovllm.generation.go_on import go_on
+from nanovllm.generation.masks import masking
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.request import make_sequences, room_for, weight_of
 from nanovllm.generation.sampling import Sampler, sample
@@ -29,6 +32,8 @@ class EngineBase:
     What callers ask for is noted in `requests` (OpenRequests). `step` reads `requests.notes()`,
     and says `requests.remove(request)` of each sample that has ended.
     """
+
+    scores_prompts = False  # whether it gives log-probabilities of a prompt's tokens
 
     def __init__(
         self,
@@ -50,7 +55,7 @@ class EngineBase:
                 f"max_model_len is {self.max_model_len}, but this model was made for "
                 f"{model.config.max_position} tokens at most."
             )
-        self.sampler = sampler
+        self.sampler = masking(sampler)
         self.clock = clock
         weight = weight_of(model)
         self.device = weight.device
@@ -77,15 +82,24 @@ class EngineBase:
         prompt_token_ids: Seq[int],
         params: SamplingParams | None = None,
         *,
-        priority: Priority = Priority.NORMAL,
+        priority: Priority | int = Priority.NORMAL,
         seed: int | None = None,
         request_id: int | None = None,
         deadline: float | None = None,
+        output_token_ids: Seq[int] = (),
     ) -> int:
-        """Take a request on, or refuse it at once; its id, by which events and `abort` name it."""
+        """Take a request on, or refuse it at once; its id, by which events and `abort` name it.
+
+        output_token_ids: what another engine has generated of its answer. This one goes on behind
+        them, as if they were its own: they count for max_tokens and are in the finished sample,
+        and no event tells them again. With chance (temperature above 0), give the same seed.
+        """
+        if not isinstance(priority, Priority):
+            check_urgency(self.scheduler.policy, priority, deadline)
         request_id = self.requests.next_id() if request_id is None else request_id
         requests = self._make_requests(prompt_token_ids, params, priority, seed, request_id)
         for request in requests:
+            go_on(request.sequence, output_token_ids, self.model.config.vocab_size)
             if deadline is not None:
                 request.deadline = request.arrival + deadline
             self.scheduler.refuse_unfit(request)
@@ -96,7 +110,7 @@ class EngineBase:
         self,
         prompt_token_ids: Seq[int],
         params: SamplingParams | None,
-        priority: Priority,
+        priority: Priority | int,
         seed: int | None,
         request_id: int,
     ) -> list[Request]:
@@ -109,6 +123,7 @@ class EngineBase:
             max_model_len=self.max_model_len,
             seed=seed,
             request_id=request_id,
+            scores_prompts=self.scores_prompts,
         )
         now = self.clock()
         return [

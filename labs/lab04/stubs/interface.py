@@ -56,17 +56,21 @@ class SchedulerInterface(Protocol):
     @property
     def running(self) -> Collection[Request]:
         """The batch, in the order of admission. Read it; only the scheduler changes it."""
+        ...
 
     @property
     def waiting(self) -> Collection[Request]:
         """The queue, in any order: new requests, and those that were preempted."""
+        ...
 
     @property
     def has_work(self) -> bool:
         """Whether anybody waits or runs."""
+        ...
 
     def queue(self) -> list[Request]:
         """Those that wait, in the order in which they would be admitted now: a new list."""
+        ...
 
     def refuse_unfit(self, request: Request) -> None:
         """Raise RequestTooLargeError if the store could not hold `request.limit` tokens at all.
@@ -85,6 +89,7 @@ class SchedulerInterface(Protocol):
         more preemption, and has nothing computed. A plan without chunks says that nobody can run.
         One reading of the clock holds for all of it.
         """
+        ...
 
     def update(self, plan: Plan) -> None:
         """These chunks have been computed: count their tokens; SCHEDULED becomes RUNNING.
@@ -134,35 +139,42 @@ class EngineInterface(Protocol):
     @property
     def has_unfinished(self) -> bool:
         """Whether a further step has anything to do or to report."""
+        ...
 
     def add_request(
         self,
         prompt_token_ids: Sequence[int],
         params: SamplingParams | None = None,
         *,
-        priority: Priority = Priority.NORMAL,
+        priority: Priority | int = Priority.NORMAL,
         seed: int | None = None,
         request_id: int | None = None,
         deadline: float | None = None,
+        output_token_ids: Sequence[int] = (),
     ) -> int:
         """Take a request on, or refuse it at once; its id, by which events and `abort` name it.
 
         Each of its n samples becomes a Request of its own. Without a request_id, the smallest
-        number that was not given out yet and is not in use; whether one that a caller has chosen
-        is given out after its request has ended is left open. deadline: seconds from now in which
-        the answer should be complete. A refused request leaves nothing behind; whether its
+        number that was not given out yet and is not in use; whether one that a caller has chosen is
+        given out after its request has ended is left open. deadline: seconds from now in which the
+        answer should be complete. priority: a class, or vLLM's number, which the policy must read
+        (`check_urgency`, given); a Request takes either. output_token_ids: what another engine has
+        generated of it (see EngineBase). A refused request leaves nothing behind; whether its
         number is given out is left open.
 
         Raises:
             RequestError: it can never be answered (`make_sequences`, or `refuse_unfit`).
             DuplicateRequestError: the id is in use by a request that has not ended.
         """
+        ...
 
     def abort(self, request_id: int) -> bool:
         """Give a request up, wherever it is; False if there is none of that id (any more)."""
+        ...
 
     def run(self) -> Iterator[EngineEvent]:
         """Step until nothing is left to do, and yield the events as they happen."""
+        ...
 
     def step(self) -> list[EngineEvent]:
         """One round: notes, plan, model, draw, update; and what happened, in this order.
@@ -179,6 +191,7 @@ class EngineInterface(Protocol):
         again. NotImplementedError (a task that is not written yet) goes through, and so does
         KeyboardInterrupt; what the step had to report is lost then.
         """
+        ...
 
     def execute(self, plan: Plan) -> Float[Tensor, "N V"]:
         """Run the model over the plan's T tokens; logits of the N chunks that complete, in order.
@@ -187,6 +200,7 @@ class EngineInterface(Protocol):
         any one of its chunks, may be executed again before that, with the same result. An engine
         of another kind may return something else, for its own `draw`.
         """
+        ...
 
     def draw(self, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Outcome]:
         """What comes of each chunk of the plan, in order: a token where it completes, else None.
@@ -197,6 +211,7 @@ class EngineInterface(Protocol):
         sampler; -inf beside others is a mask's. Draws change no state: drawn again, the tokens
         are the same.
         """
+        ...
 
     def update(self, plan: Plan, outcomes: Sequence[Outcome]) -> list[EngineEvent]:
         """Commit and count what was computed, append the tokens, end what has ended; the events.
@@ -208,6 +223,7 @@ class EngineInterface(Protocol):
         and the others go on; a Prefilled may stand before that Failed or not, and whether a
         NotImplementedError goes through here, too, is left open.
         """
+        ...
 
     def check(self) -> None:
         """Raise InvariantError unless scheduler, store and requests agree; between two steps."""

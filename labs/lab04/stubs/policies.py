@@ -8,7 +8,7 @@ from typing import ClassVar
 from nanovllm.batching.errors import ConfigError, UnknownPolicyError
 from nanovllm.batching.request import Priority, Request
 
-Rank = tuple[float, float, int]  # the key, then arrival, then number: never equal
+Rank = tuple[float, ...]  # the key, then arrival, then number: never equal
 
 
 class Policy(ABC):
@@ -16,6 +16,8 @@ class Policy(ABC):
 
     name: ClassVar[str]
     ages: ClassVar[bool] = False  # whether keys change while requests wait
+    reads_priority: ClassVar[bool] = False  # else a caller who says one is refused
+    reads_deadline: ClassVar[bool] = False
 
     @abstractmethod
     def key(self, request: Request, now: float) -> float:
@@ -80,6 +82,7 @@ class EarliestDeadline(Policy):
     """
 
     name = "deadline"
+    reads_deadline = True
 
     def key(self, request: Request, now: float) -> float:
         raise NotImplementedError("lab04 task 2: EarliestDeadline.key")
@@ -117,10 +120,10 @@ class RoundRobin(Policy):
 class PriorityWithAging(Policy):
     """The higher score first: the class, points for waiting, less something for the work left.
 
-    The score is the value of the priority, plus `points_per_minute` for each minute in the queue
-    (parts of a minute count), but class and aging together are at most the value of
-    Priority.HIGH; less `points_per_token` for each token of work left. The key is the score with
-    its sign changed, because the smallest key goes first.
+    The score is the value of the priority (of its class: below 0 is HIGH, 0 NORMAL, above 0 LOW),
+    plus `points_per_minute` for each minute in the queue (parts of a minute count), but class and
+    aging together are at most the value of Priority.HIGH; less `points_per_token` for each token of
+    work left. The key is the score with its sign changed, because the smallest key goes first.
 
     >>> from nanovllm.batching.simulated import SimulatedSequence
     >>> request = Request(3, SimulatedSequence(3, 90, 11), 0.0, 100, Priority.LOW)
@@ -130,7 +133,8 @@ class PriorityWithAging(Policy):
 
     points_per_minute: float = 5.0
     points_per_token: float = 0.1
-    name: ClassVar[str] = "priority"
+    name: ClassVar[str] = "priority-with-ageing"
+    reads_priority: ClassVar[bool] = True
     ages: ClassVar[bool] = True
 
     def score(self, request: Request, now: float) -> float:
@@ -180,8 +184,11 @@ def make_policy(name: str) -> Policy:
     >>> make_policy("sjf").name
     'sjf'
     """
-    for policy in POLICIES:
+    from nanovllm.batching.urgent_first import UrgentFirst
+
+    policies = (*POLICIES, UrgentFirst)
+    for policy in policies:
         if policy.name == name:
             return policy()
-    known = ", ".join(policy.name for policy in POLICIES)
+    known = ", ".join(policy.name for policy in policies)
     raise UnknownPolicyError(f"There is no policy {name!r}; choose one of {known}.")

@@ -5,7 +5,8 @@ SchedulerInterface.
 """
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from typing import Any
 
 from nanovllm.batching.budget import Budget, FixedBudget
 from nanovllm.batching.errors import ConfigError, RequestTooLargeError, require
@@ -17,8 +18,8 @@ from nanovllm.batching.store import SchedulingStore
 class SchedulerBase:
     """Store, policy, budget, limits and clock, under the names of the arguments."""
 
-    waiting: Collection[Request]
-    running: Collection[Request]
+    waiting: Any  # collections of requests, in whatever structure
+    running: Any
 
     def __init__(
         self,

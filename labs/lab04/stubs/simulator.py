@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from nanovllm.batching.events import Admitted, ChunkRun, EngineEvent, Preempted, Queued, Stepped
 from nanovllm.batching.interface import SchedulerInterface
@@ -10,7 +11,7 @@ from nanovllm.batching.plan import Plan
 from nanovllm.batching.request import Request, Status
 from nanovllm.batching.simulated import SimulatedSequence
 from nanovllm.batching.traces import Arrival
-from nanovllm.generation.events import TokenGenerated
+from nanovllm.generation.events import Event, TokenGenerated
 from nanovllm.generation.latency import ManualClock, Timeline, percentile, timelines
 
 
@@ -54,7 +55,7 @@ class Run:
     @property
     def timelines(self) -> list[Timeline]:
         """One line a request, in the order of the trace."""
-        lines = timelines(self.events, self.arrivals)
+        lines = timelines(cast(list[Event], self.events), self.arrivals)
         return [lines[request, 0] for request in sorted(self.arrivals)]
 
 

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ from nanovllm.model.config import ModelConfig
 class SlotStoreBase:
     """K and V in `k` and `v` [L, N, C, G, D]: N slots of C places, all zeros at first."""
 
-    free_tokens: int
+    free_tokens: Any  # an int: the SlotStore's own, as an attribute or a property
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ The data behind it are the store's own: whoever stands above reads what is named
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from nanovllm.batching.plan import Plan
@@ -23,22 +23,29 @@ class KVStore(Protocol):
     others that begin alike, has `cached_blocks()` and `prefix_stats` as well (lab 05).
     """
 
-    total_tokens: int  # places for one token each, free or not
-    num_blocks: int
-    block_size: int  # places in each block
+    @property
+    def total_tokens(self) -> int: ...  # places for one token each, free or not
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...  # places in each block
 
     @property
     def free_tokens(self) -> int:
         """Places that hold no token, also those in a slot that only its owner can use."""
+        ...
 
     def fits(self, num_tokens: int) -> bool:
         """Whether a request of so many tokens could be held if it were the only one."""
+        ...
 
     def block_ids(self, request: Request) -> list[int]:
         """The blocks of an admitted request, in the order of its tokens: a list of its own."""
+        ...
 
     def can_admit(self, request: Request) -> bool:
         """Whether the request can come in now."""
+        ...
 
     def admit(self, request: Request) -> int:
         """Take the request in; how many of its first tokens are here already (slots: none).
@@ -46,15 +53,18 @@ class KVStore(Protocol):
         Never all of them: the last one is computed, to draw from. Called only where `can_admit`
         has just said yes; so no request is admitted twice.
         """
+        ...
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
         """Make sure of room for so many tokens behind its computed ones, or change nothing.
 
         Asking twice for the same room takes it once. The computed ones are those committed.
         """
+        ...
 
     def bind(self, plan: Plan) -> Attend:
         """The attend of a step: its tokens are those of the plan's chunks, in order [T]."""
+        ...
 
     def commit(self, plan: Plan) -> None:
         """Every layer has written the plan's tokens: they count as stored from now on."""
@@ -76,9 +86,11 @@ class SchedulingStore(Protocol):
     """The part of a KVStore that scheduler and simulator use: no K, no V, no torch."""
 
     total_tokens: int
+    block_size: int
 
     @property
     def free_tokens(self) -> int: ...
+    def block_ids(self, request: Request) -> Sequence[int]: ...
     def fits(self, num_tokens: int) -> bool: ...
     def can_admit(self, request: Request) -> bool: ...
     def admit(self, request: Request) -> int: ...

@@ -32,7 +32,7 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Request]:
         return (request for _, request in self._entries)
 
-    def __contains__(self, request: Request) -> bool:
+    def __contains__(self, request: object) -> bool:
         return request in self._rank_of
 
     def push(self, request: Request, now: float) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Container, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from nanovllm.paging.block_pool import BlockPool
 from nanovllm.paging.block_table import BlockTable
@@ -79,7 +80,7 @@ class Holds:
         if not held:
             self.held.pop(owner, None)
 
-    def owners(self, tables: Mapping[Hashable, BlockTable]) -> dict[int, list[Hashable]]:
+    def owners(self, tables: Mapping[Any, BlockTable]) -> dict[int, list[Hashable]]:
         """Who has each block: first the names of the tables that list it, then who holds it.
 
         >>> holds = Holds(BlockPool(8))

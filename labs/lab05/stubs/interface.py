@@ -37,19 +37,24 @@ class BlockPoolInterface(Protocol):
     @property
     def num_free(self) -> int:
         """Blocks that nobody holds, kept ones included."""
+        ...
 
     @property
     def num_used(self) -> int:
         """Blocks that somebody holds."""
+        ...
 
     def ref_count(self, block_id: int) -> int:
         """How many hold the block."""
+        ...
 
     def owners_of(self, block_id: int) -> list[Owner]:
         """Those who hold the block, in any order."""
+        ...
 
     def is_free(self, block_id: int) -> bool:
         """Whether nobody holds the block."""
+        ...
 
     def allocate(self, count: int, owner: Owner) -> list[int]:
         """Give `count` free blocks to a first owner.
@@ -60,6 +65,7 @@ class BlockPoolInterface(Protocol):
         Raises:
             OutOfBlocksError: fewer are free; nothing has changed but `stats.num_failed`.
         """
+        ...
 
     def share(self, block_id: int, owner: Owner) -> None:
         """One more owner of a block that is held, or free and kept; a free one is held then.
@@ -122,12 +128,15 @@ class BlockManagerInterface(SchedulingStore, Protocol):
     @property
     def prefix_stats(self) -> PrefixStats | None:
         """Tokens looked up in the prefix cache, and found; None where there is none."""
+        ...
 
     def block_ids(self, request: Request) -> list[int]:
         """The blocks of an admitted request, in the order of its tokens: a list of its own."""
+        ...
 
     def owners(self) -> dict[int, list[Hashable]]:
         """Who holds each block that is held: requests, and whoever called `hold`."""
+        ...
 
     def hold(self, block_ids: Iterable[int], owner: Hashable) -> None:
         """One more owner of blocks that are held or cached: nobody gets or writes them meanwhile.
@@ -149,6 +158,7 @@ class BlockManagerInterface(SchedulingStore, Protocol):
 
     def cached_blocks(self) -> list[int]:
         """Blocks that nobody holds, but that requests which begin alike would find: by number."""
+        ...
 
     def check(self, requests: Iterable[Request] | None = None) -> None:
         """Raise InvariantError unless its own data agree.
@@ -169,6 +179,7 @@ class MovingManager(BlockManagerInterface, Protocol):
 
     def pinned_blocks(self) -> set[int]:
         """Blocks that somebody took by `hold`: whoever did knows their numbers, so they stay."""
+        ...
 
     def move(self, old: int, new: int) -> None:
         """Block `new`, which is free and not cached, takes the place of the held block `old`.

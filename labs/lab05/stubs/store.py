@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 import torch
@@ -18,6 +19,7 @@ from nanovllm.paging.cache import PagedCache
 from nanovllm.paging.interface import BlockManagerInterface, Preemption
 from nanovllm.paging.manager import BlockManager
 from nanovllm.paging.prefix_cache import PrefixStats, SaltOf, no_salt
+from nanovllm.paging.swapping import Swapping
 from nanovllm.paging.transfers import Direction, Transfer, runs
 
 
@@ -51,7 +53,8 @@ class PagedStore:
     attention: what computes a step's attention (see attention.py). cache: where K and V are; a
     PagedCache of the sizes given here if None. manager: who says which blocks; lab 05's
     BlockManager if None. With a manager of your own, num_blocks, block_size, prefix caching,
-    preemption and salts are its affair, not arguments here.
+    preemption and salts are its affair, not arguments here. swap_by_cost: of what a manager that
+    swaps would keep in host memory, keep only what pays (see swapping.py).
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class PagedStore:
         cache: PagedCache | None = None,
         salt_of: SaltOf = no_salt,
         manager: BlockManagerInterface | None = None,
+        swap_by_cost: bool = False,
     ) -> None:
         self.config = config
         self.manager: BlockManagerInterface = manager or BlockManager(
@@ -85,6 +89,11 @@ class PagedStore:
         )
         self.attention = attention
         self.total_tokens = self.manager.total_tokens
+        self.found: dict[Request, int] = {}  # tokens that were here when it first came in
+        self.swapping: Swapping | None = None
+        if swap_by_cost:
+            self.swapping = Swapping(self.nbytes // self.num_blocks, num_host_blocks)
+            self.swapping.measure(self.cache)
 
     @property
     def nbytes(self) -> int:
@@ -103,7 +112,12 @@ class PagedStore:
     def make_copies(self) -> None:
         """Copy the blocks whose copies are due; to be called before anything is written."""
         if self.manager.transfers:
+            moves, started = list(self.manager.transfers), time.perf_counter()
             carry_out(self.manager.transfers, self.cache)
+            if self.swapping is not None:
+                self.swapping.copied(moves, time.perf_counter() - started)
+        if self.swapping is not None:
+            self.swapping.begin()
 
     def batch(self, plan: Plan, device: torch.device | str | None = None) -> PagedBatch:
         """What attention is told about a plan; on the cache's device if None."""
@@ -134,26 +148,54 @@ class PagedStore:
         return self.manager.can_admit(request)
 
     def admit(self, request: Request) -> int:
-        return self.manager.admit(request)
+        if self.swapping is not None:
+            self.swapping.held.pop(request, None)
+        found = self.manager.admit(request)
+        self.found.setdefault(request, found)
+        return found
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
         return self.manager.reserve(request, num_tokens)
 
     def trim(self, request: Request) -> None:
         """Give back blocks that were reserved and not used, if the manager is one that can."""
-        if hasattr(self.manager, "trim"):
-            self.manager.trim(request)
+        trim = getattr(self.manager, "trim", None)
+        if trim is not None:
+            trim(request)
 
     def commit(self, plan: Plan) -> None:
+        if self.swapping is not None:
+            self.swapping.end(plan)
         self.manager.commit(plan)
 
     def suspend(self, request: Request) -> None:
+        noted = len(self.manager.transfers)
         self.manager.suspend(request)
+        if self.swapping is not None:
+            self._keep_what_pays(request, self.swapping, noted)
+
+    def _keep_what_pays(self, request: Request, swapping: Swapping, noted: int) -> None:
+        """Take the copies of a suspended request off the list again where they do not pay."""
+        before, new = self.manager.transfers[:noted], self.manager.transfers[noted:]
+        kept = sum(move.direction is Direction.OUT for move in new)
+        if kept and swapping.pays(kept, request.num_tokens):
+            swapping.held[request] = kept
+            swapping.num_swapped += 1
+            return
+        swapping.num_recomputed += 1
+        if kept:
+            others = [move for move in new if move.direction is not Direction.OUT]
+            self.manager.transfers[:] = before + others
+            self.manager.forget(request)  # its host blocks are free
 
     def forget(self, request: Request) -> None:
+        if self.swapping is not None:
+            self.swapping.held.pop(request, None)
+        self.found.pop(request, None)
         self.manager.forget(request)
 
     def release(self, request: Request) -> None:
+        self.found.pop(request, None)
         self.manager.release(request)
 
     def check(self, requests: Iterable[Request]) -> None:

@@ -1,5 +1,7 @@
 """Decode attention over the paged cache, one query a sequence (PagedAttention, Kwon 2023)."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 try:
-    import triton
+    import triton.knobs
 except ModuleNotFoundError:
     here = "" if platform.system() == "Linux" else f"; there is none for {platform.system()}"
     raise ImportError(
@@ -53,7 +53,7 @@ launches = count()
 observers: list[Callable[[Access], None]] = []  # told of every access in the interpreter
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+def launch(kernel: Any, grid: tuple[Any, ...], *args: Any, **constants: Any) -> None:
     """Run `kernel[grid](*args, **constants)`: one program for each place of the grid.
 
     Beyond that: what goes wrong in the interpreter is raised as it is.
@@ -79,7 +79,8 @@ def _interpret() -> None:
     if not isinstance(tl.standard.cdiv, interpreter.InterpretedFunction):
         for module in (tl.standard, tl.random, tl):
             importlib.reload(module)
-    interpreter.InterpreterBuilder.create_dot = _dot
+    builder: Any = interpreter.InterpreterBuilder  # patched below, against its types
+    builder.create_dot = _dot
     # Overflow tests of every integer addition take a third of the time; a GPU has none, either.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
         sanitize_overflow=False
@@ -99,12 +100,13 @@ def _dot(
 def _inner_calls_are_cheap() -> Iterator[None]:
     """Patch Triton's language once a launch, not (5 ms) at each `tl.sum` inside every program."""
     scope = interpreter._patch_lang(tl.zeros.fn)  # tl.core; the launch itself patches tl
-    plain = interpreter.InterpretedFunction.__call__
-    interpreter.InterpretedFunction.__call__ = lambda f, *args, **kw: f.rewrite()(*args, **kw)
+    function: Any = interpreter.InterpretedFunction
+    plain = function.__call__
+    function.__call__ = lambda f, *args, **kw: f.rewrite()(*args, **kw)
     try:
         yield
     finally:
-        interpreter.InterpretedFunction.__call__ = plain
+        function.__call__ = plain
         scope.restore()
 
 
@@ -116,7 +118,7 @@ def _watched(args: tuple) -> Iterator[None]:
     """
     storages = [arg.untyped_storage() for arg in args if torch.is_tensor(arg)]
     ranges = [(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages]
-    builder = interpreter.interpreter_builder
+    builder: Any = interpreter.interpreter_builder
     load, store = builder.create_masked_load, builder.create_masked_store
     number = next(launches)
 

@@ -4,18 +4,22 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 import nanovllm
+from nanovllm.batching.budget_counts import CountedBudget
 from nanovllm.batching.engine import Engine
 from nanovllm.generation.errors import RequestError
 from nanovllm.generation.params import ParamsError
 from nanovllm.serving.admission import Admission
 from nanovllm.serving.async_engine import AsyncEngine
+from nanovllm.serving.budget_counts import BudgetCounts
 from nanovllm.serving.cache_info import export_cache_config
 from nanovllm.serving.config import ServeConfig
 from nanovllm.serving.deadline import drain
@@ -23,14 +27,23 @@ from nanovllm.serving.errors import ApiError
 from nanovllm.serving.failures import api_error
 from nanovllm.serving.guess_counts import GuessCounts
 from nanovllm.serving.handlers import Handlers
+from nanovllm.serving.kv_use import KvUse
+from nanovllm.serving.memory import Memory
 from nanovllm.serving.metrics import Metrics
 from nanovllm.serving.middleware import RequestMiddleware
 from nanovllm.serving.monitor import Monitor
 from nanovllm.serving.openapi import ERRORS, document
+from nanovllm.serving.prompt_hits import PromptHits
 from nanovllm.serving.prompts import PromptReader
+from nanovllm.serving.ranks import RankGauges, rank_rows
+from nanovllm.serving.readable import readable
+from nanovllm.serving.request_sizes import RequestSizes
 from nanovllm.serving.responses import error_response
 from nanovllm.serving.routes import add_routes
+from nanovllm.serving.snapshot import kv_facts
 from nanovllm.serving.streaming import ClientGoneError
+from nanovllm.serving.swap_counts import SwapCounts
+from nanovllm.serving.urgency import WithUrgency
 from nanovllm.tokenization.chat import ChatTemplate
 from nanovllm.tokenization.errors import ChatTemplateError, TokenizerError
 
@@ -44,25 +57,53 @@ EXPECTED = (
 class Server:
     """Answers with one engine; `app` is what uvicorn runs.
 
-    engine: lab 04's, with its tokenizer. template: None where the model has none.
+    engine: lab 04's, with its tokenizer. template: None where the model has none; open_template:
+    the same, `open_ended`, for conversations whose last message goes on.
     """
 
     def __init__(
-        self, engine: Engine, config: ServeConfig, template: ChatTemplate | None = None
+        self,
+        engine: Engine,
+        config: ServeConfig,
+        template: ChatTemplate | None = None,
+        open_template: ChatTemplate | None = None,
     ) -> None:
         self.config = config
         self.created = int(time.time())
         self.metrics = Metrics(config.model_name)
-        self.monitor = Monitor(engine.clock)
-        observers = [self.metrics.observe, self.monitor.observe]
+        budget = getattr(getattr(engine, "scheduler", None), "budget", None)
+        adaptive = budget if isinstance(budget, CountedBudget) else None
+        self.monitor = Monitor(engine.clock, budget=adaptive)
+        sizes = RequestSizes(self.metrics.registry)
+        observers = [self.metrics.observe, self.monitor.observe, sizes.observe]
+        hits = PromptHits() if getattr(engine.store, "prefix_stats", None) else None
+        if hits is not None:
+            observers.append(hits.observe)
         self.most_guesses: int = getattr(engine, "num_speculative_tokens", 0)  # with lab 08
         if self.most_guesses:
             observers.append(GuessCounts(self.metrics.registry, self.most_guesses).observe)
+        if adaptive is not None:
+            observers.append(BudgetCounts(self.metrics.registry, adaptive).observe)
+        swapping = getattr(engine.store, "swapping", None)  # with lab 05, and swap_space
+        if swapping is not None:
+            observers.append(SwapCounts(self.metrics.registry, swapping).observe)
+        if rank_rows(engine):
+            observers.append(RankGauges(self.metrics.registry, engine).observe)
+        self.memory = Memory(engine)
+        self.kv_use = KvUse(self.metrics.registry, kv_facts(engine.store))
+        observers.append(self.kv_use.observe)
+        self.fragmentation = self.metrics.registry.gauge(
+            "kv_cache_internal_fragmentation", "Share of the slots in held blocks without a token."
+        )
         export_cache_config(self.metrics.registry, engine.store)
-        self.engine = AsyncEngine(engine, observers)
-        self.reader = PromptReader(engine.tokenizer, template, engine.max_model_len)
+        urgency = WithUrgency(engine)
+        self.engine = AsyncEngine(cast(Any, urgency), observers)
+        tokenizer: Any = engine.tokenizer  # a server has one
+        self.reader = PromptReader(tokenizer, template, engine.max_model_len, open_template)
         self.admission = Admission(config, engine.config.max_num_seqs)
-        self.handlers = Handlers(self.engine, self.reader, config, self.admission)
+        self.handlers = Handlers(
+            self.engine, self.reader, config, self.admission, sizes, hits, urgency
+        )
         self.app = FastAPI(
             title="nano-vLLM",
             redirect_slashes=False,
@@ -76,6 +117,14 @@ class Server:
             self.app.add_exception_handler(kind, _expected)
         self.app.add_exception_handler(ClientGoneError, _gone)
         self.app.add_exception_handler(Exception, _unexpected)
+        if config.allowed_origins:  # last, so around all the others: a preflight needs no key
+            self.app.add_middleware(
+                CORSMiddleware,
+                allow_origins=config.allowed_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["X-Request-Id", "Retry-After"],
+            )
         add_routes(self.app, self)
 
     @asynccontextmanager
@@ -97,6 +146,8 @@ class Server:
 
 
 async def _expected(request: Request, error: Exception) -> Response:
+    if isinstance(error, RequestValidationError):
+        error = readable(error)
     found = api_error(error)
     request.scope["log"]["error"] = found.message[:500]
     return error_response(found)

@@ -16,7 +16,8 @@ class ServeConfig:
     rate_limit: tokens a minute for each key, prompt and answer counted; None for no limit.
     timeout: seconds after which a request gets what there is so far; None for no limit.
     drain_timeout: seconds that open requests are given when the server is told to stop.
-    max_body_bytes: the largest request body.
+    max_body_bytes: the largest request body. allowed_origins: the web pages (such as
+    "https://chat.example.com") whose scripts may ask; "*" for all.
 
     >>> ServeConfig(max_queue=-1)
     Traceback (most recent call last):
@@ -30,6 +31,7 @@ class ServeConfig:
     timeout: float | None = 600.0
     drain_timeout: float = 30.0
     max_body_bytes: int = 4 * 1024 * 1024
+    allowed_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_queue < 0:

@@ -3,26 +3,31 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fastapi import Request
 from starlette.responses import Response
 
 from nanovllm.batching.events import EngineEvent
 from nanovllm.generation.events import TokenGenerated
+from nanovllm.generation.params import SamplingParams
 from nanovllm.serving.admission import Admission
 from nanovllm.serving.async_engine import AsyncEngine
 from nanovllm.serving.config import ServeConfig
 from nanovllm.serving.deadline import deadline
 from nanovllm.serving.deltas import Delta, merge
-from nanovllm.serving.errors import BadRequestError
+from nanovllm.serving.exact import Exact
 from nanovllm.serving.failures import check_model
+from nanovllm.serving.field_names import naming_fields
+from nanovllm.serving.prompt_hits import PromptHits
 from nanovllm.serving.prompts import PromptReader
 from nanovllm.serving.protocol import ChatCompletionRequest, CompletionRequest, SamplingFields
+from nanovllm.serving.request_sizes import RequestSizes
 from nanovllm.serving.responses import EventStreamResponse, JsonResponse
 from nanovllm.serving.sampling import sampling_params
 from nanovllm.serving.stream import Stream
-from nanovllm.serving.streaming import event_stream, while_connected
+from nanovllm.serving.streaming import ChunkWriter, event_stream, while_connected
+from nanovllm.serving.urgency import WithUrgency
 from nanovllm.serving.writers import ChatWriter, CompletionWriter, Writer
 
 T = TypeVar("T")
@@ -38,41 +43,41 @@ class Handlers:
         reader: PromptReader,
         config: ServeConfig,
         admission: Admission,
+        sizes: RequestSizes,
+        hits: PromptHits | None,
+        urgency: WithUrgency,
     ) -> None:
         self.engine = engine
         self.reader = reader
         self.config = config
         self.admission = admission
+        self.sizes, self.hits = sizes, hits
+        self.urgency = urgency
 
     async def completion(self, body: CompletionRequest, request: Request) -> Response:
         """POST /v1/completions."""
         check_model(body.model, self.config.model_name)
-        if body.suffix:
-            raise BadRequestError("suffix is not supported.", param="suffix")
-        if body.echo and body.logprobs is not None:
-            raise BadRequestError("echo does not go with logprobs.", param="echo")
-        prompts = await self.read(request, lambda: self.reader.completion(body.prompt))
+        prompts = await self.read(request, lambda: self.reader.completion(body))
         writer = self._writer(CompletionWriter, "cmpl", body, request, prompts)
         writer.tops = body.logprobs
         if body.echo:
-            writer.echo = self._echo(body.prompt, prompts)
+            writer.echo = self._echo(body, prompts)
+            writer.only_prompt = body.max_tokens == 0
+            if writer.only_prompt:
+                body.max_tokens = 1  # the engine draws one at least: nobody sees it
+            if body.prompt_logprobs is None:
+                body.prompt_logprobs = body.logprobs
         return await self._answer(body, request, prompts, writer)
 
     async def chat(self, body: ChatCompletionRequest, request: Request) -> Response:
         """POST /v1/chat/completions."""
         check_model(body.model, self.config.model_name)
-        if body.tools:
-            raise BadRequestError("tools are not supported.", param="tools")
-        if body.response_format is not None and body.response_format.type != "text":
-            raise BadRequestError("response_format must be of type text.", param="response_format")
-        prompt = await self.read(
-            request,
-            lambda: self.reader.chat(
-                body.messages, body.add_generation_prompt, body.chat_template_kwargs
-            ),
-        )
+        prompt = await self.read(request, lambda: self.reader.chat(body))
         writer = self._writer(ChatWriter, "chatcmpl", body, request, [prompt])
         writer.tops = (body.top_logprobs or 0) if body.logprobs else None
+        last = body.messages[-1]
+        if body.echo and last.role == "assistant":  # as vLLM: only what the answer goes on with
+            writer.echo = [last.content or ""]
         return await self._answer(body, request, [prompt], writer)
 
     async def read(self, request: Request, reading: Callable[[], T]) -> T:
@@ -81,11 +86,14 @@ class Handlers:
             return reading()
         return await asyncio.to_thread(reading)
 
-    def _echo(self, prompt: Any, prompts: list[list[int]]) -> list[str]:
-        is_one = isinstance(prompt, str) or isinstance(prompt[0], int)
-        given = [prompt] if is_one else prompt
+    def _echo(self, body: CompletionRequest, prompts: list[list[int]]) -> list[str]:
+        if body.return_token_ids:  # as vLLM: the ids tell it
+            return [""] * len(prompts)
+        is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
+        given = [body.prompt] if is_one else body.prompt
+        whole = body.truncate_prompt_tokens is None
         return [
-            text if isinstance(text, str) else self.reader.tokenizer.decode(ids)
+            text if isinstance(text, str) and whole else self.reader.tokenizer.decode(ids)
             for text, ids in zip(given, prompts, strict=True)
         ]
 
@@ -98,31 +106,49 @@ class Handlers:
         prompts: list[list[int]],
     ) -> Writer:
         options = body.stream_options
+        include_usage = bool(body.stream and options and options.include_usage)
         return kind(
-            id=f"{prefix}-{request.scope['request_id']}",
+            id=f"{prefix}-{body.request_id or request.scope['request_id']}",
             model=self.config.model_name,
             created=int(time.time()),
             tokenizer=self.reader.tokenizer,
             prompts=prompts,
             n=body.n or 1,
-            include_usage=bool(body.stream and options and options.include_usage),
+            include_usage=include_usage,
+            continuous_usage=bool(include_usage and options and options.continuous_usage_stats),
+            with_ids=bool(body.return_token_ids),
+            ids_as_text=bool(body.return_tokens_as_token_ids),
+            with_scores=body.prompt_logprobs is not None,
         )
+
+    async def adapt(
+        self, request: Request, params: SamplingParams, writer: Writer
+    ) -> SamplingParams:
+        """What a server that is one of several (lab 11) makes of a request; here nothing."""
+        return params
 
     async def _answer(
         self, body: SamplingFields, request: Request, prompts: list[list[int]], writer: Writer
     ) -> Response:
         key = request.scope["api_key"]
         longest = max(map(len, prompts))
-        params = sampling_params(body, longest, self.reader.max_model_len)
-        self.admission.enter(key, params.n * len(prompts), self.engine.num_open)
-        stream = self.engine.submit(prompts, params, name=writer.id)
+        with naming_fields(body), self.urgency.saying(body.priority, body.deadline):
+            params = sampling_params(body, longest, self.reader.max_model_len)
+        params = await self.adapt(request, params, writer)
+        with naming_fields(body):
+            self.admission.enter(key, params.n * len(prompts), self.engine.num_open)
+            stream = self.engine.submit(prompts, params, name=writer.id)
+        if self.hits is not None:
+            writer.cached = self.hits.watch(stream.request_ids)
+        self.sizes.asked(params, len(prompts))
         self.admission.charge(key, sum(map(len, prompts)))
         request.scope["log"] |= {"id": writer.id, "stream": bool(body.stream)}
-        steps = self._steps(stream, key, writer, request.scope["log"])
+        exact = Exact(stream, writer, scored=params.prompt_logprobs is not None)
+        steps = self._steps(stream, key, writer, exact, request.scope["log"])
         loop = asyncio.get_running_loop()
         limit = deadline(loop, self.config.timeout, self.engine.cancel, stream)
         if body.stream:
-            pieces = event_stream(steps, writer)
+            pieces = event_stream(steps, cast(ChunkWriter, writer))
             return EventStreamResponse(pieces, limit, lambda: self._leave(stream))
         try:
             with limit:
@@ -133,13 +159,17 @@ class Handlers:
 
     def _leave(self, stream: Stream) -> None:
         """Nobody reads the stream any more."""
+        if self.hits is not None:
+            self.hits.forget(stream.request_ids)
         self.engine.cancel(stream, "disconnected")
 
     async def _steps(
-        self, stream: Stream, key: str, writer: Writer, log: dict[str, Any]
+        self, stream: Stream, key: str, writer: Writer, exact: Exact, log: dict[str, Any]
     ) -> AsyncIterator[list[Delta]]:
         async for events in stream:
             deltas = [delta for part in token_by_token(events) for delta in merge(stream, part)]
+            if exact.wanted:
+                deltas = exact(events, deltas)
             for delta in deltas:
                 writer.count(delta)
                 self.admission.charge(key, len(delta.token_ids))

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 from nanovllm.serving.errors import UnauthorizedError
 
-OPEN_PATHS = frozenset({"/health", "/version", "/metrics", "/docs", "/openapi.json", "/dashboard"})
+OPEN_PATHS = frozenset(
+    {"/health", "/health/", "/version", "/metrics", "/docs", "/openapi.json", "/dashboard"}
+)
 
 
 def authorize(path: str, header: str | None, keys: Sequence[str]) -> str:

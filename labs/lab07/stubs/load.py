@@ -4,6 +4,7 @@ Source: vllm/benchmarks/serve.py of vLLM 0.32; Schroeder et al., "Open versus cl
 """
 
 import asyncio
+import itertools
 import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -73,22 +74,27 @@ async def open_loop(send: Send, times: Sequence[float]) -> list[Record]:
     return list(await asyncio.gather(*(one(number) for number in range(len(times)))))
 
 
-async def closed_loop(send: Send, count: int, concurrency: int) -> list[Record]:
+async def closed_loop(
+    send: Send, count: int | None, concurrency: int, seconds: float | None = None
+) -> list[Record]:
     """Keep `concurrency` requests under way until `count` were sent; the records, in order.
+
+    With a count of None they are sent for so many seconds of the loop's clock.
 
     Each of so many users sends the next request as soon as the answer to their last one is
     complete: that moment is its `due`. Requests are numbered in the order in which they are sent.
     """
     loop = asyncio.get_running_loop()
-    records: list[Record | None] = [None] * count
-    numbers = iter(range(count))
+    records: dict[int, Record] = {}
+    numbers = itertools.count() if count is None else iter(range(count))
+    end = math.inf if seconds is None else loop.time() + seconds
 
     async def user() -> None:
-        for number in numbers:
+        while loop.time() < end and (number := next(numbers, None)) is not None:
             records[number] = await send(number, loop.time())
 
     await asyncio.gather(*(user() for _ in range(concurrency)))
-    return [record for record in records if record is not None]
+    return [records[number] for number in sorted(records)]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from nanovllm.batching.budget_counts import CountedBudget
 from nanovllm.batching.events import (
     Aborted,
     EngineEvent,
@@ -24,9 +25,14 @@ class Monitor:
     """Keeps a window of what the engine reported; its clock is the engine's."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.perf_counter, window: float = WINDOW
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        window: float = WINDOW,
+        budget: CountedBudget | None = None,
     ) -> None:
         self.clock = clock
+        self.budget = budget
+        self.limits: deque[tuple[float, int]] = deque(maxlen=POINTS)  # when, the budget's limit
         self.window = window
         self.started = clock()
         self.lines: dict[tuple[int, int], Timeline] = {}  # samples that have not ended
@@ -34,7 +40,7 @@ class Monitor:
         self.tokens: deque[tuple[float, float]] = deque()  # when, how many
         self.ttfts: deque[tuple[float, float]] = deque(maxlen=POINTS)  # when, seconds
         self.tpots: deque[tuple[float, float]] = deque(maxlen=POINTS)
-        self.totals = dict.fromkeys(
+        self.totals: dict[str, int] = dict.fromkeys(
             ("requests", "finished", "aborted", "failed", "preemptions", "tokens"), 0
         )
 
@@ -66,6 +72,8 @@ class Monitor:
             self.totals["preemptions"] += 1
         elif isinstance(event, Stepped):
             self.steps.append(event)
+            if self.budget is not None:
+                self.limits.append((event.time, self.budget.limit))
         elif isinstance(event, Finished | Aborted | Failed):
             self.totals[type(event).__name__.lower()] += 1
             line = self.lines.pop((event.request_id, event.index), None)
@@ -87,6 +95,8 @@ class Monitor:
         guesses: how many the steps made at each place of a run, and how many of them stood.
         tokens_per_second counts over the window, or over the time since the start if that is
         shorter. A point of a curve is [seconds ago, seconds]; percentiles are None without points.
+        budget: of an adaptive token budget, its range, its decisions since the start, and its limit
+        as points; else None.
         """
         now = self.clock()
         self._trim(now)
@@ -100,6 +110,7 @@ class Monitor:
             "batch": _batch(self.steps[-1], now) if self.steps else None,
             "steps": [_step(step, now) for step in self.steps],
             "guesses": _guesses(self.steps),
+            "budget": None if self.budget is None else _budget(self.budget, self.limits, now),
         }
 
 
@@ -109,6 +120,17 @@ def _curve(points: deque[tuple[float, float]], now: float) -> dict[str, Any]:
         "p50": percentile(values, 50) if values else None,
         "p99": percentile(values, 99) if values else None,
         "points": [[now - when, seconds] for when, seconds in points],
+    }
+
+
+def _budget(
+    budget: CountedBudget, limits: Iterable[tuple[float, int]], now: float
+) -> dict[str, Any]:
+    return {
+        "limit": budget.limit,
+        "highest": budget.highest,
+        "decisions": dict(budget.decisions),
+        "points": [[now - when, limit] for when, limit in limits],
     }
 
 

@@ -1,12 +1,17 @@
 """The requests of OpenAI's interface, as far as this server honours them (given).
 
-Unknown fields are ignored, as vLLM does. What a value must satisfy beyond its type is checked
-where it is used, by SamplingParams and the engine.
+Unknown fields are ignored, as vLLM does; those that are known and not supported stand in
+unsupported.py. What a value must satisfy beyond its type is checked where it is used, by
+SamplingParams and the engine.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+
+from nanovllm.serving.errors import BadRequestError
+from nanovllm.serving.messages import Message
+from nanovllm.serving.unsupported import refuse_unsupported
 
 MAX_STOPS = 64
 MAX_LOGPROBS = 20
@@ -38,9 +43,10 @@ class Body(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream carries besides the text."""
+    """What a stream carries besides the text; the second needs the first, as in vLLM."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class SamplingFields(Body):
@@ -65,7 +71,34 @@ class SamplingFields(Body):
     include_stop_str_in_output: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    truncation_side: Literal["left", "right"] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = Field(None, max_length=1024)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=1024)
+
+    priority: Annotated[int, Field(strict=True)] | None = None  # vLLM's: lower first
+    deadline: float | None = None  # seconds in which the answer should be complete
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse(cls, given: Any) -> Any:
+        """Refuse by name what is known and not done."""
+        if isinstance(given, dict):
+            refuse_unsupported(given)
+            if given.get("stream_options") and not given.get("stream"):
+                raise BadRequestError(
+                    "stream_options only goes with stream: true.", param="stream_options"
+                )
+            if given.get("prompt_logprobs") is not None and given.get("stream"):
+                raise BadRequestError(
+                    "prompt_logprobs does not go with stream: true.", param="prompt_logprobs"
+                )
+        return given
 
 
 class CompletionRequest(SamplingFields):
@@ -74,50 +107,55 @@ class CompletionRequest(SamplingFields):
     prompt: Prompt
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    suffix: str | None = None
+    add_special_tokens: bool | None = None
 
 
-class TextPart(BaseModel):
-    """A part of a message that is text."""
+class Conversation(Body):
+    """How a conversation becomes a prompt."""
 
-    type: Literal["text"]
-    text: str
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    documents: list[dict[str, str]] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def begins_or_goes_on(self) -> "Conversation":
+        """A turn is begun or goes on, not both; beginning is the default, so it is declined."""
+        if self.continue_final_message and self.add_generation_prompt is not False:
+            raise BadRequestError(
+                "continue_final_message goes on with the last message, so it needs "
+                "add_generation_prompt: false.",
+                param="continue_final_message",
+            )
+        return self
 
 
-class Message(BaseModel):
-    """One message; other fields of it go to the chat template as they are."""
-
-    model_config = ConfigDict(extra="allow")
-    role: str = Field(min_length=1)
-    content: str | list[TextPart] | None = None
-
-
-class ResponseFormat(BaseModel):
-    """Only plain text is offered."""
-
-    type: str
-
-
-class ChatCompletionRequest(SamplingFields):
+class ChatCompletionRequest(SamplingFields, Conversation):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
-    response_format: ResponseFormat | None = None
-    tools: list[dict[str, Any]] | None = None
+    echo: bool | None = None
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(Conversation):
     """POST /tokenize: a text, or a conversation."""
 
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse(cls, given: Any) -> Any:
+        """Refuse by name what is known and not done."""
+        if isinstance(given, dict):
+            refuse_unsupported(given)
+        return given
 
 
 class DetokenizeRequest(Body):

@@ -22,9 +22,9 @@ class Registry:
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self.labels = (model_name, "0")
-        self.running = self._gauge("num_requests_running", "Samples in the batch.")
-        self.waiting = self._gauge("num_requests_waiting", "Samples in the queue.")
-        self.kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.")
+        self.running = self.gauge("num_requests_running", "Samples in the batch.")
+        self.waiting = self.gauge("num_requests_waiting", "Samples in the queue.")
+        self.kv_usage = self.gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.")
         self.prefix_queries = self.counter(
             "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
         )
@@ -39,30 +39,30 @@ class Registry:
             registry=self.registry,
         )
         self.ended = {reason: success.labels(*self.labels, reason) for reason in REASONS}
-        self.step_tokens = self._histogram(
+        self.step_tokens = self.histogram(
             "iteration_tokens_total", "Tokens computed in a step.", TOKENS
         )
-        self.ttft = self._histogram(
+        self.ttft = self.histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", TTFT
         )
-        self.itl = self._histogram(
+        self.itl = self.histogram(
             "inter_token_latency_seconds", "Between two tokens of a sample.", TPOT
         )
-        self.tpot = self._histogram(
+        self.tpot = self.histogram(
             "request_time_per_output_token_seconds",
             "Of a finished sample: seconds a token after the first.",
             TPOT,
         )
-        self.e2e = self._histogram(
+        self.e2e = self.histogram(
             "e2e_request_latency_seconds", "From arrival to the last token.", SECONDS
         )
-        self.queue = self._histogram(
+        self.queue = self.histogram(
             "request_queue_time_seconds", "From arrival to the first admission.", SECONDS
         )
-        self.prefill = self._histogram(
+        self.prefill = self.histogram(
             "request_prefill_time_seconds", "From the first admission to the first token.", SECONDS
         )
-        self.decode = self._histogram(
+        self.decode = self.histogram(
             "request_decode_time_seconds", "From the first token to the last.", SECONDS
         )
 
@@ -71,10 +71,12 @@ class Registry:
         metric = Counter(f"nanovllm:{name}", says, LABELS, registry=self.registry)
         return metric.labels(*self.labels)
 
-    def _gauge(self, name: str, says: str) -> Gauge:
+    def gauge(self, name: str, says: str) -> Gauge:
+        """A new gauge of this name."""
         return Gauge(f"nanovllm:{name}", says, LABELS, registry=self.registry).labels(*self.labels)
 
-    def _histogram(self, name: str, says: str, buckets: tuple[float, ...]) -> Histogram:
+    def histogram(self, name: str, says: str, buckets: tuple[float, ...]) -> Histogram:
+        """A new histogram of this name."""
         metric = Histogram(
             f"nanovllm:{name}", says, LABELS, registry=self.registry, buckets=buckets
         )

@@ -9,6 +9,8 @@ from starlette.responses import Response
 import nanovllm
 from nanovllm.serving.errors import BadRequestError, NotFoundError, OverloadedError
 from nanovllm.serving.failures import check_model
+from nanovllm.serving.memory import fragmentation
+from nanovllm.serving.monitor import WINDOW
 from nanovllm.serving.protocol import (
     CancelRequest,
     ChatCompletionRequest,
@@ -16,6 +18,7 @@ from nanovllm.serving.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from nanovllm.serving.ranks import check_alive, rank_rows
 from nanovllm.serving.responses import JsonResponse
 from nanovllm.serving.snapshot import engine_state
 
@@ -87,15 +90,17 @@ def _tokens(app: FastAPI, server: "Server") -> None:
             raise BadRequestError("Give either prompt or messages.", param="prompt")
 
         def read() -> list[int]:
-            if body.messages is not None:
-                return reader.chat(body.messages, body.add_generation_prompt)
-            return reader.tokenizer.encode(
-                body.prompt or "", allowed_special="all", add_special_tokens=body.add_special_tokens
-            )
+            return reader.chat(body) if body.messages else reader.text(body.prompt or "", body)
 
         ids = await server.handlers.read(request, read)
+        strings = [reader.token_strings[i] for i in ids] if body.return_token_strs else None
         return JsonResponse(
-            {"count": len(ids), "max_model_len": reader.max_model_len, "tokens": ids}
+            {
+                "count": len(ids),
+                "max_model_len": reader.max_model_len,
+                "tokens": ids,
+                "token_strs": strings,
+            }
         )
 
     @app.post("/detokenize")
@@ -114,10 +119,12 @@ def _tokens(app: FastAPI, server: "Server") -> None:
 
 def _health(app: FastAPI, server: "Server") -> None:
     @app.get("/health")
+    @app.get("/health/", include_in_schema=False)
     async def health() -> Response:
         """200 while the engine runs and takes requests."""
         if server.engine.error is not None:
             raise server.engine.error
+        check_alive(server.engine.engine)
         if server.admission.draining:
             raise OverloadedError("The server is shutting down.")
         return JsonResponse({"status": "ok"})
@@ -130,6 +137,9 @@ def _health(app: FastAPI, server: "Server") -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         """Prometheus metrics."""
+        if server.engine.alive:  # else they are what they were at the end
+            held = await server.engine.call(lambda engine: engine_state(engine, {}))
+            server.fragmentation.set(fragmentation(held["kv"], held["running"]))
         return Response(server.metrics.registry.text(), headers={"Content-Type": PROMETHEUS})
 
 
@@ -152,6 +162,10 @@ def _dashboard(app: FastAPI, server: "Server") -> None:
             "seats": server.admission.limit - server.config.max_queue,
             "open_samples": server.engine.num_open,
             "most_guesses": server.most_guesses,
+            "ranks": rank_rows(server.engine.engine),
+            "memory": server.memory.facts(held["kv"]),
+            "fragmentation": fragmentation(held["kv"], held["running"]),
+            "ended_kv": server.kv_use.recent(server.monitor.clock(), WINDOW),
         }
         return JsonResponse(about | held | recent)
 

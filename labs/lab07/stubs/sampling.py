@@ -9,7 +9,8 @@ from nanovllm.serving.protocol import ChatCompletionRequest, SamplingFields
 PLAIN = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos",
-    "min_tokens", "skip_special_tokens", "include_stop_str_in_output",
+    "min_tokens", "skip_special_tokens", "include_stop_str_in_output", "allowed_token_ids",
+    "bad_words", "prompt_logprobs", "cache_salt",
 )  # fmt: skip  # fields with the same name and meaning in a request and in SamplingParams
 DEFAULT_MAX_TOKENS = 16  # of a completion
 

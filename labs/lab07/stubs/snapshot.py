@@ -24,9 +24,12 @@ def request_row(
     """One sample as a row: who it is, where it stands, what it has, how long it has been here.
 
     `prompt_tokens`, `output_tokens` and `computed_tokens` are numbers of tokens; `blocks` those
-    of a running one, shared ones included; `age` and `waited` are seconds up to now.
+    of a running one, shared ones included; `age` and `waited` are seconds up to now. `kv_bytes` are
+    those of its blocks; `cached_tokens` were in the prefix cache when it first came in.
     """
     sequence = request.sequence
+    blocks = blocks_of(store, request) if running else []
+    block_bytes = getattr(store, "nbytes", 0) // getattr(store, "num_blocks", 1)
     return {
         "id": names.get(sequence.request_id, str(sequence.request_id)),
         "index": sequence.index,
@@ -37,7 +40,9 @@ def request_row(
         "preemptions": request.num_preemptions,
         "age": now - request.arrival,
         "waited": request.waited(now),
-        "blocks": blocks_of(store, request) if running else [],
+        "blocks": blocks,
+        "kv_bytes": len(blocks) * block_bytes,
+        "cached_tokens": getattr(store, "found", {}).get(request, 0),
     }
 
 
@@ -48,8 +53,10 @@ def kv_facts(store: Any) -> dict[str, Any]:
     cached_blocks: held by nobody, but kept for requests that begin alike. prefix: tokens that were
     looked up in the prefix cache and those found, since the start; None where there is no cache.
     cache_dtype: "auto", or the codes that K and V are kept in; bytes_per_token: what a token takes
-    in all layers, or 0 where the store does not say how large it is.
+    in all layers, or 0 where the store does not say how large it is. swap: `Swapping.facts`; None
+    where preempted requests are always computed again.
     """
+    swapping = getattr(store, "swapping", None)
     stats = getattr(store, "prefix_stats", None)
     return {
         "total_tokens": store.total_tokens,
@@ -61,6 +68,7 @@ def kv_facts(store: Any) -> dict[str, Any]:
         "bytes_per_token": getattr(store, "nbytes", 0) // store.total_tokens,
         "cached_blocks": [] if stats is None else store.cached_blocks(),
         "prefix": None if stats is None else {"queries": stats.queries, "hits": stats.hits},
+        "swap": None if swapping is None else swapping.facts(),
     }
 
 

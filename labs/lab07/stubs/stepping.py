@@ -23,17 +23,21 @@ class SteppingEngine(Protocol):
     @property
     def has_unfinished(self) -> bool:
         """Whether a step has anything to do."""
+        ...
 
     def add_request(
         self, prompt_token_ids: Sequence[int], params: SamplingParams | None = None
     ) -> int:
         """Take a prompt on; its request id. Raises RequestError for one that cannot be answered."""
+        ...
 
     def abort(self, request_id: int) -> bool:
         """Give a request up: the next step reports each open sample of it as Aborted."""
+        ...
 
     def step(self) -> list[EngineEvent]:
         """One step, which takes as long as it takes; what happened in it."""
+        ...
 
 
 def show(observers: list[Observer], events: Sequence[EngineEvent], usage: float) -> None:

@@ -1,7 +1,7 @@
 """An answer as a stream of server-sent events, and the client who may leave at any moment."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any, Protocol, TypeVar
 
 from nanovllm.serving.deltas import Delta
@@ -9,7 +9,7 @@ from nanovllm.serving.failures import api_error
 from nanovllm.serving.sse import DONE, frame
 
 T = TypeVar("T")
-Receive = Callable[[], Awaitable[dict[str, Any]]]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 class ChunkWriter(Protocol):

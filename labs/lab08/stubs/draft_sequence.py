@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nanovllm.batching.request import Request
 from nanovllm.generation.keys import sample_seed
 from nanovllm.generation.params import SamplingParams
@@ -24,7 +26,11 @@ class DraftSequence:
         self.request_id, self.index = sequence.request_id, sequence.index
         self.prompt_token_ids = sequence.prompt_token_ids
         self.output_token_ids: list[int] = []
-        self.params = sequence.params if sampled else GREEDY
+        params = sequence.params if sampled else GREEDY
+        salt_of_prompt = sequence.params.cache_salt
+        if salt_of_prompt or params.prompt_logprobs is not None:
+            params = replace(params, cache_salt=salt_of_prompt, prompt_logprobs=None)
+        self.params = params
         self.seed = sample_seed(sequence.seed, SALT) if salt else sequence.seed
         self.eos_token_ids = sequence.eos_token_ids
 

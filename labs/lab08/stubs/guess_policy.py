@@ -18,6 +18,7 @@ class GuessPolicy(Protocol):
         Requests come in any order, may be away for some steps, or be none. tokens: what the step
         computes without guesses, those of prompts too; whether it is used is the policy's choice.
         """
+        ...
 
     def judged(self, request: Request, guesses: Guesses, accepted: int) -> None:
         """Of these guesses of a request, the first `accepted` stood; those behind the first that

@@ -56,9 +56,10 @@ class SpeculativeScheduler:
         First, blocks of guesses that fell go back to a store that takes them: others may want them.
         """
         self._started = self._timer()
+        trim = getattr(self.inner.store, "trim", lambda request: None)
         for request in self._lengthened:
-            if not request.ended and hasattr(self.inner.store, "trim"):
-                self.inner.store.trim(request)
+            if not request.ended:
+                trim(request)
         plan = self.inner.schedule()
         self._tried = self.credit is None or self.credit.allows(
             sum(c.completes for c in plan.chunks)

@@ -55,6 +55,7 @@ class Proposer(Protocol):
         Requests come in any order: each after any number of new tokens, or none; with a text that
         is long already; and again after a preemption, with all its tokens.
         """
+        ...
 
     def forget(self, request: Request) -> None:
         """The request has ended, or left the batch; it may never have been seen."""

@@ -43,7 +43,7 @@ def accepts(p: float, q: float, u: float) -> bool:
     raise NotImplementedError("lab08 task 4: accepts")
 
 
-def residual(p: Float[Tensor, V], q: Float[Tensor, V]) -> Float[Tensor, V]:
+def residual(p: Float[Tensor, " V"], q: Float[Tensor, " V"]) -> Float[Tensor, " V"]:
     """The distribution of the token that takes a rejected guess's place.
 
     Where p is nowhere larger than q (they are equal, but for rounding), it is p. Neither argument
@@ -55,7 +55,7 @@ def residual(p: Float[Tensor, V], q: Float[Tensor, V]) -> Float[Tensor, V]:
     raise NotImplementedError("lab08 task 4: residual")
 
 
-def pick(probs: Float[Tensor, V], u: float) -> int:
+def pick(probs: Float[Tensor, " V"], u: float) -> int:
     """The token on whose stretch of [0, 1) u lies, token 0 first; never one of probability 0.
 
     The stretch of a token is as long as its probability. probs may add up to a little less or

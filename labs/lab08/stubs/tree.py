@@ -53,7 +53,7 @@ class TokenTree:
         """
         raise NotImplementedError("lab08 task 5: TokenTree.mask")
 
-    def positions(self, stored: int) -> Int[Tensor, M + 1]:
+    def positions(self, stored: int) -> Int[Tensor, " M+1"]:
         """Where each would stand in the text: the known token, then the nodes, by depth.
 
         `stored` tokens stand before the known one.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jaxtyping import Float
 from torch import Tensor
@@ -46,7 +46,13 @@ def stands(guesses: Sequence[int], drawn: Sequence[Sampled | Exception]) -> Veri
     raise NotImplementedError("lab08 task 2: stands")
 
 
-class SpeculativeEngine(EngineBase):
+if TYPE_CHECKING:
+    from nanovllm.batching.engine import Engine as EngineBehind
+else:
+    EngineBehind = EngineBase
+
+
+class SpeculativeEngine(EngineBehind):
     """Before any Engine in the order of bases: its steps verify guesses, all rows in one call.
 
     A guess stands if it is the token that the target draws at that place, by the place's own key
@@ -65,7 +71,7 @@ class SpeculativeEngine(EngineBase):
         make_scheduler: SchedulerMaker = Scheduler,
         **settings: Any,
     ) -> None:
-        def wrapped(*parts: Any, **limits: Any) -> SpeculativeScheduler:
+        def wrapped(*parts: Any, **limits: Any) -> Any:
             inner = make_scheduler(*parts, **limits)
             vocab = self.model.config.vocab_size
             chunk = limits.get("max_chunk")
@@ -108,10 +114,12 @@ class SpeculativeEngine(EngineBase):
         if not any(isinstance(chunk, GuessedChunk) for chunk in plan.chunks):
             return super().draw(plan, logits)
         if self.judge is not None:
-            return self._judged(plan, logits if isinstance(logits, Tensor) else logits.logits())
+            return self._judged(
+                self.judge, plan, logits if isinstance(logits, Tensor) else logits.logits()
+            )
         places = at_places(plan)
         try:
-            drawn = iter(super().draw(places, logits))
+            drawn: Iterator[Any] = iter(super().draw(places, logits))
         except NotImplementedError:
             raise
         except Exception:
@@ -125,9 +133,9 @@ class SpeculativeEngine(EngineBase):
             for chunk in plan.chunks
         ]
 
-    def _one_by_one(self, places: Plan, logits: Float[Tensor, "N V"]) -> list[Outcome]:
+    def _one_by_one(self, places: Plan, logits: Float[Tensor, "N V"]) -> list[Any]:
         """An error is the outcome of its own place: perhaps of one that is never reached."""
-        drawn: list[Outcome] = []
+        drawn: list[Any] = []
         row = 0
         for chunk in places.chunks:
             rows = logits[row : row + chunk.completes]
@@ -140,7 +148,7 @@ class SpeculativeEngine(EngineBase):
                 drawn.append(error)
         return drawn
 
-    def _judged(self, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Any]:
+    def _judged(self, judge: Judge, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Any]:
         """Guessed chunks by the judge, each with its rows; the others as the engine draws."""
         outcomes: list[Any] = []
         row = 0
@@ -153,11 +161,11 @@ class SpeculativeEngine(EngineBase):
                 continue
             params = chunk.request.sequence.params
             if params.greedy or not bool(rows.amax(dim=-1).isfinite().all()):
-                drawn = super().draw(at_places(Plan((chunk,))), rows)
+                drawn: list[Any] = super().draw(at_places(Plan((chunk,))), rows)
                 outcomes.append(stands(chunk.guesses.token_ids, drawn))
             else:
                 at = [place.request.sequence.row for place in at_places(Plan((chunk,))).chunks]
-                outcomes.append(Verified(self.judge(rows, at, chunk.guesses)))
+                outcomes.append(Verified(judge(rows, at, chunk.guesses)))
         return outcomes
 
     def update(self, plan: Plan, outcomes: Sequence[Any]) -> list[EngineEvent]:
@@ -178,4 +186,6 @@ class SpeculativeEngine(EngineBase):
         """Count the guesses of a chunk and those that stand, and tell the policy."""
         sequence, count = chunk.request.sequence, len(chunk.guesses.token_ids)
         self._counts[sequence.request_id, sequence.index] = count, outcome.accepted
-        self.scheduler.guessing.judged(chunk.request, chunk.guesses, outcome.accepted)
+        cast(SpeculativeScheduler, self.scheduler).guessing.judged(
+            chunk.request, chunk.guesses, outcome.accepted
+        )

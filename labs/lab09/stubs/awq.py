@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -47,13 +48,13 @@ def folds(block: DecoderBlock, head_dim: int) -> list[Fold]:
     """
     attention, mlp = block.self_attn, block.mlp
     hidden = torch.arange(attention.q_proj.in_features)
-    heads = (linear.weight.shape[0] // head_dim for linear in (attention.q_proj, attention.v_proj))
+    queries, values = (p.weight.shape[0] // head_dim for p in (attention.q_proj, attention.v_proj))
     gated = hasattr(mlp, "gate_proj")
     inner = ("mlp.gate_proj", "mlp.up_proj") if gated else ("mlp.up_proj",)
     projections = tuple(f"self_attn.{name}_proj" for name in "qkv")
     found = [
         Fold("input_layernorm", projections, hidden),
-        Fold("self_attn.v_proj", ("self_attn.o_proj",), value_channels(*heads, head_dim)),
+        Fold("self_attn.v_proj", ("self_attn.o_proj",), value_channels(queries, values, head_dim)),
         Fold("post_attention_layernorm", inner, hidden),
     ]
     if gated:
@@ -64,7 +65,7 @@ def folds(block: DecoderBlock, head_dim: int) -> list[Fold]:
 
 
 def search_scale(
-    weights: Sequence[Float[Tensor, "N K"]],
+    weights: Sequence[Float[Tensor, "_N K"]],
     inputs: Float[Tensor, "n K"],
     channel_of: Int[Tensor, "K"],
     scheme: Scheme,
@@ -83,7 +84,7 @@ def search_scale(
 
 
 def fold(
-    source: nn.Module,
+    source: Any,
     readers: Sequence[nn.Linear],
     channel_of: Int[Tensor, "K"],
     scale: Float[Tensor, "S"],

@@ -1,18 +1,18 @@
 """Calibration layer by layer: each one is quantized for what the quantized ones before it give."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from nanovllm.model.block import DecoderBlock
 from nanovllm.model.transformer import Transformer
 from nanovllm.quantization.held_out import RowsAttend
 
 # What each linear of a layer multiplies, by the linear's name in it: "self_attn.q_proj", ...
 Inputs = dict[str, Float[Tensor, "n K"]]
-Quantizer = Callable[[DecoderBlock, Inputs], None]
+Quantizer = Callable[[Any, Inputs], None]  # the first is a DecoderBlock
 OnProgress = Callable[[int, int], None]  # how much is done, of how much
 
 

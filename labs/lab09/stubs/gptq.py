@@ -1,5 +1,7 @@
 """GPTQ: columns are rounded one after another, and those to come make up for the error."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor

@@ -19,6 +19,11 @@ class GroupedLinear(QuantizedLinear):
     group_of [K] int32.
     """
 
+    words: Tensor
+    scales: Tensor
+    zeros: Tensor
+    group_of: Tensor
+
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
         rows, columns = weight.codes.shape
         super().__init__(columns, rows, bias)

@@ -44,15 +44,14 @@ class RowsAttend:
         k: Float[Tensor, "T G D"],
         v: Float[Tensor, "T G D"],
     ) -> Float[Tensor, "T H D"]:
-        rows = (x.unflatten(0, (self.num_rows, -1)).transpose(1, 2) for x in (q, k, v))
-        window = self.config.window(layer) if self.config else None
-        length = len(q) // self.num_rows
+        q, k, v = (x.unflatten(0, (self.num_rows, -1)).transpose(1, 2) for x in (q, k, v))
+        window, length = self.config.window(layer) if self.config else None, q.shape[2]
         if window is None or window >= length:
-            out = F.scaled_dot_product_attention(*rows, is_causal=True, enable_gqa=True)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
             every = torch.ones(length, length, dtype=torch.bool, device=q.device)
             seen = every.tril().triu(1 - window)
-            out = F.scaled_dot_product_attention(*rows, attn_mask=seen, enable_gqa=True)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         return out.transpose(1, 2).flatten(0, 1)
 
 

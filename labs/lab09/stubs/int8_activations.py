@@ -45,6 +45,8 @@ class Int8Linear(QuantizedLinear):
     Buffers: codes [N, K] int8 (those of the weight, less 128), scales [N] float16.
     """
 
+    codes: Tensor
+    scales: Tensor
     int8_activations = True
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:

@@ -1,7 +1,7 @@
 """Products of int8 on a GPU, for any shape (given)."""
 
 from jaxtyping import Int8, Int32
-from torch import Tensor, _int_mm
+from torch import Tensor, _int_mm  # pyright: ignore[reportPrivateImportUsage]  # it has no public name
 from torch.nn.functional import pad
 
 

@@ -57,25 +57,28 @@ class QuantizedCacheInterface(Protocol):
     @staticmethod
     def bytes_per_token(config: ModelConfig, kind: str) -> int:
         """Bytes that one token takes in all layers, scales and all. Raises QuantizationError."""
+        ...
 
     @property
     def nbytes(self) -> int:
         """Bytes reserved on the device, whether used or not."""
+        ...
 
     def write(
         self,
         layer: int,
         k: Float[Tensor, "T G D"],
         v: Float[Tensor, "T G D"],
-        slot_mapping: Int[Tensor, T],
+        slot_mapping: Int[Tensor, " T"],
     ) -> None:
         """Put every token's k and v of one layer into its slot; slot -1 is written nowhere. All
         other slots of one write are different."""
 
     def read(
-        self, layer: int, block_ids: Int[Tensor, N]
+        self, layer: int, block_ids: Int[Tensor, " N"]
     ) -> tuple[Float[Tensor, "N P G D"], Float[Tensor, "N P G D"]]:
         """K and V of these blocks of one layer, in this order; what unused slots give is open."""
+        ...
 
     def copy_blocks(self, pairs: Pairs) -> None:
         """Copy whole blocks, K and V of all layers; no block is both read and written."""

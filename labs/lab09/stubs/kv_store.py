@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -69,14 +69,14 @@ class QuantizedStore(PagedStore):
             config,
             *sizes,
             num_host_blocks=num_host_blocks,
-            cache=QuantizedCache(config, *sizes, num_host_blocks, kind=kind),
+            cache=cast(Any, QuantizedCache(config, *sizes, num_host_blocks, kind=kind)),
             manager=manager,
             **options,
         )
         self.kv_cache_dtype = kind  # a server tells
 
     def attend(self, batch: PagedBatch) -> Attend:
-        return attend_to_codes(self.cache, self.config, batch, self.attention)
+        return attend_to_codes(cast(Any, self.cache), self.config, batch, self.attention)
 
 
 class QuantizedBeamCache(PagedBeamCache):
@@ -94,8 +94,8 @@ class QuantizedBeamCache(PagedBeamCache):
         kind: str = "int8",
     ) -> None:
         num_blocks = width * blocks_for(capacity, block_size)
-        cache = QuantizedCache(config, num_blocks, block_size, dtype, device, kind=kind)
+        cache: Any = QuantizedCache(config, num_blocks, block_size, dtype, device, kind=kind)
         super().__init__(config, width, capacity, block_size, dtype, device, cache=cache)
 
     def attend(self, batch: PagedBatch) -> Attend:
-        return attend_to_codes(self.cache, self.config, batch, self.attention)
+        return attend_to_codes(cast(Any, self.cache), self.config, batch, self.attention)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -20,6 +21,7 @@ class QuantizedLinear(nn.Module):
     what the weight is (`dequantize`) and how many bits it takes.
     """
 
+    bias: Tensor | None
     int8_activations = False
 
     def __init__(self, in_features: int, out_features: int, bias: Tensor | None) -> None:
@@ -41,7 +43,7 @@ class QuantizedLinear(nn.Module):
         return F.linear(x, self.dequantize().to(x.dtype), self.bias)
 
 
-def linears(model: Transformer) -> Iterator[tuple[str, nn.Module]]:
+def linears(model: Transformer) -> Iterator[tuple[str, Any]]:
     """Every linear of the layers, by name: `layers.0.self_attn.q_proj`, ...; never the head."""
     for name, module in model.layers.named_modules(prefix="layers"):
         if isinstance(module, nn.Linear | QuantizedLinear):

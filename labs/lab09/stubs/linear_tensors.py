@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,10 @@ from nanovllm.quantization.grouped import GroupedLinear
 from nanovllm.quantization.layouts import Tensors
 from nanovllm.quantization.linear import QuantizedLinear
 from nanovllm.quantization.stored_as import StoredAs
+
+if TYPE_CHECKING:  # of later tasks
+    from nanovllm.quantization.int8_activations import Int8Linear
+    from nanovllm.quantization.table_linear import TableLinear
 
 OPTIONAL = {"bias", "weight_g_idx", "g_idx"}
 
@@ -71,8 +77,8 @@ def to_tensors(linear: QuantizedLinear, stored: StoredAs) -> Tensors:
     if stored.layout == "squeezellm":
         from nanovllm.quantization.tables import to_tables
 
-        return to_tables(linear)
-    weight = linear.weight_codes
+        return to_tables(cast("TableLinear", linear))
+    weight = cast("GroupedLinear | Int8Linear", linear).weight_codes
     match stored.layout:
         case "pack-quantized":
             return layouts.to_pack_quantized(weight, stored.scheme)

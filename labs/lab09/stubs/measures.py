@@ -24,7 +24,7 @@ def bits_per_weight(weight: QuantizedWeight) -> float:
     raise NotImplementedError("lab09 task 1: bits_per_weight")
 
 
-def perplexity(losses: Sequence[Float[Tensor, "n"]]) -> float:
+def perplexity(losses: Sequence[Float[Tensor, "_n"]]) -> float:
     """exp of the mean loss of a token; `losses` has -log p in nats of each token, text by text.
 
     Every token counts the same, whether its text is long or short. Sums are float64.

@@ -1,9 +1,11 @@
 """Outlier channels, as large models have them, planted in a model that has none (given)."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 
+from nanovllm.model.block import DecoderBlock
 from nanovllm.model.transformer import Transformer
 
 
@@ -14,6 +16,7 @@ def plant_outliers(
     """Multiply these channels of both norms of every layer by `factor`, and divide the columns
     that read them by it, in place: the model computes what it did before."""
     for block in model.layers:
+        block = cast(DecoderBlock, block)
         attention, mlp = block.self_attn, block.mlp
         first = [attention.q_proj, attention.k_proj, attention.v_proj]
         second = [getattr(mlp, name) for name in ("gate_proj", "up_proj") if hasattr(mlp, name)]

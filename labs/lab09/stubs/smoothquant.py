@@ -1,6 +1,7 @@
 """SmoothQuant: what is hard in the activations is moved into the weights, which bear it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,7 +19,7 @@ SMALLEST = 1e-5  # of a channel's largest value, so that nothing is divided by 0
 
 
 def smoothing_scale(
-    inputs: Float[Tensor, "n K"], weights: Sequence[Float[Tensor, "N K"]], strength: float = 0.5
+    inputs: Float[Tensor, "n K"], weights: Sequence[Float[Tensor, "_N K"]], strength: float = 0.5
 ) -> Float[Tensor, "K"]:
     """By what each channel of the inputs is divided: x_k^strength / w_k^(1 - strength).
 
@@ -47,6 +48,6 @@ def smoothquant_block(
     """Smooth a block, then put an `Int8Linear` in place of each of its linears (given)."""
     smooth_block(block, inputs, head_dim, strength)
     for name in inputs:
-        linear = block.get_submodule(name)
+        linear: Any = block.get_submodule(name)
         weight = round_to_nearest(linear.weight, BY_CHANNEL)
         replace_linear(block, name, Int8Linear(weight, linear.bias))

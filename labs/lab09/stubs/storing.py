@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import torch
 
 from nanovllm.model.transformer import Transformer
@@ -10,6 +12,9 @@ from nanovllm.quantization.grid import QuantizedWeight
 from nanovllm.quantization.linear import QuantizedLinear, linears
 from nanovllm.quantization.scheme import Scheme
 from nanovllm.quantization.stored_as import StoredAs
+
+if TYPE_CHECKING:  # of a later task
+    from nanovllm.quantization.table_linear import TableLinear
 
 BITS_OF = {"compressed-tensors": (2, 3, 4, 8), "gptq": (2, 4, 8), "awq": (4, 8),
            "squeezellm": (2, 3, 4)}  # fmt: skip
@@ -31,7 +36,7 @@ def stored_as(model: Transformer, layout: str) -> StoredAs:
                 f"{name} is a {type(linear).__name__}, which {layout} has no tensors for."
             )
         if layout == "squeezellm":
-            return StoredAs(layout, Scheme(linear.bits, None))
+            return StoredAs(layout, Scheme(cast("TableLinear", linear).bits, None))
         weights[name] = linear.weight_codes
     activations = {linear.int8_activations for _, linear in linears(model)}
     scheme = _scheme(weights)

@@ -20,6 +20,12 @@ class TableLinear(QuantizedLinear):
     in CSR: row_ends [N + 1] and columns [S] int32, extra [S] float16. Without one S is 0.
     """
 
+    words: Tensor
+    table: Tensor
+    row_ends: Tensor
+    columns: Tensor
+    extra: Tensor
+
     def __init__(
         self,
         codes: UInt8[Tensor, "N K"],

@@ -1,0 +1,34 @@
+"""A sample that another engine has begun: its tokens are taken over (given)."""
+
+from collections.abc import Sequence as Seq
+
+from nanovllm.generation.errors import RequestError
+from nanovllm.generation.events import Sampled
+from nanovllm.generation.sequence import Sequence
+
+
+def go_on(sequence: Sequence, output_token_ids: Seq[int], vocab_size: int) -> None:
+    """Append tokens that were generated elsewhere to a new sequence.
+
+    Raises:
+        RequestError: an id that is no token, tokens that end the sample already, several samples,
+            or log-probabilities, which nobody has for these tokens.
+    """
+    if not output_token_ids:
+        return
+    if sequence.params.n != 1 or sequence.params.logprobs is not None:
+        raise RequestError(
+            "output_token_ids go on with one sample without log-probabilities; leave n and "
+            "logprobs out."
+        )
+    for place, token in enumerate(output_token_ids, start=1):
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"output_token_ids has {token}, but ids run from 0 to {vocab_size - 1}."
+            )
+        sequence.append(Sampled(token), 0.0)
+        if sequence.finished:
+            raise RequestError(
+                f"The answer has ended with token {place} of {len(output_token_ids)} in "
+                "output_token_ids: there is nothing to go on with."
+            )

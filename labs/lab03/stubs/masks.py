@@ -1,0 +1,94 @@
+"""Tokens that a request forbids, as -inf in its row of logits before it is sampled (given).
+
+Source: vllm/v1/sample/ops/bad_words.py of vLLM 0.32.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from nanovllm.generation import chain
+from nanovllm.generation.errors import RequestError
+from nanovllm.generation.events import Sampled
+from nanovllm.generation.params import SamplingParams
+from nanovllm.generation.rows import Logits, Sampler, SamplingRow
+from nanovllm.tokenization.tokenizer import Tokenizer
+
+
+def apply_masks(logits: Logits, rows: Sequence[SamplingRow]) -> Logits:
+    """A copy in which the tokens that each row forbids are -inf.
+
+    A bad word of several tokens is never completed: its last one is forbidden behind the others.
+
+    >>> params = SamplingParams(allowed_token_ids=[0, 2], bad_words_token_ids=[[5, 2]])
+    >>> apply_masks(torch.ones(1, 3), [SamplingRow(params, [9], [5], seed=0)]).tolist()
+    [[1.0, -inf, -inf]]
+    """
+    masked = logits.clone()
+    for n, row in enumerate(rows):
+        if row.params.allowed_token_ids is not None:
+            allowed = torch.tensor(row.params.allowed_token_ids, device=logits.device)
+            masked[n] = torch.full_like(masked[n], -torch.inf)
+            masked[n, allowed] = logits[n, allowed]
+        for run in row.params.bad_words_token_ids or ():
+            begun = len(run) - 1
+            if tuple(row.output_token_ids[len(row.output_token_ids) - begun :]) == run[:-1]:
+                masked[n, run[-1]] = -torch.inf
+    return masked
+
+
+def masking(sampler: Sampler) -> Sampler:
+    """The sampler behind the masks of its rows. Log-probabilities stay those of the raw logits."""
+
+    def sample(logits: Logits, rows: Sequence[SamplingRow]) -> list[Sampled]:
+        if not any(row.params.has_mask for row in rows):
+            return sampler(logits, rows)
+        drawn = sampler(apply_masks(logits, rows), rows)
+        return [
+            found
+            if found.logprobs is None or row.params.logprobs is None or not row.params.has_mask
+            else Sampled(
+                found.token_id, chain.gather_logprobs(raw, found.token_id, row.params.logprobs)
+            )
+            for found, raw, row in zip(drawn, logits, rows, strict=True)
+        ]
+
+    return sample
+
+
+def with_bad_tokens(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    """The parameters with the token ids of their bad words. Raises RequestError without tokenizer.
+
+    A word is forbidden at the beginning of a text and, where that is as many tokens, behind a
+    space: as vLLM does.
+    """
+    if not params.bad_words:
+        return params
+    if tokenizer is None:
+        raise RequestError("bad_words needs a tokenizer; use bad_words_token_ids.")
+    runs = [run for word in params.bad_words for run in _spelled(word.lstrip(), tokenizer)]
+    return replace(
+        params, bad_words=None, bad_words_token_ids=(*(params.bad_words_token_ids or ()), *runs)
+    )
+
+
+def _spelled(word: str, tokenizer: Tokenizer) -> Iterator[tuple[int, ...]]:
+    plain, spaced = tuple(tokenizer.encode(word)), tuple(tokenizer.encode(" " + word))
+    yield plain
+    if len(spaced) == len(plain) and spaced[0] != plain[0]:
+        yield spaced
+
+
+def check_masks(params: SamplingParams, eos_token_ids: Sequence[int]) -> None:
+    """Refuse masks that may leave no token at all to be drawn. Raises RequestError."""
+    if params.allowed_token_ids is None:
+        return
+    left = set(params.allowed_token_ids) - {run[-1] for run in params.bad_words_token_ids or ()}
+    if params.min_tokens > 0:
+        left -= {*eos_token_ids, *(params.stop_token_ids or ())}
+    if not left:
+        raise RequestError(
+            "allowed_token_ids allows nothing that bad_words and min_tokens do not forbid; allow "
+            "another token."
+        )
