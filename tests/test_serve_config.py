@@ -45,7 +45,9 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(file
 
 
 def test_what_is_printed_is_a_file_that_says_the_same(file) -> None:
-    first = shown("--swap-space", 0.5, "--adaptive-token-budget", "--log-level", "error")
+    words = ["--swap-space", 0.5, "--adaptive-token-budget", "--log-level", "error"]
+    first = shown(*words, "--allowed-origins", "http://a.org", "--allowed-origins", "http://b.org")
+    assert first["allowed-origins"] == ["http://a.org", "http://b.org"]
     assert shown("--config", file(yaml.safe_dump(first))) == first
 
 
@@ -57,6 +59,8 @@ def test_secrets_are_not_printed(monkeypatch) -> None:
 
 BAD = {
     "max-num-seq: 3": "did you mean max-num-seqs?",
+    "allowed-origins: http://a.org": "must be a list of texts",
+    "allowed-origins: [1]": "must be a list of texts",
     "colour: red": "has no option 'colour' to give",
     "config: other.yaml": "has no option 'config'",
     "api-key: s3": "secrets come from the environment: take it out, and set NANOVLLM_API_KEY",

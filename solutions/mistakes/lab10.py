@@ -833,14 +833,6 @@ MISTAKES = [
         says="After an interrupt between two messages of a call, you go on with ranks out of step.",
     ),
     Mistake(
-        name="a-full-line-is-raised",
-        task=5,
-        symbol="executor:Executor._send",
-        old="        except LineTimeout:\n",
-        new="        except ZeroDivisionError:\n",
-        says="A rank that does not read is said to have ended.",
-    ),
-    Mistake(
         name="survivors-left-alone",
         task=5,
         symbol="executor:Executor.close",
@@ -871,14 +863,6 @@ MISTAKES = [
         old="        except BaseException:\n            self.close()\n            raise\n",
         new="        except BaseException:\n            raise\n",
         says="When a rank cannot load, your other ranks stay behind.",
-    ),
-    Mistake(
-        name="dead-and-asked-again",
-        task=5,
-        symbol="executor:Executor.call",
-        old="        if why is not None:\n            self._die(why)\n",
-        new="        if why is not None:\n            pass\n",
-        says="A call of ranks that are gone is sent all the same.",
     ),
     Mistake(
         name="failure-only-after-a-call",

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import socket
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import torch.distributed as dist
 from torch import Tensor
@@ -76,6 +78,11 @@ def join_group(
         RankDied: not all ranks came in time.
     """
     comm = ProcessCommunicator(rank, size)
+    folder = Path(urlparse(meeting).path).parent
+    if meeting.startswith("file:") and not folder.is_dir():  # torch would try for five minutes
+        raise ParallelError(
+            f"rank {rank} cannot meet others at {meeting}: there is no folder {folder}; make it."
+        )
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
     if loopback and ("file:" in meeting or "127.0.0.1" in meeting or "localhost" in meeting):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
@@ -96,7 +103,7 @@ def join_group(
             ) from None
         raise ParallelError(
             f"rank {rank} of {size} cannot meet the others at {meeting} over {backend} ({why}); "
-            "choose a free port or a new file in a folder that is there."
+            "choose a free port or a new file."
         ) from None
     return comm
 

@@ -19,6 +19,7 @@ KINDS = {
     int: "a whole number",
     float: "a number",
     str: "a text, in quotes where it looks like a number",
+    list[str]: "a list of texts",
 }
 
 
@@ -82,6 +83,8 @@ def _value(name: str, value: Any, path: Path, annotation: Any) -> Any:
     declared = get_args(annotation)[0]
     kind = next((k for k in get_args(declared) if k is not type(None)), declared)
     right = type(value) is kind or (kind is float and type(value) is int)
+    if kind == list[str]:
+        right = type(value) is list and all(type(one) is str for one in value)
     if not right:
         words = KINDS.get(kind, "of another kind")
         raise Refused(f"{_shown(name)} in {path} must be {words}, got {value!r}.")
