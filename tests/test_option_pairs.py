@@ -14,7 +14,8 @@ from tests.processes import ROOT
 
 PROMPTS = ["Once upon a time there was a little cat. " * 4, "1, 2, 3, 4, " * 5, "12 + 30 ="]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-NOT_IN_PAIRS = {"gpu_memory_utilization"}  # on a CPU it is always refused
+# On a CPU always refused; with a table and tests of their own (test_parallel_options.py).
+NOT_IN_PAIRS = {"gpu_memory_utilization", "tensor_parallel_size", "pipeline_parallel_size"}
 
 
 def texts(**options: object) -> list[str]:

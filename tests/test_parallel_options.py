@@ -138,6 +138,26 @@ def sampling() -> None:
     assert texts(llm, SAMPLED) == texts(one_rank(), SAMPLED)
 
 
+def requests() -> None:
+    """What a request says of itself: urgent, to be scored, shared with whom."""
+    scored = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=1)
+    llm, alone = two_ranks(), one_rank()
+    found, wanted = (each.generate(PROMPTS, scored, use_tqdm=False) for each in (llm, alone))
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert len(ours.prompt_logprobs) == len(theirs.prompt_logprobs) > 2
+        for one, other in zip(ours.prompt_logprobs[1:], theirs.prompt_logprobs[1:], strict=True):
+            assert one.keys() == other.keys()
+            gaps = [abs(one[token].logprob - other[token].logprob) for token in one]
+            assert max(gaps) < 1e-4
+    long = "Once upon a time there was a little cat. " * 4
+    for salt, shared in (("a", False), ("b", False), ("a", True)):
+        (out,) = llm.generate({"prompt": long, "cache_salt": salt}, GREEDY, use_tqdm=False)
+        assert bool(out.num_cached_tokens) is shared
+    llm = two_ranks(scheduling_policy="priority", max_num_seqs=1)
+    assert texts(llm) == texts(alone)
+    assert llm.generate(PROMPTS, GREEDY, use_tqdm=False, priority=[2, 1, 0])
+
+
 def beams() -> None:
     params = BeamSearchParams(beam_width=3, max_tokens=8)
     llm = two_ranks()
@@ -174,10 +194,12 @@ ROWS: dict[str, Callable[[], None]] = {
     '`dtype="bfloat16"`': half,
     "`enforce_eager`, on or off": eager,
     "`n`, `logprobs`, `seed`": sampling,
+    "`priority`, `prompt_logprobs`, `cache_salt` of a request": requests,
     "`beam_search`": beams,
     "`speculative_config`": partial(
         refused, "speculative_config does not go", {"speculative_config": {"method": "ngram"}}
     ),
+    "`swap_space`": partial(refused, "swap_space does not go", {"swap_space": 0.01}),
     '`kv_cache_dtype` other than `"auto"`': partial(
         refused, "does not go", {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"}
     ),
@@ -203,4 +225,4 @@ def test_beside(row: str) -> None:
 def test_the_table_in_the_readme_has_these_rows() -> None:
     options, refusals = options_beside("with several ranks")
     assert options == list(ROWS)
-    assert refusals == list(ROWS)[-6:]
+    assert refusals == list(ROWS)[-7:]

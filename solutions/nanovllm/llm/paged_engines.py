@@ -126,7 +126,14 @@ def make_engine(
         from nanovllm.fast import FastEngine
 
         num_blocks = _num_blocks(model, max_model_len, options)
-        manager = BlockManager(num_blocks, options.block_size, salt_of=salt_of)
+        num_host_blocks = _num_host_blocks(model, options)
+        manager = BlockManager(
+            num_blocks,
+            options.block_size,
+            preemption="swap" if num_host_blocks else "recompute",
+            num_host_blocks=num_host_blocks,
+            salt_of=salt_of,
+        )
         return guessing.on(FastEngine)(
             model,
             config,
@@ -135,7 +142,7 @@ def make_engine(
             manager=manager,
             draws=not is_mine("generation"),
             kv_cache_dtype=options.kv_cache_dtype,
-            num_host_blocks=_num_host_blocks(model, options),
+            num_host_blocks=num_host_blocks,
             make_scheduler=make_scheduler,
         )
     store = make_store(model, max_model_len, options)

@@ -6,13 +6,15 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+from nanovllm.batching.urgency import scheduler_for
 from nanovllm.generation.beam import BeamSearchParams, Hypothesis
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_options import DEFAULT_KV_BYTES
 from nanovllm.llm.paged_level import PagedRung
 from nanovllm.llm.read_options import OptionError
+from nanovllm.llm.scoring import salt_of, scoring
 from nanovllm.paging.beam import paged_beam_search
 from nanovllm.paging.block_table import blocks_for
 from nanovllm.parallel.engine import ParallelEngine
@@ -75,13 +77,16 @@ class ParallelRung(PagedRung):
 
     def make_engine(self) -> ParallelEngine:
         """An engine on the ranks, which hold nothing of an earlier one."""
-        return ParallelEngine(
+        made: Any = scoring(ParallelEngine)
+        return made(
             cast(RemoteModel, self.model),
             self.config,
             executor=self._ready(),
             tokenizer=self.tokenizer,
             block_size=self.options.block_size,
             enable_prefix_caching=self.options.enable_prefix_caching,
+            salt_of=salt_of,
+            make_scheduler=scheduler_for(self.config.make_policy()),
         )
 
     def beam_search(

@@ -31,6 +31,8 @@ def choose_level(options: EngineOptions) -> Level:
     for name in ("speculative_config", "quantization"):
         if getattr(options, name) is not None:
             raise _refused(options, name)
+    if options.swap_space:
+        raise _refused(options, "swap_space")
     if options.kv_codes:
         raise _refused(options, f"kv_cache_dtype={options.kv_cache_dtype!r}")
     title = f"{level.title} on {options.num_ranks} ranks"
@@ -74,6 +76,6 @@ def _asked(options: EngineOptions) -> str:
 
 def _refused(options: EngineOptions, what: str) -> OptionError:
     return OptionError(
-        f"{what} does not go with {_asked(options)}: ranks run the plain step on plain weights; "
-        "leave one of them out."
+        f"{what} does not go with {_asked(options)}: ranks run the plain step on plain weights, "
+        "and keep nothing in host memory; leave one of them out."
     )
