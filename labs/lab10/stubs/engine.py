@@ -12,6 +12,7 @@ from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import EngineEvent
 from nanovllm.batching.plan import Plan
 from nanovllm.paging.interface import Preemption
+from nanovllm.paging.prefix_cache import SaltOf, no_salt
 from nanovllm.paging.store import PagedStore
 from nanovllm.parallel.errors import ExecutorDied
 from nanovllm.parallel.executor_interface import ExecutorInterface, RankRow
@@ -36,6 +37,7 @@ class ParallelEngine(Engine):
         enable_prefix_caching: bool = True,
         preemption: Preemption = "recompute",
         num_host_blocks: int = 0,
+        salt_of: SaltOf = no_salt,
         **parts: Any,
     ) -> None:
         self.executor = executor
@@ -46,6 +48,7 @@ class ParallelEngine(Engine):
             enable_prefix_caching=enable_prefix_caching,
             preemption=preemption,
             num_host_blocks=num_host_blocks,
+            salt_of=salt_of,
             cache=cast(Any, RemoteCache(sum(row.kv_bytes for row in executor.rows()))),
         )
         super().__init__(cast(Any, model), config, store=store, **parts)
