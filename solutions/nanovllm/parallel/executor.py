@@ -75,13 +75,14 @@ class Executor:
 
     def _send(self, data: bytes) -> None:
         """One message to each rank; half a call would leave them out of step."""
+        handle = self.ranks[0]
         try:
             for handle in self.ranks:
                 handle.line.send(data)
         except LineTimeout:
-            self._die(f"rank {handle.rank} does not read call {self._number}")  # pyright: ignore[reportPossiblyUnboundVariable]  # raised by `send`
+            self._die(f"rank {handle.rank} does not read call {self._number}")
         except LineError:
-            self._die(f"rank {handle.rank} has ended ({handle.why_ended()})")  # pyright: ignore[reportPossiblyUnboundVariable]  # likewise
+            self._die(f"rank {handle.rank} has ended ({handle.why_ended()})")
         except BaseException:
             self._dead = f"call {self._number} was interrupted before all ranks had it"
             self.close(at_once=True)
