@@ -172,10 +172,10 @@ class ParallelTransformer(nn.Module):
     def forward(
         self, token_ids: Int[Tensor, "T"], positions: Int[Tensor, "T"], attend: Attend
     ) -> Float[Tensor, "T E"]:
-        x = self.positions.embed(self.embed_tokens(token_ids), positions)
-        rotation = self.positions.rotation(positions)
-        for layer in self.layers:
-            x = layer(x, rotation, attend)
+        x = self.embed_tokens(token_ids)
+        x, rotation = self.positions.embed(x, positions), self.positions.rotation(positions)
+        for block in self.layers:
+            x = block(x, rotation, attend)
         return self.norm(x)
 
     def logits(self, hidden: Float[Tensor, "N E"]) -> Float[Tensor, "N V"]:
