@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+from functools import partialmethod
 
 import pytest
 import torch
@@ -32,8 +32,11 @@ def on_graphs(monkeypatch):
     """LLM takes the GPU path, its captures replaced."""
     for module in ("paged_engines", "paged_level"):
         monkeypatch.setattr(f"nanovllm.llm.{module}.step_kind", lambda *_: "CUDA graphs")
-    kind = partial(GpuEngine, capture=uncaptured)
-    monkeypatch.setattr("nanovllm.gpu.engine.GpuEngine", kind)
+
+    class Uncaptured(GpuEngine):
+        __init__ = partialmethod(GpuEngine.__init__, capture=uncaptured)
+
+    monkeypatch.setattr("nanovllm.gpu.engine.GpuEngine", Uncaptured)
 
 
 def texts(llm: LLM) -> list[str]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, partialmethod
 from types import SimpleNamespace
 
 import pytest
@@ -732,8 +732,11 @@ class TestChoice:
             for module in ("paged_engines", "paged_level"):
                 path = f"nanovllm.llm.{module}.step_kind"
                 patch.setattr(path, lambda model, options: "CUDA graphs")
-            kind = partial(GpuEngine, capture=uncaptured)
-            patch.setattr("nanovllm.gpu.engine.GpuEngine", kind)
+
+            class Uncaptured(GpuEngine):
+                __init__ = partialmethod(GpuEngine.__init__, capture=uncaptured)
+
+            patch.setattr("nanovllm.gpu.engine.GpuEngine", Uncaptured)
             llm = LLM(tmp_path, max_num_seqs=3)
             found = llm.generate(prompts, params, use_tqdm=False)
         assert isinstance(llm.runner.engine, GpuEngine)

@@ -13,7 +13,10 @@ KEPT = [(lab.key, path) for lab in labs() for path in variants.kept(lab)]
 
 
 def test_a_right_variant_gets_every_point(lab: Lab) -> None:
-    assert variants.lost(variants.kept(lab)[0], lab, range(1, 2)) == []
+    kept = variants.kept(lab)
+    if not kept:
+        pytest.skip(f"nobody has solved {lab.key} by another way yet")
+    assert variants.lost(kept[0], lab, range(1, 2)) == []
 
 
 @pytest.mark.proof

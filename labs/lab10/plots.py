@@ -240,9 +240,9 @@ def overlap(lines: Mapping[str, Sequence[Span]], phases: int = 4) -> None:
             place = 0 if span.kind == "compute" else 1
             length = 1e6 * (span.end - span.start)
             axis.barh(place, length, left=1e6 * span.start, color=f"C{span.half}", ec="white")
-        computing = sum(span.end - span.start for span in spans if span.kind == "compute")
+        busy = sum(span.end - span.start for span in spans if span.kind == "compute")
         end = max(span.end for span in spans)
-        title = f"{name}: the stage takes {1e3 * end:.2f} ms, {1e3 * (end - computing):.2f} exposed"
+        title = f"{name}: the stage takes {1e3 * end:.2f} ms, {1e3 * (end - busy):.2f} exposed"
         axis.set_title(title, fontsize=9, loc="left")
         axis.set(yticks=[0, 1], yticklabels=["computes", "sends"], ylim=(1.5, -0.5))
         axis.grid(visible=False)

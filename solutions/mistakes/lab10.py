@@ -499,8 +499,8 @@ MISTAKES = [
         name="normed-residual",
         task=4,
         symbol="transformer:ParallelBlock",
-        old="        x = x + self.self_attn(self.input_layernorm(x), rotation, attend)\n",
-        new="        x = self.input_layernorm(x)\n        x = x + self.self_attn(x, rotation, attend)\n",
+        old="        x = x + attended\n",
+        new="        x = self.input_layernorm(x) + attended\n",
         says="You add attention to the normed stream, not to the stream.",
     ),
     Mistake(

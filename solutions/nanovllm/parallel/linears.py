@@ -43,7 +43,7 @@ class ColumnParallelLinear(nn.Module):
         if self.bias is not None:
             self.bias.data.copy_(tensors[f"{name}.bias"].read(self.rows))
 
-    def forward(self, x: Float[Tensor, "... K"]) -> Float[Tensor, "... N'"]:
+    def forward(self, x: Float[Tensor, "... K"]) -> Float[Tensor, "... M"]:
         return F.linear(x, self.weight, self.bias)
 
     ### END SOLUTION
@@ -126,7 +126,7 @@ class RowParallelLinear(nn.Module):
         if self.bias is not None:
             self.bias.data.copy_(tensors[f"{name}.bias"].read())
 
-    def forward(self, x: Float[Tensor, "... K'"]) -> Float[Tensor, "... N"]:
+    def forward(self, x: Float[Tensor, "... M"]) -> Float[Tensor, "... N"]:
         out = all_reduce(self.comm, F.linear(x, self.weight))
         return out if self.bias is None else out + self.bias
 

@@ -109,16 +109,16 @@ class ParallelBlock(nn.Module):
     ### BEGIN SOLUTION
     def __init__(self, config: ModelConfig, comm: Communicator, layer: int) -> None:
         super().__init__()
-        norm = FAMILIES[config.family].norm
-        self.input_layernorm = norm(config.hidden_size, config.norm_eps)
+        norm, sizes = FAMILIES[config.family].norm, (config.hidden_size, config.norm_eps)
         self.self_attn = ParallelAttention(config, comm, layer)
-        self.post_attention_layernorm = norm(config.hidden_size, config.norm_eps)
+        self.input_layernorm, self.post_attention_layernorm = norm(*sizes), norm(*sizes)
         self.mlp = ParallelMLP(config, comm)
 
     def forward(
         self, x: Float[Tensor, "T E"], rotation: Rotation, attend: Attend
     ) -> Float[Tensor, "T E"]:
-        x = x + self.self_attn(self.input_layernorm(x), rotation, attend)
+        attended = self.self_attn(self.input_layernorm(x), rotation, attend)
+        x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x))
 
     ### END SOLUTION
@@ -179,7 +179,8 @@ class ParallelTransformer(nn.Module):
         return self.norm(x)
 
     def logits(self, hidden: Float[Tensor, "N E"]) -> Float[Tensor, "N V"]:
-        head = self.embed_tokens if self.config.tie_embeddings else self.lm_head
-        return parallel_logits(self.comm, hidden, head.weight, self.config.vocab_size)
+        tied = self.config.tie_embeddings
+        weight = (self.embed_tokens if tied else self.lm_head).weight
+        return parallel_logits(self.comm, hidden, weight, self.config.vocab_size)
 
     ### END SOLUTION
