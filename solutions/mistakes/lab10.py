@@ -515,8 +515,8 @@ MISTAKES = [
         name="tied-head-whole",
         task=4,
         symbol="transformer:ParallelTransformer",
-        old="        return parallel_logits(self.comm, hidden, head.weight, self.config.vocab_size)\n",
-        new="        if self.config.tie_embeddings:\n            from nanovllm.parallel.collectives import gather_last\n\n            whole = gather_last(self.comm, head.weight.T, self.config.vocab_size)\n            return hidden @ whole\n        return parallel_logits(self.comm, hidden, head.weight, self.config.vocab_size)\n",
+        old="        return parallel_logits(self.comm, hidden, weight, self.config.vocab_size)\n",
+        new="        if self.config.tie_embeddings:\n            from nanovllm.parallel.collectives import gather_last\n\n            whole = gather_last(self.comm, weight.T, self.config.vocab_size)\n            return hidden @ whole\n        return parallel_logits(self.comm, hidden, weight, self.config.vocab_size)\n",
         says="In a tied model each rank gets the whole embedding for its head.",
     ),
     Mistake(

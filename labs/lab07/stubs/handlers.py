@@ -132,10 +132,10 @@ class Handlers:
     ) -> Response:
         key = request.scope["api_key"]
         longest = max(map(len, prompts))
-        with naming_fields(body), self.urgency.saying(body.priority, body.deadline):
+        with naming_fields(body):
             params = sampling_params(body, longest, self.reader.max_model_len)
         params = await self.adapt(request, params, writer)
-        with naming_fields(body):
+        with naming_fields(body), self.urgency.saying(body.priority, body.deadline):
             self.admission.enter(key, params.n * len(prompts), self.engine.num_open)
             stream = self.engine.submit(prompts, params, name=writer.id)
         if self.hits is not None:
