@@ -18,9 +18,11 @@ HERE = Path(__file__).parent
 BOOK = ROOT / "build" / "book"
 # Beside the handouts: pages as they are, and what they link to.
 COPIED = (
-    "README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE", "CITATION.cff",
+    "README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "CHANGELOG.md", "OPTION_PAIRS.md",
+    "LICENSE", "CITATION.cff",
     "grader/README.md", "models/README.md", "models/recall.png", "models/loss.png",
-    "benchmarks/README.md", "benchmarks/results", "docs/pictures",
+    "grader/server_fields.md", "labs/AT_WORK.md",
+    "benchmarks/README.md", "benchmarks/CLAIMS.md", "benchmarks/results", "docs/pictures",
 )  # fmt: skip
 
 
