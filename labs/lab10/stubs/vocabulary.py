@@ -38,7 +38,7 @@ class VocabParallelEmbedding(nn.Module):
 def parallel_logits(
     comm: Communicator,
     hidden: Float[Tensor, "N E"],
-    weight: Float[Tensor, "V' E"],
+    weight: Float[Tensor, "M E"],
     vocab_size: int,
 ) -> Float[Tensor, "N V"]:
     """The scores of all tokens on every rank, of which each computes its own; one `gather_last`.
