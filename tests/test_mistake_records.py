@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +16,7 @@ from grader.authoring import mistakes_json
 from grader.authoring.mistakes import Mistake, MistakeError, plant
 from grader.course import lab_toml
 from grader.course.lab_toml import Lab, find_lab
-from grader.course.paths import LABS
+from grader.course.paths import LABS, ROOT
 
 
 @pytest.fixture
@@ -84,3 +88,26 @@ def test_a_mistake_in_a_file_that_starts_empty(
     assert (tmp_path / "planted" / "model" / "a.py").read_text() == SOURCE.replace(old, new)
     with pytest.raises(MistakeError, match="must be there once"):
         plant(Mistake("m", 1, symbol, "nothing", "x", "says"), lab, tmp_path / "other")
+
+
+def test_draws_from_the_global_generators_are_the_same_in_every_run(tmp_path: Path) -> None:
+    """A process starts with numbers of its own; a card must know the mistake all the same."""
+    wrong = Mistake(
+        "draw-global",
+        2,
+        "chain:draw",
+        "u = keys.uniform(seeds, positions, logits.shape[-1])",
+        "import random; import numpy as np; "
+        "u = torch.rand(logits.shape) * random.random() + torch.tensor(np.random.rand(1000))",
+        "",
+    )
+    plant(wrong, find_lab(3), tmp_path)
+    seen = []
+    for number in range(2):
+        record = tmp_path / f"{number}.json"
+        words = [sys.executable, "-m", "pytest", "labs/lab03", "-q", "-k", "test_draw_key"]
+        mine = os.environ | {"NANOVLLM_MINE": str(tmp_path)}
+        subprocess.run([*words, f"--record={record}"], cwd=ROOT, env=mine, capture_output=True)
+        seen.append(json.loads(record.read_text(encoding="utf-8"))["observations"])
+    assert seen[0]
+    assert seen[0] == seen[1]
