@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections import Counter
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
 
 from grader.checks.run_checks import fresh_processes
 from nanovllm.model.attend import RecomputeAttend
@@ -150,6 +154,45 @@ def test_ranks_as_processes(tmp_path):
         torch.testing.assert_close(torch.from_numpy(logits), wanted, rtol=1e-4, atol=1e-3)
         assert (logits == found[0][0]).all()
         assert calls == {"all_reduce": 2 * layers + 1, "gather_last": 1}
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the collectives that torch.distributed is asked for, under either of its names."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        name = str(operation).replace("_", "")
+        for kind in ("allreduce", "allgather"):
+            self.calls[kind] += "c10d" in name and kind in name
+        return operation(*args, **(kwargs or {}))
+
+
+def with_transformers(work):
+    """Logits and collectives of transformers' own tensor parallelism, on one of two ranks."""
+    rank, meeting, folder = work
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=2)
+    plan = DistributedConfig(tp_plan="auto")
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, distributed_config=plan, dtype=torch.float32
+    )
+    with torch.inference_mode(), Collectives() as seen:
+        logits = model(IDS[None], logits_to_keep=1).logits[0]
+    torch.distributed.destroy_process_group()
+    return logits.numpy(), seen.calls
+
+
+def test_as_transformers_own_tensor_parallelism(tmp_path):
+    pytest.importorskip("accelerate", reason="transformers cuts models with accelerate only")
+    work = [(rank, f"file://{tmp_path}/meeting", TARGET) for rank in range(2)]
+    found = list(fresh_processes(with_transformers, work, 2))
+    ours = run_ranks(2, shards_scores(TARGET))
+    for (theirs, counted), (logits, calls, _) in zip(found, ours, strict=True):
+        torch.testing.assert_close(logits[-1:], torch.from_numpy(theirs), rtol=1e-4, atol=1e-3)
+        assert counted == {"allreduce": calls["all_reduce"], "allgather": calls["gather_last"]}
 
 
 @pytest.mark.parametrize(("size", "layers"), [(2, 1), (4, 3), (8, 2)])
