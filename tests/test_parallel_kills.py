@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ from nanovllm.parallel.engine import ParallelEngine
 from nanovllm.parallel.errors import ExecutorDied
 from nanovllm.parallel.executor import Executor
 from nanovllm.parallel.launch import ProcessRank, start_processes, start_threads
-from nanovllm.parallel.line import LineClosed, make_line
+from nanovllm.parallel.line import Line, LineClosed, LineTimeout, make_line
 from nanovllm.parallel.share_spec import ShareSpec
 from tests.parallel_tools import (
     PHASES,
@@ -327,3 +328,26 @@ def test_an_interrupt_in_the_middle_of_a_message_closes_its_line(
     monkeypatch.undo()
     with pytest.raises(LineClosed):
         here.receive()
+
+
+@pytest.mark.parametrize("patience", [0, 0.2])
+def test_an_answer_that_nobody_reads_for_a_while(patience: float) -> None:
+    """A rank's end of its line has no limit: a driver may be interrupted, and come back late."""
+    here, there = socket.socketpair()
+    line, mine, failed = Line(here), Line(there, patience), []
+
+    def answer() -> None:
+        try:
+            mine.send(b"x" * (1 << 24))  # more than the socket keeps
+        except LineTimeout as error:
+            failed.append(error)
+
+    sending = threading.Thread(target=answer)
+    sending.start()
+    sending.join(0.6)
+    assert sending.is_alive() == (patience == 0)
+    assert bool(failed) == (patience > 0)
+    if not patience:
+        assert len(line.receive()) == 1 << 24
+    line.close()
+    sending.join()

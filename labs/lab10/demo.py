@@ -168,7 +168,7 @@ def where_it_pays(console: Console) -> None:
     console.print(table)
     console.print(
         "On two cores it does not pay: two ranks read no faster than two threads of one process, "
-        "and wait for all-reduces besides (benchmarks/README.md, Ranks).",
+        "and wait for all-reduces besides.",
         highlight=False,
     )
 

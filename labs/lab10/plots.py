@@ -38,6 +38,7 @@ def cluster(inside: str | Link) -> Cluster:
 def ring(sent: Callable[[int, int, int], int], size: int = 4) -> None:
     """Which ranks' numbers each rank's runs hold, after each step of a ring all-reduce."""
     held = [[{rank} for _ in range(size)] for rank in range(size)]
+    halfway: list[list[bool]] = []
     steps = 2 * (size - 1)
     figure, axes = plt.subplots(1, steps + 1, figsize=(12, 2.5), sharey=True, layout="constrained")
     for step, axis in enumerate(axes):
@@ -51,6 +52,8 @@ def ring(sent: Callable[[int, int, int], int], size: int = 4) -> None:
         axis.set(title=f"after {step} steps" if step else "start", xlabel="run")
         axis.set(xticks=range(size), yticks=range(size))
         axis.grid(visible=False)
+        if step == size - 1:
+            halfway = [[run == set(range(size)) for run in row] for row in held]
         if step == steps:
             break
         runs = [sent(rank, step, size) % size for rank in range(size)]
@@ -64,6 +67,8 @@ def ring(sent: Callable[[int, int, int], int], size: int = 4) -> None:
     plt.show()
     done = sum(run == set(range(size)) for row in held for run in row)
     print(f"{done} of {size * size} runs are whole sums at the end.")
+    first = sum(own[rank] for rank, own in enumerate(halfway))
+    print(f"{first} of {size} ranks have the sum of their own run after {size - 1} steps.")
 
 
 def slices(
@@ -89,6 +94,8 @@ def slices(
             _matrix(axis, place, *cut[name])
         axis.set_xticks(np.arange(7) + 0.4, ["q", "k", "v", "o", "gate", "up", "down"], rotation=90)
         axis.set(yticks=[], xlim=(-0.1, 6.9), ylim=(1.02, -0.02))
+        if ranks > SMALL.num_kv_heads:
+            axis.set_xlabel("k, v: two colours side by side are two ranks with the same head")
         axis.grid(visible=False)
 
     movable(draw, ranks=[1, 2, 4, 8])
@@ -117,7 +124,8 @@ def pipeline(schedule: Callable[[int, int], Sequence[tuple[int, int, int]]]) -> 
         done = schedule(stages, micro_batches)
         ticks = max(tick for tick, _, _ in done) + 1
         for tick, stage, part in done:
-            axis.barh(stage, 1, left=tick, color=RANKS[part % 10], edgecolor="white")
+            edge = {"edgecolor": "white"} if micro_batches <= 16 else {}
+            axis.barh(stage, 1, left=tick, color=RANKS[part % 10], **edge)
             if micro_batches <= 8:
                 axis.text(tick + 0.5, stage, part, ha="center", va="center", fontsize=7)
         waiting = 1 - len(done) / (ticks * stages)
@@ -125,7 +133,7 @@ def pipeline(schedule: Callable[[int, int], Sequence[tuple[int, int, int]]]) -> 
         axis.set_ylim(stages - 0.5, -0.5)
         axis.grid(visible=False)
 
-    movable(draw, micro_batches=[1, 2, 4, 8, 16], stages=[2, 3, 4, 6, 8])
+    movable(draw, micro_batches=[1, 2, 4, 8, 16, 64], stages=[2, 3, 4, 6, 8])
 
 
 def traffic(
@@ -179,7 +187,8 @@ def memory(found: Mapping[str, Sequence[RankRow]], card: int) -> None:
         for (label, sizes), color in zip(parts.items(), ("C0", "C2", "0.85"), strict=True):
             axis.bar(places, np.array(sizes) / 1e6, bottom=base, color=color, label=label)
             base += np.array(sizes) / 1e6
-        axis.set(title=name, xlabel="rank", xticks=places)
+        room = sum(row.kv_bytes for row in rows) / 1e6
+        axis.set(title=f"{name}: K and V {room:.0f} MB in all", xlabel="rank", xticks=places)
         axis.grid(axis="x", visible=False)
     axes[0].set_ylabel("MB")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)

@@ -69,7 +69,8 @@ check_task("10", 1)
 # ## 2. Who holds which slice
 #
 # The weights of a layer with 8 query heads and 4 key/value heads, coloured by rank. Move the number of
-# ranks. **Predict** (c), then: from how many ranks on is a part of the layer on several ranks? Which?
+# ranks. **Predict** (c), which asks about 16 query heads in place of 8; then: from how many ranks on is a
+# part of the layer on several ranks? Which?
 
 # %%
 predict("10", "c", ...)
@@ -152,6 +153,9 @@ check_task("10", 4)
 # stages: which rank decides, and which of the three layouts has most room for K and V in all?
 
 # %%
+guess = {"decides": ..., "most room": ...}
+
+# %%
 with needs("10", 1, 2, 3, 4, 5, 6):
     card = 16_000_000
     layouts = {"TP 2": (2, 1), "TP 4": (4, 1), "PP 3": (1, 3)}
@@ -167,6 +171,7 @@ check_task("10", 5)
 #
 # A row is a stage, a colour a micro-batch. Move both numbers. **Predict** (d): how long does a stage wait
 # with four stages and eight micro-batches? How many micro-batches would you need to wait less than 5 %?
+# (The slider has 64.)
 
 # %%
 predict("10", "d", ...)
@@ -224,7 +229,7 @@ with needs("10", 7):
     answer("10", "e")
 
 # %% [markdown]
-# At a latency near 0, one request gains nearly 8 on eight cards, the prompt less than 4. What holds the
+# At a latency near 0, one request gains about 7 on eight cards, the prompt less than 4. What holds the
 # prompt back?
 #
 # Now the map: your `best_layout` for eight H100 in a node, by step and link. **Predict**: in which row

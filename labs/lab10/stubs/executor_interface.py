@@ -63,8 +63,9 @@ class RankHandle(Protocol):
 class RankRow:
     """A rank as the dashboard shows it.
 
-    messages: sent to it since the start, and last_call: the number of the last call that it has
-    answered, in calls of this executor from 1 on (`reserve` is the first), 0 before.
+    messages: `line.sent`, all that was sent to it since the start. last_call: the number of the
+    last call that it has answered, in calls of this executor from 1 on (`reserve` is the first), 0
+    before.
     """
 
     rank: int
@@ -82,8 +83,8 @@ class WorkerFunction(Protocol):
 
     - Every call of the share runs in `torch.inference_mode()`, which is a thread's own.
     - Only the rank that answers sends results back; the others send a few bytes.
-    - What `load` or a call raises goes back as an error. After a call that raised it goes on;
-      when `load` raised, it returns.
+    - What `load` or a call raises (an Exception) goes back as an error. After a call that raised
+      it goes on; when `load` raised, it returns.
     - What is sent is a copy: a share may write over its result in its next call.
     """
 
@@ -98,10 +99,11 @@ class ExecutorInterface(Protocol):
     Making one waits until all ranks are ready, and gives each the same number of blocks: the
     least of those that they have memory for. It raises
 
-    - what `load` or `reserve` raised, if it raised the same kind of error on all ranks;
-    - ExecutorDied, if it raised on some of them, if the ranks read different checkpoints, if not
-      exactly one answers, or one has no memory for a block; if one ends, or says nothing for
-      `start_timeout` seconds.
+    - what `load` or `reserve` raised, if it raised the same kind of error on all ranks: the error
+      of any one of them;
+    - ExecutorDied, if it raised on some of them (`grace` as in `call`), if the ranks read different
+      checkpoints, if not exactly one answers, or one has no memory for a block; if one ends, or
+      says nothing for `start_timeout` seconds (for `reserve`: for that long, or for `timeout`).
 
     All ranks are gone whenever it raises.
 
@@ -127,12 +129,14 @@ class ExecutorInterface(Protocol):
 
         Raises:
             what the method raised, if it raised the same kind of error on all ranks: the executor
-                goes on. Same type, same message; a RuntimeError that holds both where the error
-                cannot be pickled.
+                goes on. The error of any one of them, by choice. Same type, same message; a
+                RuntimeError that holds both where the error cannot be pickled.
             ExecutorDied: it raised on some ranks, and the others did not say so within `grace`
-                seconds after the first; a rank ended (noticed within a second), said nothing for
-                `timeout` seconds, or answered a call twice or before it was asked. The sentence
-                names the rank. All ranks are gone. Every further call raises ExecutorDied at once.
+                seconds after the first (an answer without an error may end it before that); a rank
+                ended (noticed within a second), said nothing for `timeout` seconds, or answered a
+                call twice or before it was asked (noticed in this call or the next). The sentence
+                names the rank, or one that is out of step. All ranks are gone. Every further call
+                raises ExecutorDied at once.
 
         A call that is interrupted (KeyboardInterrupt) while it waits was not in vain: the next
         one throws its late answers away. If it is interrupted while it sends, the executor dies.

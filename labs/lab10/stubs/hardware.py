@@ -34,7 +34,7 @@ class Card:
 
 
 # NVIDIA's datasheets: H100 SXM, A100 SXM 80 GB, L4; dense products in bfloat16.
-# core: one thread in float32, by decode steps of 184 million weights (benchmarks/README.md).
+# core: one thread in float32, by decode steps of 184 million weights.
 CARDS = {
     "h100": Card(3.35e12, 989e12, 80e9),
     "a100": Card(2.04e12, 312e12, 80e9),

@@ -26,7 +26,8 @@ class Line:
     """One end of a line: what one end sends, the other receives, whole and in order.
 
     `sent` and `bytes_sent` count the messages of this end, `received` those that came here.
-    patience: seconds that one message may take on its way: a rank that was stopped does not read.
+    patience: seconds that one message may take on its way, for a rank that was stopped does not
+    read; 0 for no limit.
 
     >>> here, there = make_line()
     >>> here.send(b"one")

@@ -42,8 +42,9 @@ class MergedColumnParallelLinear(nn.Module):
     gives a tuple with each one's outputs, in the order of `parts`. Parameters: `weight` [N', K],
     the parts' rows one below the other, and `bias` [N'] or None; neither is trained.
 
-    `load(tensors, name)` fills them from `name.part.weight` and `name.part.bias` for each part, of
-    which it reads the rank's rows alone.
+    `load(tensors, name)`, with the name of the module that the parts lie in, fills them from
+    `name.part.weight` and `name.part.bias` for each part, of which it reads the rank's rows alone;
+    a row that stands in `rows` twice may be read twice.
 
     >>> from nanovllm.parallel.stored import Reads
     >>> merged = MergedColumnParallelLinear(2, {"gate": range(1), "up": range(1)})

@@ -17,7 +17,8 @@ def main(fd: int, rank: int) -> None:
     from nanovllm.parallel.wire import from_bytes
     from nanovllm.parallel.worker import run_worker
 
-    line = Line(socket.socket(fileno=fd))
+    # No limit: a driver whose user thinks between two calls leaves an answer unread for hours.
+    line = Line(socket.socket(fileno=fd), patience=0)
     try:
         spec = from_bytes(line.receive())
     except LineError:

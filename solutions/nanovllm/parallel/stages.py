@@ -40,7 +40,8 @@ class Stage(nn.Module):
     The model is lab 02's `Transformer` or task 4's `ParallelTransformer`; it is not changed, and
     its weights may not be there yet. `stage(x, positions, attend)` gives hidden states [T, E]: the
     first stage takes token ids [T], the others the hidden states [T, E] of the stage before; the
-    last norm is the last stage's. `logits(hidden [N, E])` is the model's, in the last stage.
+    last norm is the last stage's. `logits(hidden [N, E])` is the model's, in the last stage; it may
+    keep the model's method for that.
 
     Modules: those of the model that the stage needs, the same objects under the same names, so
     that `state_dict()` has the model's names, `layers.3...` for the model's layer 3. `positions` in
