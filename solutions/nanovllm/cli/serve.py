@@ -86,6 +86,13 @@ def serve(
             help="An engine that dies or hangs is started again, and open answers go on.",
         ),
     ] = False,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file that keeps accepted requests over a restart: Prefer: respond-async, "
+            "Idempotency-Key."
+        ),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     batching: BatchingOptions = BatchingOptions(),  # noqa: B008, frozen
     dtype: Dtype = None,
@@ -133,6 +140,8 @@ def serve(
         raise Refused(
             f"cannot listen on {host}:{port}: {error.strerror}; choose another --port."
         ) from None
+    if journal is not None:
+        _keep(server, journal)
     configure_logs(log_level)
     shown = f"[{host}]" if ":" in host else host
     where = f"http://{shown}:{sock.getsockname()[1]}"
@@ -174,12 +183,26 @@ def _with_role(
 def _server(llm: "LLM", config: "ServeConfig", supervise: bool) -> "Server":
     from nanovllm.serving.app import Server
 
-    engine = llm.runner.engine
+    engine: Any = llm.runner.engine
     if supervise:
         from nanovllm.resilience.supervisor import SupervisedEngine
 
         engine = SupervisedEngine(llm.rung.make_engine, engine=engine)
     return Server(engine, config, *_templates(llm))
+
+
+def _keep(server: "Server", path: Path) -> None:
+    from starlette.middleware import Middleware
+
+    from nanovllm.resilience.durable import Durable
+    from nanovllm.resilience.errors import JournalError
+    from nanovllm.resilience.journal import Journal
+
+    try:
+        layer = Middleware(Durable, journal=Journal(path))
+    except JournalError as error:
+        raise Refused(str(error)) from None
+    server.app.user_middleware.append(layer)  # the innermost: behind keys, sizes and the log
 
 
 def _templates(llm: "LLM") -> tuple["ChatTemplate | None", "ChatTemplate | None"]:

@@ -19,3 +19,11 @@ class DeadlinePassedError(ResilienceError):
 
 class BreakerOpenError(ResilienceError):
     """A server that failed too often is left alone for a while."""
+
+
+class JournalError(ResilienceError):
+    """A file that cannot serve as a journal."""
+
+
+class JournalFullError(ResilienceError):
+    """A request that could not be written down, so it is not accepted."""
