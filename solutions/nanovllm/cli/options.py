@@ -99,6 +99,12 @@ class BatchingOptions:
     quantization: Annotated[str | None, _engine(WEIGHT_CODES)] = None
     tensor_parallel_size: Annotated[int | None, _engine(SLICES)] = None
     pipeline_parallel_size: Annotated[int | None, _engine(STAGES)] = None
+    distributed_executor_backend: Annotated[
+        str | None, _engine("mp: the model is in a process of its own, also if it is one.")
+    ] = None
+    executor_timeout: Annotated[
+        float | None, _engine("Seconds after which a silent rank is dead. (default: 300)")
+    ] = None
 
     def given(self) -> dict[str, Any]:
         """What was asked for, by EngineOptions' names."""

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from nanovllm.serving.config import ServeConfig
     from nanovllm.tokenization.chat import ChatTemplate
 
+SILENT = 30.0  # seconds after which `--supervise` takes the model's process for hung
+
 
 @with_groups
 def serve(
@@ -77,6 +79,20 @@ def serve(
         list[str] | None,
         typer.Option(help="host:port of a server that prefills for this one; may be repeated."),
     ] = None,
+    supervise: Annotated[
+        bool,
+        typer.Option(
+            "--supervise",
+            help="An engine that dies or hangs is started again, and open answers go on.",
+        ),
+    ] = False,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file that keeps accepted requests over a restart: Prefer: respond-async, "
+            "Idempotency-Key."
+        ),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     batching: BatchingOptions = BatchingOptions(),  # noqa: B008, frozen
     dtype: Dtype = None,
@@ -98,6 +114,10 @@ def serve(
     from nanovllm.serving.run import bind, run
 
     given: dict[str, Any] = batching.given() | ({"enforce_eager": True} if role else {})
+    if supervise:
+        if role:
+            raise Refused("--supervise does not go with --role; leave one of them out.")
+        given = {"distributed_executor_backend": "mp", "executor_timeout": SILENT} | given
     llm = load_engine(model=model, dtype=dtype, device=device, max_model_len=max_model_len, **given)
     llm.level.require("lab04", "nanovllm serve")
     try:
@@ -113,13 +133,15 @@ def serve(
         sock = bind(host, port)
         where = host, sock.getsockname()[1]
         server = _with_role(llm, settings, role, kv_transfer, where, kv_peer) if role else None
-        server = server or _server(llm, settings)
+        server = server or _server(llm, settings, supervise)
     except ServeConfigError as error:
         raise Refused(str(error)) from None
     except OSError as error:
         raise Refused(
             f"cannot listen on {host}:{port}: {error.strerror}; choose another --port."
         ) from None
+    if journal is not None:
+        _keep(server, journal)
     configure_logs(log_level)
     shown = f"[{host}]" if ":" in host else host
     where = f"http://{shown}:{sock.getsockname()[1]}"
@@ -158,10 +180,29 @@ def _with_role(
     return DisaggregatedServer(mine, engine, config, *_templates(llm))
 
 
-def _server(llm: "LLM", config: "ServeConfig") -> "Server":
+def _server(llm: "LLM", config: "ServeConfig", supervise: bool) -> "Server":
     from nanovllm.serving.app import Server
 
-    return Server(llm.runner.engine, config, *_templates(llm))
+    engine: Any = llm.runner.engine
+    if supervise:
+        from nanovllm.resilience.supervisor import SupervisedEngine
+
+        engine = SupervisedEngine(llm.rung.make_engine, engine=engine)
+    return Server(engine, config, *_templates(llm))
+
+
+def _keep(server: "Server", path: Path) -> None:
+    from starlette.middleware import Middleware
+
+    from nanovllm.resilience.durable import Durable
+    from nanovllm.resilience.errors import JournalError
+    from nanovllm.resilience.journal import Journal
+
+    try:
+        layer = Middleware(Durable, journal=Journal(path))
+    except JournalError as error:
+        raise Refused(str(error)) from None
+    server.app.user_middleware.append(layer)  # the innermost: behind keys, sizes and the log
 
 
 def _templates(llm: "LLM") -> tuple["ChatTemplate | None", "ChatTemplate | None"]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NOT_WITH_A_ROLE = {  # option -> the only value that goes
     "speculative_config": None,
     "kv_cache_dtype": "auto",
-    "num_ranks": 1,
+    "in_processes": False,
     "swap_space": 0,
 }
 

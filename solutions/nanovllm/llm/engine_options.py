@@ -50,6 +50,8 @@ class EngineOptions:
     it is, and gptq, awq, compressed-tensors or squeezellm ask for such a folder.
     tensor_parallel_size, pipeline_parallel_size: lab 10's ranks, each a process of its own: each
     layer is cut into so many slices, and the layers into so many stages.
+    distributed_executor_backend: "mp" gives the model a process of its own also where it is one
+    rank; executor_timeout: seconds after which a rank that says nothing counts as dead.
 
     >>> EngineOptions(max_num_seqs=0)
     Traceback (most recent call last):
@@ -73,6 +75,8 @@ class EngineOptions:
     quantization: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    distributed_executor_backend: str | None = None
+    executor_timeout: float = 300.0
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "block_size", *_RANKS, *_SIZES):
@@ -93,6 +97,14 @@ class EngineOptions:
         for name in ("adaptive_token_budget", "enable_prefix_caching", "enforce_eager"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+        if self.distributed_executor_backend not in (None, "mp"):
+            raise OptionError(
+                "distributed_executor_backend must be mp, or left out; got "
+                f"{self.distributed_executor_backend!r}."
+            )
+        seconds = self.executor_timeout
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+            raise OptionError(f"executor_timeout must be seconds, above 0; got {seconds!r}.")
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             raise OptionError(
                 f"kv_cache_dtype must be auto, int8, int4 or fp8; got {self.kv_cache_dtype!r}."
@@ -105,8 +117,13 @@ class EngineOptions:
 
     @property
     def num_ranks(self) -> int:
-        """Processes that share the model; with 1 there is no executor."""
+        """Parts of the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def in_processes(self) -> bool:
+        """Whether the model is in processes of its own, behind lab 10's executor."""
+        return self.num_ranks > 1 or self.distributed_executor_backend is not None
 
     @property
     def kv_codes(self) -> bool:

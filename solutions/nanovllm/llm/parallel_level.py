@@ -50,7 +50,8 @@ class ParallelRung(PagedRung):
         if executor is None or executor.failure is not None:
             meeting = Path(tempfile.mkdtemp(prefix="nanovllm-ranks-"))
             try:
-                executor = Executor(start_processes(self._spec(meeting / "meeting")))
+                ranks = start_processes(self._spec(meeting / "meeting"))
+                executor = Executor(ranks, timeout=self.options.executor_timeout)
             finally:
                 shutil.rmtree(meeting, ignore_errors=True)  # they have met, or never will
             weakref.finalize(self, executor.close)

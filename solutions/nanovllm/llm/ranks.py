@@ -21,7 +21,7 @@ from nanovllm.model.transformer import Transformer
 def choose_level(options: EngineOptions) -> Level:
     """The level of the engine, with several ranks if they are asked for. Raises OptionError."""
     level = choose(options.engine)
-    if options.num_ranks == 1:
+    if not options.in_processes:
         return level
     asked = _asked(options)
     level.require("lab05", asked)
@@ -35,7 +35,8 @@ def choose_level(options: EngineOptions) -> Level:
         raise _refused(options, "swap_space")
     if options.kv_codes:
         raise _refused(options, f"kv_cache_dtype={options.kv_cache_dtype!r}")
-    title = f"{level.title} on {options.num_ranks} ranks"
+    ranks = "1 rank" if options.num_ranks == 1 else f"{options.num_ranks} ranks"
+    title = f"{level.title} on {ranks}"
     return replace(level, title=title, home="parallel_level:ParallelRung")
 
 
@@ -46,7 +47,7 @@ def load(
 
     Raises ModelFolderError, OptionError.
     """
-    if options.num_ranks == 1:
+    if not options.in_processes:
         return load_weights(folder, dtype, device, options.quantization)
     if read_quantization(folder) is not None:
         raise _refused(options, f"a quantized folder such as {folder}")
@@ -71,7 +72,8 @@ def _check_devices(device: torch.device, options: EngineOptions) -> None:
 def _asked(options: EngineOptions) -> str:
     """The option that asks for ranks, as it was given."""
     names = ("tensor_parallel_size", "pipeline_parallel_size")
-    return " with ".join(f"{n}={getattr(options, n)}" for n in names if getattr(options, n) > 1)
+    many = [f"{name}={getattr(options, name)}" for name in names if getattr(options, name) > 1]
+    return " with ".join(many) or "distributed_executor_backend='mp'"
 
 
 def _refused(options: EngineOptions, what: str) -> OptionError:

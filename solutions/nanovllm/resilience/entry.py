@@ -1,0 +1,99 @@
+"""What is known of a request outside the engine: enough to go on with it in another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nanovllm.batching.events import (
+    Aborted,
+    Admitted,
+    EngineEvent,
+    Failed,
+    Preempted,
+    Queued,
+)
+from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
+from nanovllm.generation.params import SamplingParams
+
+
+@dataclass
+class Told:
+    """What a sample has told its caller, and how much of it the present engine will tell again."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    again: int = 0
+    queued: bool = False
+    running: bool = False
+    ended: bool = False
+
+
+@dataclass
+class Entry:
+    """One request: what was asked, and what each of its samples has told.
+
+    seed: from which its samples draw, in whichever engine. deadline: on the supervisor's clock;
+    None if it has none. strikes: deaths of an engine at which it was running.
+    """
+
+    request_id: int
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    priority: Any = None
+    deadline: float | None = None
+    strikes: int = 0
+    prefilled: bool = False
+    aborted: bool = False
+    samples: list[Told] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.samples = [Told() for _ in range(self.params.n)]
+
+    @property
+    def running(self) -> bool:
+        """Whether a sample of it is in the batch."""
+        return any(sample.running and not sample.ended for sample in self.samples)
+
+    @property
+    def ended(self) -> bool:
+        """Whether every sample has ended."""
+        return all(sample.ended for sample in self.samples)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another engine may take its tokens over; else it begins anew, and what was told
+        already is not told again."""
+        return self.params.n == 1 and self.params.logprobs is None
+
+    def resume(self) -> Sequence[int]:
+        """The tokens that a new engine is given; sets how many it will tell again."""
+        for sample in self.samples:
+            sample.running = False
+            sample.again = 0 if self.can_go_on else len(sample.token_ids)
+        return tuple(self.samples[0].token_ids) if self.can_go_on else ()
+
+    def hear(self, event: EngineEvent) -> bool:
+        """Note an event of this request; False if its caller has heard it from an engine before."""
+        if isinstance(event, Prefilled):
+            known, self.prefilled = self.prefilled, True
+            return not known
+        sample = self.samples[getattr(event, "index", 0)]
+        if sample.ended:  # one of several that began anew
+            return False
+        if isinstance(event, Queued):
+            known, sample.queued = sample.queued, True
+            return not known
+        if isinstance(event, Admitted | Preempted):
+            sample.running = isinstance(event, Admitted)
+        elif isinstance(event, TokenGenerated):
+            if sample.again:
+                sample.again -= 1
+                return False
+            sample.token_ids.append(event.token_id)
+            sample.text += event.text
+        elif isinstance(event, Finished | Aborted | Failed):
+            sample.ended = True
+        return True
