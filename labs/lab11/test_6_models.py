@@ -175,7 +175,6 @@ def test_in_vain():
         call="what was unloaded, resident, used",
         cause="who cannot be helped by it is no reason to unload others: look before you do",
     )
-    disk.broken.add("e")
     pool, disk = a_pool(10, A, B)
     use(pool, "a")
     disk.broken.add("b")
@@ -199,7 +198,7 @@ def test_in_vain():
 
 
 @pytest.mark.check(task=6, points=1, title="Blocks of one model are not another's")
-def test_salt(rng):
+def test_salt():
     names = ["m", "ma", "mab", "m ", "m 1", "1", "", "m:a", "m\0", "0", "m0", "1 m", "2 ma"]
     salts = ["", "a", "ab", "b", " ", "1", ":a", "\0", "0", "1 ", "m", "ma "]
     made = {}
