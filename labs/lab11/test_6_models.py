@@ -201,6 +201,9 @@ def test_in_vain():
 def test_salt():
     names = ["m", "ma", "mab", "m ", "m 1", "1", "", "m:a", "m\0", "0", "m0", "1 m", "2 ma"]
     salts = ["", "a", "ab", "b", " ", "1", ":a", "\0", "0", "1 ", "m", "ma "]
+    for mark in ":|/\\ ,;-_\n\t#@.\0":
+        names.append(f"m{mark}a")
+        salts += [f"a{mark}b", mark]
     made = {}
     for name in names:
         for salt in salts:
