@@ -39,7 +39,7 @@ def a_pool(budget, *specs):
 
 
 def use(pool, *names):
-    for name in names:
+    for name in dict.fromkeys(names):
         pool.acquire(name)
         pool.release(name)
 
@@ -205,8 +205,8 @@ def test_salt():
         names.append(f"m{mark}a")
         salts += [f"a{mark}b", mark]
     made = {}
-    for name in names:
-        for salt in salts:
+    for name in dict.fromkeys(names):
+        for salt in dict.fromkeys(salts):
             made.setdefault(prefix_salt(ModelSpec(name, 1), salt), []).append((name, salt))
     shared = [pairs for pairs in made.values() if len(pairs) > 1]
     expect(
