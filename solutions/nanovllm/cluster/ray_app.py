@@ -1,0 +1,96 @@
+"""The engine on Ray Serve: `python -m nanovllm.cluster.ray_app` (given; see requirements-ray.txt)."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nanovllm.serving.app import Server
+
+
+def make_server(name: str, folder: Path, options: dict[str, Any]) -> Server:
+    """The server of a model, in the process of its replica."""
+    from nanovllm.llm import LLM
+    from nanovllm.serving.app import Server
+    from nanovllm.serving.config import ServeConfig
+
+    llm = LLM(folder, **options)
+    config = ServeConfig(model_name=name)
+    return Server(llm.runner.engine, config, llm.chat_template, llm.open_template)
+
+
+def build_app(folders: dict[str, Path], args: argparse.Namespace) -> Any:
+    """The application: gateway, engine with its router, autoscaling and multiplexing."""
+    from functools import partial
+
+    from ray import serve
+
+    from nanovllm.cluster.ray_engine import Engine, Gateway
+
+    def make(name: str) -> Server:
+        options = {"kv_cache_memory_bytes": args.kv_cache_memory_bytes}
+        return partial(make_server, folder=folders[name], options=options)(name)
+
+    engine = serve.deployment(Engine).options(
+        max_ongoing_requests=args.max_ongoing_requests,
+        ray_actor_options={"num_cpus": args.num_cpus},
+        request_router_config={
+            "request_router_class": "nanovllm.cluster.ray_router:PolicyRouter",
+            "request_router_kwargs": {"policy": args.policy},
+        },
+        autoscaling_config={
+            "min_replicas": args.min_replicas, "max_replicas": args.max_replicas,
+            "target_ongoing_requests": args.target, "upscale_delay_s": args.up_delay,
+            "downscale_delay_s": args.down_delay, "metrics_interval_s": 1.0,
+            "look_back_period_s": 2.0,
+        },
+    )  # fmt: skip
+    gateway = serve.deployment(serve.ingress()(Gateway)).options(
+        max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0}
+    )
+    return gateway.bind(engine.bind(make, args.models_per_replica), list(folders))
+
+
+def options() -> argparse.ArgumentParser:
+    """What the application may be told."""
+    found = argparse.ArgumentParser(
+        prog="python -m nanovllm.cluster.ray_app", description="The engine on Ray Serve.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    found.add_argument("--models", help="a=PATH,b=PATH; the bundled model if left out")
+    found.add_argument("--models-per-replica", type=int, default=2, help="loaded at once")
+    found.add_argument("--policy", default="prefix_aware", help="as of `nanovllm route`")
+    found.add_argument("--min-replicas", type=int, default=1)
+    found.add_argument("--max-replicas", type=int, default=3)
+    found.add_argument("--target", type=float, default=4.0, help="ongoing requests a replica")
+    found.add_argument("--up-delay", type=float, default=5.0, help="seconds")
+    found.add_argument("--down-delay", type=float, default=20.0, help="seconds")
+    found.add_argument("--max-ongoing-requests", type=int, default=64, help="a replica")
+    found.add_argument("--num-cpus", type=float, default=1.0, help="of a replica")
+    found.add_argument("--kv-cache-memory-bytes", type=int, default=1 << 28, help="of a model")
+    found.add_argument("--host", default="127.0.0.1")
+    found.add_argument("--port", type=int, default=8000)
+    return found
+
+
+def main() -> None:
+    """Deploy, and stay until Ctrl-C."""
+    args = options().parse_args()
+    if importlib.util.find_spec("ray") is None:
+        sys.exit("ray is not installed here; use an environment with requirements-ray.txt.")
+    from ray import serve
+
+    from nanovllm.llm.read_options import BUNDLED
+    from nanovllm.llm.several_models import read_models
+
+    folders = read_models(args.models) if args.models else {BUNDLED.name: BUNDLED}
+    serve.start(http_options={"host": args.host, "port": args.port})
+    serve.run(build_app(folders, args), name="nanovllm", blocking=True)
+
+
+if __name__ == "__main__":
+    main()
