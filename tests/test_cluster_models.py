@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from nanovllm import LLM
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
-from nanovllm.cluster.model_pool import ModelSpec
+from nanovllm.cluster.model_specs import ModelSpec
 from nanovllm.cluster.models_server import ModelsServer
 from nanovllm.llm.read_options import OptionError
 from nanovllm.llm.several_models import model_specs, read_models

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nanovllm.cli.engine import load_engine
 
 if TYPE_CHECKING:
-    from nanovllm.cluster.model_pool import ModelSpec
+    from nanovllm.cluster.model_specs import ModelSpec
     from nanovllm.cluster.models_server import ModelsServer
     from nanovllm.llm import LLM
     from nanovllm.serving.app import Server

@@ -21,7 +21,8 @@ from starlette.types import Receive, Scope, Send
 
 import nanovllm
 from nanovllm.cluster.errors import ClusterError
-from nanovllm.cluster.model_pool import BudgetError, ModelPool, ModelSpec
+from nanovllm.cluster.model_pool import ModelPool
+from nanovllm.cluster.model_specs import BudgetError, ModelSpec
 from nanovllm.serving.app import Server
 from nanovllm.serving.config import ServeConfig
 from nanovllm.serving.errors import ApiError, NotFoundError, OverloadedError
@@ -50,9 +51,10 @@ class ModelsServer:
         make: Callable[[ModelSpec], Server],
         config: ServeConfig,
     ) -> None:
-        self.make, self.first, self.created = make, specs[0].name, int(time.time())
+        self.make, self.created = make, int(time.time())
+        self.specs, self.budget = list(specs), budget
         self.draining = False
-        self.pool = ModelPool(budget, list(specs), self._load, self._unload)
+        self.pool = ModelPool(budget, self.specs, self._load, self._unload)
         self.servers: dict[str, Server] = {}  # that are loaded, the newest use last
         self.turn = asyncio.Lock()  # the pool is for one at a time
         self.registry = CollectorRegistry()
@@ -77,20 +79,20 @@ class ModelsServer:
     @property
     def names(self) -> list[str]:
         """What may be asked for."""
-        return [spec.name for spec in self.pool.specs]
+        return [spec.name for spec in self.specs]
 
     @property
     def said(self) -> str:
         """What a user is told at the start."""
-        sizes = ", ".join(f"{spec.name} {spec.nbytes / 1e6:.1f}" for spec in self.pool.specs)
-        budget = f"{self.pool.budget / 1e6:.1f}"
+        sizes = ", ".join(f"{spec.name} {spec.nbytes / 1e6:.1f}" for spec in self.specs)
+        budget = f"{self.budget / 1e6:.1f}"
         return f"loaded when asked for; MB of each: {sizes}; of all at once: {budget}"
 
     def _routes(self) -> None:
         @self.app.get("/v1/models")
         async def models() -> Response:
             """All that may be asked for, loaded or not."""
-            cards = [self._card(spec) for spec in self.pool.specs]
+            cards = [self._card(spec) for spec in self.specs]
             return JsonResponse({"object": "list", "data": cards})
 
         @self.app.get("/v1/models/{model:path}")
@@ -148,7 +150,7 @@ class ModelsServer:
             await list(self.servers.values())[-1].app(scope, receive, send)
             return
         message = await receive()
-        asked = self.first
+        asked = self.specs[0].name
         with suppress(ValueError):
             body = json.loads(message.get("body") or b"null")
             if isinstance(body, dict) and body.get("model") is not None:

@@ -1,4 +1,4 @@
-"""The engine on Ray Serve: `python -m nanovllm.cluster.ray_app` (given; see requirements-ray.txt)."""
+"""The engine on Ray Serve; needs what requirements-ray.txt names (given)."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ def make_server(name: str, folder: Path, options: dict[str, Any]) -> Server:
 
 def build_app(folders: dict[str, Path], args: argparse.Namespace) -> Any:
     """The application: gateway, engine with its router, autoscaling and multiplexing."""
-    from functools import partial
+    from ray import serve  # pyright: ignore[reportMissingImports]
 
-    from ray import serve
-
+    from nanovllm.cluster.autoscaler import Autoscaler
     from nanovllm.cluster.ray_engine import Engine, Gateway
+    from nanovllm.cluster.ray_parts import deployment_options
 
     def make(name: str) -> Server:
         options = {"kv_cache_memory_bytes": args.kv_cache_memory_bytes}
-        return partial(make_server, folder=folders[name], options=options)(name)
+        return make_server(name, folders[name], options)
 
+    sizes = args.target, args.min_replicas, args.max_replicas, args.up_delay, args.down_delay
+    routing = {
+        "policy": args.policy,
+        "models_per_replica": args.models_per_replica,
+        "several": len(folders) > 1,
+    }
     engine = serve.deployment(Engine).options(
-        max_ongoing_requests=args.max_ongoing_requests,
         ray_actor_options={"num_cpus": args.num_cpus},
         request_router_config={
             "request_router_class": "nanovllm.cluster.ray_router:PolicyRouter",
-            "request_router_kwargs": {"policy": args.policy},
+            "request_router_kwargs": routing,
         },
-        autoscaling_config={
-            "min_replicas": args.min_replicas, "max_replicas": args.max_replicas,
-            "target_ongoing_requests": args.target, "upscale_delay_s": args.up_delay,
-            "downscale_delay_s": args.down_delay, "metrics_interval_s": 1.0,
-            "look_back_period_s": 2.0,
-        },
-    )  # fmt: skip
+        **deployment_options(Autoscaler(*sizes), args.capacity, args.drain_seconds),
+    )
     gateway = serve.deployment(serve.ingress()(Gateway)).options(
         max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0}
     )
@@ -69,7 +69,8 @@ def options() -> argparse.ArgumentParser:
     found.add_argument("--target", type=float, default=4.0, help="ongoing requests a replica")
     found.add_argument("--up-delay", type=float, default=5.0, help="seconds")
     found.add_argument("--down-delay", type=float, default=20.0, help="seconds")
-    found.add_argument("--max-ongoing-requests", type=int, default=64, help="a replica")
+    found.add_argument("--capacity", type=int, default=8, help="requests at a time, a replica")
+    found.add_argument("--drain-seconds", type=float, default=30.0)
     found.add_argument("--num-cpus", type=float, default=1.0, help="of a replica")
     found.add_argument("--kv-cache-memory-bytes", type=int, default=1 << 28, help="of a model")
     found.add_argument("--host", default="127.0.0.1")
@@ -82,7 +83,7 @@ def main() -> None:
     args = options().parse_args()
     if importlib.util.find_spec("ray") is None:
         sys.exit("ray is not installed here; use an environment with requirements-ray.txt.")
-    from ray import serve
+    from ray import serve  # pyright: ignore[reportMissingImports]
 
     from nanovllm.llm.read_options import BUNDLED
     from nanovllm.llm.several_models import read_models

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-import ray
+import ray  # pyright: ignore[reportMissingImports]
 from fastapi import FastAPI, Request
-from ray import serve
-from ray.serve.handle import DeploymentHandle
+from ray import serve  # pyright: ignore[reportMissingImports]
+from ray.serve.handle import DeploymentHandle  # pyright: ignore[reportMissingImports]
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -46,7 +46,10 @@ class Engine:
         self.load = load
 
     async def answer(self, path: str, headers: Headers, body: bytes) -> AsyncIterator[Any]:
-        """The ASGI messages of an answer, as they come. A caller that leaves ends the request."""
+        """The ASGI messages of an answer, as they come: those that are there, in one list.
+
+        A caller that leaves ends the request.
+        """
         loaded = await self.load(serve.get_multiplexed_model_id())
         gone, sent = asyncio.Event(), asyncio.Queue()
         first = [{"type": "http.request", "body": body, "more_body": False}]
@@ -65,8 +68,13 @@ class Engine:
         running = asyncio.create_task(loaded.server.app(scope, receive, sent.put))
         running.add_done_callback(lambda task: sent.put_nowait(None))
         try:
-            while (message := await sent.get()) is not None:
-                yield message
+            ended = False
+            while not ended:
+                ready = [await sent.get()]
+                while not sent.empty():
+                    ready.append(sent.get_nowait())
+                ended = ready[-1] is None
+                yield ready[:-1] if ended else ready
             running.result()
         finally:
             gone.set()
@@ -108,8 +116,9 @@ class Gateway:
         headers = [pair for pair in scope["headers"] if pair[0] != b"content-length"]
         answer = handle.answer.remote(scope["path"], headers, data)
         try:
-            async for message in answer:
-                await send(message)
+            async for messages in answer:
+                for message in messages:
+                    await send(message)
         except ray.exceptions.RayError as error:
             raise ApiError(f"The replica was lost: {type(error).__name__}.", status=502) from None
         finally:

@@ -2,61 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray.serve.request_router import (  # pyright: ignore[reportMissingImports]
+    PendingRequest,
+    ReplicaID,
+    RequestRouter,
+    RunningReplica,
+)
 
 from nanovllm.cluster.block_index import BlockIndex
+from nanovllm.cluster.ray_parts import Candidate, Memory, rank_replicas
 from nanovllm.cluster.router import read_body
 from nanovllm.cluster.routing import make_policy
 from nanovllm.cluster.routing_interface import ReplicaLoad
-
-LOAD_TOKENS = 4096  # what it costs to load a model first, in tokens to compute
 
 
 class PolicyRouter(RequestRouter):
     """Asks a policy for each call `answer(path, headers, body)` of the engine's deployment.
 
-    What is open on a replica is what Ray counts. A replica that has to load the model first has so
-    many tokens more to compute. Which blocks a replica holds is what was sent to it.
+    What is open on a replica is what Ray counts; tokens that wait there are not known. Which blocks
+    and models a replica holds is what was sent to it.
     """
 
-    def initialize_state(self, policy: str = "prefix_aware") -> None:
-        """By Ray, with the deployment's arguments for its router."""
-        self.index = BlockIndex()
+    def initialize_state(self, policy: str, models_per_replica: int, several: bool) -> None:
+        """By Ray, with the deployment's arguments for its router. several: models are served."""
+        self.index, self.there = BlockIndex(), set[str]()
         self.policy = make_policy(policy, self.index)
+        self.memory, self.several = Memory(models_per_replica), several
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The policy's choice first; all others behind it, should it have no room."""
-        if pending_request is None or not candidate_replicas:
+        """All of them by rank."""
+        if pending_request is None:
             return [candidate_replicas]
         _, query = read_body(pending_request.args[2])
-        model = pending_request.metadata.multiplexed_model_id
-        loads = [self._load(replica, model) for replica in candidate_replicas]
-        name = self.policy.choose(query, loads)
-        first = [r for r in candidate_replicas if r.replica_id.unique_id == name]
-        return [first, [r for r in candidate_replicas if r not in first]]
+        model = pending_request.metadata.multiplexed_model_id if self.several else ""
+        named = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        candidates = [self._candidate(name, replica) for name, replica in named.items()]
+        ranks = rank_replicas(self.policy, query, candidates, model)
+        return [[named[name] for name in rank] for rank in ranks]
 
-    def _load(self, replica: RunningReplica, model: str) -> ReplicaLoad:
-        requests = self.replica_queue_len_cache.get(replica.replica_id) or 0
-        tokens = 0 if model in replica.multiplexed_model_ids else LOAD_TOKENS
-        return ReplicaLoad(replica.replica_id.unique_id, requests, tokens)
+    def _candidate(self, name: str, replica: RunningReplica) -> Candidate:
+        open_there = self.replica_queue_len_cache.get(replica.replica_id) or 0
+        load = ReplicaLoad(name, open_there)
+        return Candidate(load, replica.max_ongoing_requests, self.memory.models(name))
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
-        """By Ray: what was sent there will be in its prefix cache."""
+        """By Ray: what was sent there will be there."""
         _, query = read_body(pending_request.args[2])
         self.index.stored(replica_id.unique_id, query.hashes)
+        self.memory.sent(replica_id.unique_id, pending_request.metadata.multiplexed_model_id)
 
-    def update_replicas(self, replicas: Sequence[RunningReplica]) -> None:
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """By Ray: those that are there now; the others hold nothing any more."""
-        super().update_replicas(list(replicas))
+        super().update_replicas(replicas)
         there = {replica.replica_id.unique_id for replica in replicas}
-        for name in set(self.index.held) - there:
+        for name in self.there - there:
             self.index.cleared(name)
+            self.memory.lost(name)
+        self.there = there

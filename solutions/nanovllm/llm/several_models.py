@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanovllm.cluster.model_pool import ModelSpec
+from nanovllm.cluster.model_specs import ModelSpec
 from nanovllm.llm.engine_options import read_engine_options
 from nanovllm.llm.kv_codes import token_bytes
 from nanovllm.llm.read_options import OptionError, read_device, read_dtype, read_max_model_len
