@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -125,7 +126,7 @@ def strategies(console: Console) -> None:
             done = [Progress(number, job, job.arrival) for number, job in enumerate(jobs)]
             replay(done, strategy, cost, limits, lanes=("0", "1"), one_pool=True)
         first = sorted(each.times[0] - each.job.arrival for each in done)
-        gaps = [b - a for each in done for a, b in zip(each.times, each.times[1:], strict=False)]
+        gaps = [b - a for each in done for a, b in pairwise(each.times)]
         table.add_row(
             name, f"{first[12]:.2f}", f"{first[22]:.2f}", f"{max(gaps):.3f}",
             f"{max(each.times[-1] for each in done):.2f}",

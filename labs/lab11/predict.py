@@ -25,6 +25,8 @@ def tokens_to_load() -> float:
 
 
 def longest_gap() -> float:
+    from itertools import pairwise
+
     from nanovllm.batching.simulator import StepCost
     from nanovllm.cluster.replay import Job, Limits, Progress, replay
     from nanovllm.cluster.strategies import prefill_first
@@ -33,7 +35,7 @@ def longest_gap() -> float:
     done = [Progress(number, job, job.arrival) for number, job in enumerate(jobs)]
     replay(done, prefill_first, StepCost(), Limits())
     times = done[0].times
-    return 1000 * max(after - before for before, after in zip(times, times[1:], strict=False))
+    return 1000 * max(after - before for before, after in pairwise(times))
 
 
 def keys_that_move() -> float:
