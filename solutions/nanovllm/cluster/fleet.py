@@ -59,10 +59,10 @@ class Fleet:
         self.replicas: dict[str, Replica] = {}
 
     def start(self, name: str, version: str) -> None:
-        old = self.replicas.pop(name, None)
+        old = self.replicas.get(name)
         if old is not None and old.state is not State.DEAD:
-            self.replicas[name] = old
             raise ClusterError(f"A replica {name!r} lives already; choose another name.")
+        self.replicas.pop(name, None)  # the new one stands last
         self.replicas[name] = Replica(name, version)
 
     def ready(self, name: str) -> None:

@@ -97,7 +97,7 @@ class MakePolicy(Protocol):
       between these. Keys spread evenly, about 1/n to each. Another router, in another process,
       chooses alike. A query without a key has the first of its hashes as its key.
     - prefix_aware: the one with the lowest cost: tokens of the prompt that it would have to
-      compute, plus tokens that wait there, plus a constant of your choice, from 1 to 256 tokens,
+      compute, plus tokens that wait there, plus a constant of your choice, from 1 to 64 tokens,
       for each open request there. What it need not compute are blocks that it holds by the
       `index`; one token it computes in any case. Of equals, the one with fewer open requests; then
       the first by name.
