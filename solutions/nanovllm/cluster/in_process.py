@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
@@ -55,7 +56,8 @@ def hand_over(prefill: Engine, decode: Engine, prompt: list[int], params: Sampli
     name = uuid.uuid4().hex
     first = replace(params, max_tokens=1, min_tokens=0)
     run_alone(prefill, prompt, TransferParams.of(first, Decodes(name)))
-    data = prefill.store.fetch(name) or b""
-    received = unpack(data, decode.store.header)
-    prefill.store.parking.acknowledge(name)
+    here, there = cast(ConnectedStore, prefill.store), cast(ConnectedStore, decode.store)
+    data = here.fetch(name) or b""
+    received = unpack(data, there.header)
+    here.parking.acknowledge(name)
     return run_alone(decode, prompt, TransferParams.of(params, received), len(data))

@@ -44,7 +44,7 @@ def build_app(folders: dict[str, Path], args: argparse.Namespace) -> Any:
     engine = serve.deployment(Engine).options(
         ray_actor_options={"num_cpus": args.num_cpus},
         request_router_config={
-            "request_router_class": "nanovllm.cluster.ray_router:PolicyRouter",
+            "request_router_class": "nanovllm.cluster._ray_request_router:Router",
             "request_router_kwargs": routing,
         },
         **deployment_options(Autoscaler(*sizes), args.capacity, args.drain_seconds),

@@ -1,4 +1,4 @@
-"""Engine and gateway as deployments of Ray Serve (given; needs ray)."""
+"""Engine and gateway as deployments of Ray Serve (given)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-import ray  # pyright: ignore[reportMissingImports]
 from fastapi import FastAPI, Request
-from ray import serve  # pyright: ignore[reportMissingImports]
-from ray.serve.handle import DeploymentHandle  # pyright: ignore[reportMissingImports]
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -39,6 +36,10 @@ class Engine:
     """
 
     def __init__(self, make: Callable[[str], Server], models: int) -> None:
+        from ray import serve  # pyright: ignore[reportMissingImports]
+
+        self.model_id = serve.get_multiplexed_model_id
+
         @serve.multiplexed(max_num_models_per_replica=models)
         async def load(name: str) -> _Loaded:
             return _Loaded(await asyncio.to_thread(make, name))
@@ -50,7 +51,7 @@ class Engine:
 
         A caller that leaves ends the request.
         """
-        loaded = await self.load(serve.get_multiplexed_model_id())
+        loaded = await self.load(self.model_id())
         gone, sent = asyncio.Event(), asyncio.Queue()
         first = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -81,9 +82,12 @@ class Engine:
 
 
 class Gateway:
-    """OpenAI's paths; each request goes to a replica that Ray's router for Engine chooses."""
+    """OpenAI's paths; each request goes to a replica that the router of Engine chooses.
 
-    def __init__(self, engine: DeploymentHandle, names: Sequence[str]) -> None:
+    engine: a handle of that deployment. names: of the models, the first for who names none.
+    """
+
+    def __init__(self, engine: Any, names: Sequence[str]) -> None:
         self.engine, self.names = engine, tuple(names)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -107,6 +111,8 @@ class Gateway:
         return app
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from ray.exceptions import RayError  # pyright: ignore[reportMissingImports]
+
         data = await Request(scope, receive).body()
         body, _ = read_body(data)
         name = str(body.get("model") or self.names[0])
@@ -119,7 +125,7 @@ class Gateway:
             async for messages in answer:
                 for message in messages:
                     await send(message)
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             raise ApiError(f"The replica was lost: {type(error).__name__}.", status=502) from None
         finally:
             answer.cancel()

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import cast
 
 from nanovllm.batching.engine import Engine
 from nanovllm.cluster.open_work import OpenWork
 from nanovllm.cluster.routing_interface import BlockIndexInterface, Policy, Query
 from nanovllm.generation.events import Finished, TokenGenerated
 from nanovllm.generation.params import SamplingParams
+from nanovllm.paging.prefix_cache import PrefixStats
 from nanovllm.paging.prefix_index import block_hash
+from nanovllm.paging.store import PagedStore
 
 
 @dataclass(frozen=True)
@@ -69,14 +72,14 @@ def run_trial(
     router does that hears nothing of the replicas. see: called after each step.
     """
     work, outcome = OpenWork(policy, index), Outcome(dict.fromkeys(engines, 0))
+    block_size = cast(PagedStore, next(iter(engines.values())).store).block_size
     waiting = sorted(enumerate(asks), key=lambda pair: pair[1].step)
     numbers: dict[tuple[str, int], tuple[int, ExitStack]] = {}
     while waiting or numbers:
         while waiting and waiting[0][1].step <= outcome.steps:
             number, ask = waiting.pop(0)
             open_there = ExitStack()
-            store = next(iter(engines.values())).store
-            query = query_of(ask, store.block_size)
+            query = query_of(ask, block_size)
             name = open_there.enter_context(work.on(query, engines))
             index.stored(name, query.hashes)
             outcome.requests[name] += 1
@@ -93,6 +96,6 @@ def run_trial(
                         del numbers[name, event.request_id]
         see(outcome.steps, work)
     for name, engine in engines.items():
-        stats = engine.store.prefix_stats
+        stats = cast(PagedStore, engine.store).prefix_stats or PrefixStats()
         outcome.asked[name], outcome.found[name] = stats.queries, stats.hits
     return outcome
