@@ -525,7 +525,7 @@ def test_fetch():
             "blocks",
             cause="parked blocks are nobody else's until they are acknowledged",
         )
-    now[0] = 10.0
+    now[0] = 10.5
     expect(
         [store.fetch("t1"), store.fetch("t2"), len(store.parking), store.free_tokens],
         [None, None, 0, 8],
@@ -546,12 +546,12 @@ def test_room():
     store.release(request)
     big = a_request(2, [50 + i for i in range(13)])
     found = []
-    for at in (9.0, 10.0):
+    for at in (9.0, 10.5):
         now[0] = at
         found.append((at, store.can_admit(big), len(store.parking)))
     expect(
         found,
-        [(9.0, False, 1), (10.0, True, 0)],
+        [(9.0, False, 1), (10.5, True, 0)],
         call="at each time: can_admit of a request of 4 blocks, and len(store.parking)",
         given={"store": "4 blocks", "parked": "3 blocks at 0 s, for 10 s"},
         cause="nobody acknowledges what the other side has forgotten",

@@ -70,9 +70,9 @@ def take_part(handshake, given, num_tokens=7):
 def test_prefill():
     transport = Transport()
     handshake = Handshake(PREFILL, MINE, transport)
-    sides = [take_part(handshake, ALONE, tokens) for tokens in (7, 1, 300)]
+    sides = [take_part(handshake, ALONE, tokens) for tokens in (7, 300, 7)]
     names = []
-    for tokens, side in zip((7, 1, 300), sides, strict=True):
+    for tokens, side in zip((7, 300, 7), sides, strict=True):
         expect.that(
             isinstance(side.transfer, Decodes)
             and re.fullmatch("[0-9a-f]{32}", side.transfer.transfer_id),
@@ -196,6 +196,7 @@ def test_roles():
     for role, given, why in (
         (DECODE, ALONE, "decode is asked to prefill"),
         (PREFILL, THERE, "prefill is asked to decode"),
+        (RoleConfig("prefill", peers=DECODE.peers), THERE, "prefill is asked to decode"),
         (DECODE, THERE | ALONE | {"do_remote_prefill": True}, "both at once"),
         (PREFILL, THERE | ALONE | {"do_remote_prefill": True}, "both at once"),
         (DECODE, THERE | {"remote_host": "10.0.0.9"}, "a stranger's host"),
@@ -293,24 +294,25 @@ CASES = [  # prompts that wait, of these computed, how many run, max_num_seqs, t
 
 
 def judge(strategy, plans, cause):
+    found, told = [], []
     for (prompts, computed, runs, seats, budget), wanted in zip(CASES, plans, strict=True):
-        if wanted is None:
-            continue
-        waiting, running = waiting_jobs(*prompts, computed=computed), running_jobs(runs)
-        work = strategy(waiting, running, Limits(seats, budget))
-        expect(
-            shown(work),
-            wanted,
-            call=f"(number, tokens) of the prompts and numbers of the decodes of "
-            f"{strategy.__name__}(waiting, running, limits)",
-            given={
-                "waiting": [(p.number, f"{p.left} of {p.job.prompt} left") for p in waiting],
-                "running": [p.number for p in running],
-                "max_num_seqs": seats,
-                "max_num_batched_tokens": budget,
-            },
-            cause=cause,
-        )
+        if wanted is not None:
+            waiting, running = waiting_jobs(*prompts, computed=computed), running_jobs(runs)
+            left = [p.left for p in waiting]
+            found.append(shown(strategy(waiting, running, Limits(seats, budget))))
+            told.append(f"left {left}, {runs} run, at most {seats}, {budget} tokens")
+    wanted = [plan for plan in plans if plan is not None]
+    wrong = next(
+        (n for n, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1]), 0
+    )
+    expect(
+        found,
+        wanted,
+        call=f"(number, tokens) of the prompts and numbers of the decodes of "
+        f"{strategy.__name__}(waiting, running, limits), in {len(wanted)} cases",
+        given={f"case {wrong}": told[wrong]},
+        cause=cause,
+    )
 
 
 R = [50 + n for n in range(9)]

@@ -39,7 +39,7 @@ def a_pool(budget, *specs):
 
 
 def use(pool, *names):
-    for name in names:
+    for name in dict.fromkeys(names):
         pool.acquire(name)
         pool.release(name)
 
@@ -201,9 +201,12 @@ def test_in_vain():
 def test_salt():
     names = ["m", "ma", "mab", "m ", "m 1", "1", "", "m:a", "m\0", "0", "m0", "1 m", "2 ma"]
     salts = ["", "a", "ab", "b", " ", "1", ":a", "\0", "0", "1 ", "m", "ma "]
+    for mark in ":|/\\ ,;-_\n\t#@.\0":
+        names.append(f"m{mark}a")
+        salts += [f"a{mark}b", mark]
     made = {}
-    for name in names:
-        for salt in salts:
+    for name in dict.fromkeys(names):
+        for salt in dict.fromkeys(salts):
             made.setdefault(prefix_salt(ModelSpec(name, 1), salt), []).append((name, salt))
     shared = [pairs for pairs in made.values() if len(pairs) > 1]
     expect(
