@@ -12,11 +12,12 @@ from nanovllm.cluster.autoscaler import Autoscaler, to_drain
 from nanovllm.cluster.block_index import BlockIndex
 from nanovllm.cluster.errors import ClusterError, NoReplicaError
 from nanovllm.cluster.fleet import Fleet, Replica, State
-from nanovllm.cluster.model_pool import BudgetError, ModelPool, ModelSpec
+from nanovllm.cluster.model_pool import ModelPool
+from nanovllm.cluster.model_specs import BudgetError, ModelSpec, prefix_salt
 from nanovllm.cluster.open_work import OpenWork, text_blocks
 from nanovllm.cluster.rollout import BlueGreen, Canary, Rolling, Sticky
-from nanovllm.cluster.routing import POLICIES, make_policy
-from nanovllm.cluster.routing_interface import Query, ReplicaLoad
+from nanovllm.cluster.routing import make_policy
+from nanovllm.cluster.routing_interface import POLICIES, Query, ReplicaLoad
 from nanovllm.serving.virtual_time import run_virtual
 
 
@@ -201,7 +202,7 @@ def test_models_stay_within_their_budget(seed: int) -> None:
                 log.append(name)
         assert {pool.resolve(n).name for n in users} <= there == set(pool.resident)
         assert pool.used == sum(map(size.get, there)) <= 10
-    assert log and len({spec.salt for spec in specs}) == 6
+    assert log and len({prefix_salt(spec) for spec in specs}) == 6
 
 
 def test_bad_models_are_refused() -> None:

@@ -16,7 +16,8 @@ from nanovllm.cluster.connected_store import ConnectedStore
 from nanovllm.cluster.errors import WireError
 from nanovllm.cluster.header import Header, fingerprint
 from nanovllm.cluster.parking import Parking
-from nanovllm.cluster.transfer_params import Decodes, TransferParams
+from nanovllm.cluster.sides import Decodes
+from nanovllm.cluster.transfer_params import TransferParams
 from nanovllm.cluster.wire import Received, load, pack, unpack
 from nanovllm.generation.events import Finished
 from nanovllm.generation.params import SamplingParams

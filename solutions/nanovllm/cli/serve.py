@@ -1,7 +1,7 @@
 """`nanovllm serve`: the bundled model, or another, behind OpenAI's interface."""
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ from nanovllm.cli.options import (
     with_groups,
 )
 from nanovllm.cli.screen import complain
+from nanovllm.cli.serve_models import several
 
 if TYPE_CHECKING:
     from nanovllm.llm import LLM
@@ -93,6 +94,14 @@ def serve(
             "Idempotency-Key."
         ),
     ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(help="a=PATH,b=PATH: several models; the first to be asked for is loaded."),
+    ] = None,
+    models_memory_bytes: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --models: for all of them. (default: as all need together)"),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     batching: BatchingOptions = BatchingOptions(),  # noqa: B008, frozen
     dtype: Dtype = None,
@@ -118,11 +127,9 @@ def serve(
         if role:
             raise Refused("--supervise does not go with --role; leave one of them out.")
         given = {"distributed_executor_backend": "mp", "executor_timeout": SILENT} | given
-    llm = load_engine(model=model, dtype=dtype, device=device, max_model_len=max_model_len, **given)
-    llm.level.require("lab04", "nanovllm serve")
+    how = {"dtype": dtype, "device": device, "max_model_len": max_model_len}
     try:
         settings = ServeConfig(
-            model_name=served_model_name or llm.name,
             api_keys=tuple(api_key or ()),
             max_queue=max_queue,
             rate_limit=rate_limit,
@@ -130,10 +137,21 @@ def serve(
             drain_timeout=drain_timeout,
             allowed_origins=tuple(allowed_origins or ()),
         )
-        sock = bind(host, port)
-        where = host, sock.getsockname()[1]
-        server = _with_role(llm, settings, role, kv_transfer, where, kv_peer) if role else None
-        server = server or _server(llm, settings, supervise)
+        if models or models_memory_bytes:
+            alone = {"--model": model, "--served-model-name": served_model_name, "--role": role,
+                     "--supervise": supervise, "--journal": journal}  # fmt: skip
+            _refuse_beside_models(models, alone)
+            server = several(models or "", models_memory_bytes, settings, how, given, _server)
+            sock, name, said = bind(host, port), ", ".join(server.names), server.said
+        else:
+            llm = load_engine(model=model, **how, **given)
+            llm.level.require("lab04", "nanovllm serve")
+            settings = replace(settings, model_name=served_model_name or llm.name)
+            sock, name = bind(host, port), settings.model_name
+            where = host, sock.getsockname()[1]
+            server = _with_role(llm, settings, role, kv_transfer, where, kv_peer) if role else None
+            server = server or _server(llm, settings, supervise)
+            said = f"{llm.engine_name}; {llm.rung.describe(llm.runner.engine)}"
     except ServeConfigError as error:
         raise Refused(str(error)) from None
     except OSError as error:
@@ -146,11 +164,17 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     where = f"http://{shown}:{sock.getsockname()[1]}"
     complain(
-        f"{settings.model_name} is served at {where}/v1 "
-        f"(docs: {where}/docs, dashboard: {where}/dashboard); "
-        f"{llm.engine_name}; {llm.rung.describe(llm.runner.engine)}"
+        f"{name} is served at {where}/v1 (docs: {where}/docs, dashboard: {where}/dashboard); {said}"
     )
     run(server, sock)
+
+
+def _refuse_beside_models(models: str | None, alone: dict[str, Any]) -> None:
+    if not models:
+        raise Refused("--models-memory-bytes is for several models; give --models a=PATH,b=PATH.")
+    for option, value in alone.items():
+        if value:
+            raise Refused(f"{option} is for one model; leave it or --models out.")
 
 
 def _whole_config(params: dict[str, Any], batching: BatchingOptions) -> str:
@@ -180,7 +204,7 @@ def _with_role(
     return DisaggregatedServer(mine, engine, config, *_templates(llm))
 
 
-def _server(llm: "LLM", config: "ServeConfig", supervise: bool) -> "Server":
+def _server(llm: "LLM", config: "ServeConfig", supervise: bool = False) -> "Server":
     from nanovllm.serving.app import Server
 
     engine: Any = llm.runner.engine

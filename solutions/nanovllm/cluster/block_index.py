@@ -1,32 +1,12 @@
-"""Which replica holds which blocks of prompts, as far as their events say."""
+"""Which replica holds which blocks of prompts (see routing_interface.py)."""
 
-from __future__ import annotations
-
+### BEGIN SOLUTION
 from collections.abc import Hashable, Sequence
 
 
 class BlockIndex:
-    """Block hashes by replica, fed by events; a hash stands for a block and all before it.
+    """Block hashes by replica, and replicas by block hash."""
 
-    `stored(replica, hashes)`, `removed(replica, hashes)`: what a replica has put into its prefix
-    cache, or given up. An event may come twice; the removal of what was never stored means nothing.
-
-    `cleared(replica)`: it holds nothing any more: it was restarted, or has gone.
-
-    `match(hashes)`: by replica, how many of these blocks it holds from the first to the first that
-    it lacks; replicas that lack the first are left out. O(blocks that match, times replicas), not
-    O(all that is stored).
-
-    `size(replica)`: how many blocks it holds.
-
-    >>> index = BlockIndex()
-    >>> index.stored("a", [1, 2, 4])
-    >>> index.stored("b", [1])
-    >>> index.match([1, 2, 3, 4]) == {"a": 2, "b": 1}, index.match([9, 1])
-    (True, {})
-    """
-
-    ### BEGIN SOLUTION
     def __init__(self) -> None:
         self.holders: dict[Hashable, set[str]] = {}  # by hash
         self.held: dict[str, set[Hashable]] = {}  # by replica
@@ -63,4 +43,5 @@ class BlockIndex:
     def size(self, replica: str) -> int:
         return len(self.held.get(replica, ()))
 
-    ### END SOLUTION
+
+### END SOLUTION

@@ -8,9 +8,8 @@ from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request
 from nanovllm.cluster.header import Header
 from nanovllm.cluster.parking import Parking
-from nanovllm.cluster.transfer_params import Decodes
+from nanovllm.cluster.sides import Decodes
 from nanovllm.cluster.wire import Received, load, pack
-from nanovllm.paging.block_table import blocks_for
 from nanovllm.paging.store import PagedStore
 
 
@@ -32,14 +31,10 @@ def external_tokens(received: int, num_tokens: int, local: int) -> int:
 
 
 class ConnectedStore(PagedStore):
-    """A PagedStore whose requests may have TransferParams; others are as always.
+    """A PagedStore whose requests may have a side in a transfer (`side_of`); others are as always.
 
-    A request that Decodes elsewhere: when it is released and its prompt is computed, the blocks of
-    its prompt are parked. One whose K and V are Received: what its own engine does not have is
-    loaded as it is admitted, and counts as computed. Once loaded, the received tensors are let go:
-    after a preemption the request computes its prompt again, as any other.
-
-    model: the fingerprint of the weights. loaded: tokens loaded so far.
+    model: the fingerprint of the weights. seconds: how long a finished prefill waits to be
+    fetched. loaded: tokens loaded so far.
     """
 
     def __init__(self, *args: Any, model: str, seconds: float = 60.0, **options: Any) -> None:
@@ -47,20 +42,30 @@ class ConnectedStore(PagedStore):
         self.header = Header.of(self.cache, model)
         self.parking = Parking(self.manager, seconds)
         self.loaded = 0
-        self._used: set[Request] = set()  # whose received tokens were loaded
+        self.used: set[Request] = set()  # whose received tokens were loaded
 
     def can_admit(self, request: Request) -> bool:
         """As always; what was parked too long makes room first."""
+        ### BEGIN SOLUTION
         self.parking.expire()
         return super().can_admit(request)
+        ### END SOLUTION
 
-    ### BEGIN SOLUTION
     def admit(self, request: Request) -> int:
+        """As always; tokens of a Received that this engine does not have are loaded as well.
+
+        Returns how many tokens are here: found, or loaded. All of them count as computed, so that
+        later requests find their full blocks in the prefix cache.
+
+        What was received is loaded once in a request's life: whoever was preempted computes its
+        prompt again, as any other does. A block that others read as well is never written to.
+        """
+        ### BEGIN SOLUTION
         local = super().admit(request)
-        received = _side(request)
-        if not isinstance(received, Received) or request in self._used:
+        received = side_of(request)
+        if not isinstance(received, Received) or request in self.used:
             return local
-        self._used.add(request)
+        self.used.add(request)
         count = external_tokens(received.num_tokens, request.num_tokens, local)
         if not count:
             return local
@@ -70,32 +75,43 @@ class ConnectedStore(PagedStore):
         self.manager.commit(Plan((Chunk(request, local, count, request.num_tokens),)))
         self.loaded += count
         return end
+        ### END SOLUTION
 
     def release(self, request: Request) -> None:
-        side, length = _side(request), len(request.sequence.prompt_token_ids)
+        """As always; the blocks of the prompt of one that Decodes elsewhere are parked first.
+
+        Not if its prompt was not computed to the end: then there is nothing to send. Blocks that
+        hold none of its prompt are not parked.
+        """
+        ### BEGIN SOLUTION
+        side, length = side_of(request), len(request.sequence.prompt_token_ids)
         if isinstance(side, Decodes) and request.num_computed_tokens >= length:
-            needed = blocks_for(length, self.block_size)
+            needed = self.header.num_blocks(length)
             self.parking.park(side.transfer_id, self.block_ids(request)[:needed], length)
-        self._used.discard(request)
+        self.used.discard(request)
         super().release(request)
+        ### END SOLUTION
 
     def forget(self, request: Request) -> None:
-        self._used.discard(request)
+        """As always: a request ends that is not in the store now."""
+        self.used.discard(request)
         super().forget(request)
-
-    ### END SOLUTION
 
     def fetch(self, transfer_id: str) -> bytes | None:
         """The bytes of parked K and V; None if there is nothing parked by this name any more.
 
-        To be called in the engine's thread, between two steps.
+        What is over its time is dropped first. Fetching ends nothing. To be called in the engine's
+        thread, between two steps.
         """
+        ### BEGIN SOLUTION
         self.parking.expire()
         parked = self.parking.find(transfer_id)
         if parked is None:
             return None
         return pack(self.header, self.cache, parked.block_ids, parked.num_tokens)
+        ### END SOLUTION
 
 
-def _side(request: Request) -> Decodes | Received | None:
+def side_of(request: Request) -> Decodes | Received | None:
+    """What a request has to do with a transfer; None for most."""
     return getattr(getattr(request.sequence, "params", None), "transfer", None)

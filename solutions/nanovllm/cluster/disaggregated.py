@@ -1,11 +1,9 @@
-"""A server that computes prompts for others, or goes on behind prompts that others computed."""
+"""A server that computes prompts for others, or goes on behind those of others (given)."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -14,18 +12,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from nanovllm.cluster.connected_store import ConnectedStore
-from nanovllm.cluster.errors import ClusterError, ForeignError, TransferError, WireError
-from nanovllm.cluster.kv_transfer_params import (
-    Remote,
-    answer_of,
-    read_remote,
-    wants_decode_elsewhere,
-)
+from nanovllm.cluster.errors import ClusterError
+from nanovllm.cluster.handshake import Handshake
 from nanovllm.cluster.role import RoleConfig
-from nanovllm.cluster.transfer_params import Decodes, TransferParams
+from nanovllm.cluster.transfer_params import TransferParams
 from nanovllm.cluster.transport import HttpTransport
-from nanovllm.cluster.wire import Received, unpack
 from nanovllm.generation.params import SamplingParams
 from nanovllm.serving.app import Server
 from nanovllm.serving.errors import BadRequestError, NotFoundError
@@ -39,20 +30,21 @@ log = logging.getLogger("nanovllm.serving")
 class TransferHandlers(Handlers):
     """Handlers of a server with a role; requests without `kv_transfer_params` are as always."""
 
-    role: RoleConfig
+    handshake: Handshake
     transport: HttpTransport
-    store: ConnectedStore
-    fallbacks = 0  # prompts that were computed here because a transfer failed
+
+    @property
+    def fallbacks(self) -> int:
+        """Prompts that were computed here because a transfer failed."""
+        return self.handshake.fallbacks
 
     async def adapt(
         self, request: Request, params: SamplingParams, writer: Writer
     ) -> SamplingParams:
         """The parameters with this server's side of a transfer, where the request is part of one.
 
-        Prefill: one token of one sample, whatever the request says; its K and V are parked under a
-        new name, and the answer's kv_transfer_params tell where. Decode: the request enters the
-        engine when the bytes are here, never before. A transfer that fails costs time, not the
-        answer: the prompt is computed here.
+        Prefill: one token of one sample, whatever the request says. The request enters the engine
+        when its K and V are here, never before.
 
         Raises:
             BadRequestError: not this server's role, a stranger, K and V of another model.
@@ -62,52 +54,17 @@ class TransferHandlers(Handlers):
             return params
         if len(writer.prompts) != 1:
             raise BadRequestError("A transfer is of one prompt.", param="kv_transfer_params")
-        ### BEGIN SOLUTION
+        headers = {"authorization": request.headers.get("authorization", "")}
         try:
-            if wants_decode_elsewhere(given):
-                return self._prefill(params, writer)
-            if self.role.role != "decode":
-                raise ClusterError("This server has the role prefill: ask it to do_remote_decode.")
-            remote = read_remote(given, self.role.peers)
-            if remote is None:
-                return params
-            received = await self._receive(remote, request)
-        except TransferError as error:
-            log.warning("transfer failed", extra={"fields": {"error": str(error)}})
-            self.fallbacks += 1
-            return params
+            side = await self.handshake.take_part(given, len(writer.prompts[0]), headers)
         except ClusterError as error:
             raise BadRequestError(str(error), param="kv_transfer_params") from None
-        if received.num_tokens > len(writer.prompts[0]):
-            raise BadRequestError(
-                f"{received.num_tokens} tokens of K and V came for a prompt of "
-                f"{len(writer.prompts[0])}.",
-                param="kv_transfer_params",
-            )
-        return TransferParams.of(params, received)
-        ### END SOLUTION
-
-    def _prefill(self, params: SamplingParams, writer: Writer) -> SamplingParams:
-        if self.role.role != "prefill":
-            raise ClusterError("This server has the role decode: ask it to do_remote_prefill.")
-        remote = Remote(self.role.host, self.role.port, uuid.uuid4().hex)
-        answer = answer_of(remote, len(writer.prompts[0]))
-        writer.extra["kv_transfer_params"] = answer
-        one = replace(params, max_tokens=1, min_tokens=0, n=1)
-        return TransferParams.of(one, Decodes(remote.transfer_id))
-
-    async def _receive(self, remote: Remote, request: Request) -> Received:
-        headers = {"authorization": request.headers.get("authorization", "")}
-        data = await self.transport.receive(remote, headers)
-        try:
-            received = await asyncio.to_thread(unpack, data, self.store.header)
-        except ForeignError:
-            raise
-        except WireError as error:  # cut or spoiled on the way
-            raise TransferError(str(error)) from error
-        with suppress(TransferError):  # it is freed there when its time is over
-            await self.transport.acknowledge(remote, headers)
-        return received
+        if side.transfer is None and given.get("do_remote_prefill"):
+            log.warning("transfer failed", extra={"fields": {"fallbacks": self.fallbacks}})
+        if side.answer is not None:
+            writer.extra["kv_transfer_params"] = side.answer
+            params = replace(params, max_tokens=1, min_tokens=0, n=1)
+        return params if side.transfer is None else TransferParams.of(params, side.transfer)
 
 
 class TakeTransfer:
@@ -146,8 +103,9 @@ class DisaggregatedServer(Server):
         old = self.handlers
         parts = (old.engine, old.reader, old.config, old.admission, old.sizes, old.hits)
         self.handlers = handlers = TransferHandlers(*parts, old.urgency)
-        handlers.role, handlers.transport = role, HttpTransport(role.seconds)
-        handlers.store = self.engine.engine.store
+        header = self.engine.engine.store.header
+        handlers.transport = HttpTransport(role.seconds)
+        handlers.handshake = Handshake(role, header, handlers.transport)
         self.app.user_middleware.append(_middleware())
         _add_routes(self.app, self)
 

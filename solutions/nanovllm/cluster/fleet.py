@@ -28,7 +28,9 @@ class Replica:
 
 
 class Fleet:
-    """All replicas by name; a dead one is kept until its name is used again.
+    """All replicas; a dead one is kept until its name is used again.
+
+    `Fleet()`: without replicas. `replicas`: a Replica by each name, in order of start.
 
     Every method that names a replica raises ClusterError for an unknown one, and for a step that
     cannot be: only a starting one becomes ready, only a ready or starting one drains, none comes
@@ -52,15 +54,15 @@ class Fleet:
     <State.DEAD: 'dead'>
     """
 
+    ### BEGIN SOLUTION
     def __init__(self) -> None:
         self.replicas: dict[str, Replica] = {}
 
-    ### BEGIN SOLUTION
     def start(self, name: str, version: str) -> None:
-        old = self.replicas.pop(name, None)
+        old = self.replicas.get(name)
         if old is not None and old.state is not State.DEAD:
-            self.replicas[name] = old
             raise ClusterError(f"A replica {name!r} lives already; choose another name.")
+        self.replicas.pop(name, None)  # the new one stands last
         self.replicas[name] = Replica(name, version)
 
     def ready(self, name: str) -> None:

@@ -1,16 +1,19 @@
-"""What must be known of K and V before anybody reads them (given)."""
+"""What must be known of K and V before anybody reads them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from nanovllm.cluster.errors import ForeignError, WireError
-from nanovllm.model.transformer import Transformer
-from nanovllm.paging.cache import PagedCache
+
+if TYPE_CHECKING:
+    from nanovllm.model.transformer import Transformer
+    from nanovllm.paging.cache import PagedCache
 
 MAGIC = b"NVKV0001"
 LONGEST = 4096  # bytes of a header
@@ -44,7 +47,11 @@ class Header:
         return cls(layers, positions, heads, dim, name, model)
 
     def refuse_foreign(self, other: Header) -> None:
-        """Raise ForeignError unless the other differs in block size at most."""
+        """Raise ForeignError unless the other differs in block size at most.
+
+        The sentence names what differs, by its name here.
+        """
+        ### BEGIN SOLUTION
         mine, theirs = asdict(self), asdict(other)
         for name in mine:
             if name != "block_size" and mine[name] != theirs[name]:
@@ -52,6 +59,17 @@ class Header:
                     f"The received K and V have {name} {theirs[name]}, but this engine has "
                     f"{mine[name]}; connect engines of one model and dtype."
                 )
+        ### END SOLUTION
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Blocks that so many tokens need."""
+        return -(-num_tokens // self.block_size)
+
+    def nbytes(self, num_tokens: int) -> int:
+        """Bytes of the K of so many tokens in whole blocks; V has as many."""
+        places = self.num_blocks(num_tokens) * self.block_size
+        each = self.num_kv_heads * self.head_dim * DTYPES[self.dtype].itemsize
+        return self.num_layers * places * each
 
 
 def encode(header: Header, num_tokens: int) -> bytes:

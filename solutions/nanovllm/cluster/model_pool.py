@@ -2,59 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from nanovllm.cluster.errors import ClusterError
+from nanovllm.cluster.model_specs import BudgetError, ModelSpec, by_name
 
 Loaded = TypeVar("Loaded")
 
 
-@dataclass(frozen=True)
-class ModelSpec:
-    """A model that may be asked for. pinned: once loaded, never unloaded to make room."""
-
-    name: str
-    nbytes: int
-    pinned: bool = False
-    aliases: tuple[str, ...] = ()
-
-    @property
-    def salt(self) -> str:
-        """What keeps its blocks apart in anything that models share: its name, never an alias."""
-        return f"model {self.name}"
-
-
-class BudgetError(ClusterError):
-    """A model cannot be loaded now: those that are in use leave no room."""
-
-
 @dataclass(eq=False)
-class _Resident(Generic[Loaded]):
+class Resident(Generic[Loaded]):
+    """A model that is loaded, and how many use it now."""
+
     spec: ModelSpec
     loaded: Loaded
     users: int = 0
 
 
-@dataclass
 class ModelPool(Generic[Loaded]):
     """Models by name, at most `budget` bytes of them at a time.
 
-    load(spec) gives what answers for a model, unload(spec, loaded) lets go of it. specs: those
-    that may be asked for.
+    `ModelPool(budget, specs, load, unload)`: load(spec) gives what answers for a model,
+    unload(spec, loaded) lets go of it. specs: those that may be asked for; what `by_name` refuses
+    is refused.
 
     `resolve(name)`: the spec of a name or an alias. ClusterError for an unknown one.
 
     `acquire(name)`: what `load` gave, loaded now if it is not; one user more. To make room, models
     without users that are not pinned are unloaded, the longest unused first, and no more than
-    needed. BudgetError where that is not enough: then nothing has been unloaded. If `load` raises,
-    the model is not there, and its bytes are free.
+    needed; this happens before `load`. BudgetError where that is not enough: then nothing has been
+    unloaded. If `load` raises, the model is not there, and its bytes are free.
 
     `release(name)`: one user less. ClusterError where there is none.
 
-    `resident`: names of what is loaded, the longest unused first. `used`: their bytes.
+    `resident`: names of what is loaded, the longest unused first; a model is used when it is
+    acquired, and when it is released. `used`: their bytes.
 
     >>> specs = [ModelSpec("a", 6), ModelSpec("b", 4, aliases=("best",)), ModelSpec("c", 4)]
     >>> pool = ModelPool(10, specs, lambda spec: spec.name.upper(), lambda spec, loaded: None)
@@ -66,27 +51,6 @@ class ModelPool(Generic[Loaded]):
     ['a', 'b']
     """
 
-    budget: int
-    specs: list[ModelSpec]
-    load: Callable[[ModelSpec], Loaded]
-    unload: Callable[[ModelSpec, Loaded], None]
-    _names: Mapping[str, ModelSpec] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        names: dict[str, ModelSpec] = {}
-        for spec in self.specs:
-            for name in (spec.name, *spec.aliases):
-                if name in names:
-                    raise ClusterError(f"Two models are called {name!r}; names and aliases differ.")
-                names[name] = spec
-            if spec.nbytes > self.budget:
-                raise ClusterError(
-                    f"Model {spec.name!r} needs {spec.nbytes} bytes, but the budget for all is "
-                    f"{self.budget}; raise it, or leave the model out."
-                )
-        self._names = names
-        self._held: dict[str, _Resident[Loaded]] = {}  # the longest unused first
-
     @contextmanager
     def using(self, name: str) -> Iterator[Loaded]:
         """Acquire for a while."""
@@ -97,6 +61,17 @@ class ModelPool(Generic[Loaded]):
             self.release(name)
 
     ### BEGIN SOLUTION
+    def __init__(
+        self,
+        budget: int,
+        specs: Iterable[ModelSpec],
+        load: Callable[[ModelSpec], Loaded],
+        unload: Callable[[ModelSpec, Loaded], None],
+    ) -> None:
+        self.budget, self.load, self.unload = budget, load, unload
+        self._names = by_name(specs, budget)
+        self._held: dict[str, Resident[Loaded]] = {}  # the longest unused first
+
     @property
     def resident(self) -> list[str]:
         return list(self._held)
@@ -115,7 +90,7 @@ class ModelPool(Generic[Loaded]):
         held = self._held.pop(spec.name, None)
         if held is None:
             self._make_room(spec)
-            held = _Resident(spec, self.load(spec))
+            held = Resident(spec, self.load(spec))
         self._held[spec.name] = held  # now the newest
         held.users += 1
         return held.loaded
@@ -129,7 +104,7 @@ class ModelPool(Generic[Loaded]):
 
     def _make_room(self, spec: ModelSpec) -> None:
         missing = self.used + spec.nbytes - self.budget
-        leaving: list[_Resident[Loaded]] = []
+        leaving: list[Resident[Loaded]] = []
         for held in self._held.values():
             if missing <= 0:
                 break

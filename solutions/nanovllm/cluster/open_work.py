@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from nanovllm.cluster.block_index import BlockIndex
 from nanovllm.cluster.errors import NoReplicaError
-from nanovllm.cluster.routing_interface import Policy, Query, ReplicaLoad
+from nanovllm.cluster.routing_interface import BlockIndexInterface, Policy, Query, ReplicaLoad
 
 
 class OpenWork:
     """Chooses by a policy, and counts a request on its replica until it has ended, however it ends.
 
-    >>> from nanovllm.cluster.routing import LeastLoaded
-    >>> work = OpenWork(LeastLoaded(), BlockIndex())
+    >>> from nanovllm.cluster.block_index import BlockIndex
+    >>> from nanovllm.cluster.routing import make_policy
+    >>> index = BlockIndex()
+    >>> work = OpenWork(make_policy("least_loaded", index), index)
     >>> with work.on(Query(num_tokens=9), ["a", "b"]) as name:
     ...     name, work.load(name).tokens
     ('a', 9)
@@ -22,7 +23,7 @@ class OpenWork:
     ReplicaLoad(name='a', requests=0, tokens=0)
     """
 
-    def __init__(self, policy: Policy, index: BlockIndex) -> None:
+    def __init__(self, policy: Policy, index: BlockIndexInterface) -> None:
         self.policy, self.index = policy, index
         self._open: dict[str, list[int]] = {}  # by replica, the tokens to compute of each request
 

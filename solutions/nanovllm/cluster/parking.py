@@ -17,7 +17,10 @@ class HoldsBlocks(Protocol):
 
 @dataclass(frozen=True)
 class Parked:
-    """K and V that wait to be fetched; the owner of their blocks."""
+    """K and V that wait to be fetched; the owner of their blocks.
+
+    expires: on the clock, when its time is over; from that moment on it is.
+    """
 
     transfer_id: str
     block_ids: tuple[int, ...]
@@ -28,11 +31,12 @@ class Parked:
 class Parking:
     """Holds the blocks of finished prefills, each until it is acknowledged or its time is over.
 
-    manager: who is told by `hold` and `drop`; the owner is the Parked itself, so each transfer is
-    an owner of its own. seconds: how long one waits at most, on `clock`.
+    `Parking(manager, seconds=60.0, clock=time.monotonic)`. manager: who is told by `hold` and
+    `drop`; the owner is the Parked itself, so each transfer is an owner of its own. seconds: how
+    long one waits at most, on `clock`.
 
     `park(transfer_id, block_ids, num_tokens)`: hold these blocks from now on. False, and no change,
-    where the id is in use.
+    where the id is in use: one that is over its time is in use until it is dropped.
 
     `find(transfer_id)`: the Parked of this id; None if there is none, or its time is over. Finding
     does not end it: a transfer that was cut is fetched again.
@@ -41,6 +45,8 @@ class Parking:
     acknowledgement finds none, and frees nothing: the blocks may belong to others by then.
 
     `expire()`: drop what is over its time; how many those were.
+
+    `len(parking)`: how many wait.
 
     Blocks are dropped in reverse order: the prefix cache loses a block before the one it follows.
 
@@ -55,6 +61,7 @@ class Parking:
     (2, True, False, 4)
     """
 
+    ### BEGIN SOLUTION
     def __init__(
         self,
         manager: HoldsBlocks,
@@ -64,7 +71,9 @@ class Parking:
         self.manager, self.seconds, self.clock = manager, seconds, clock
         self.parked: dict[str, Parked] = {}
 
-    ### BEGIN SOLUTION
+    def __len__(self) -> int:
+        return len(self.parked)
+
     def park(self, transfer_id: str, block_ids: Iterable[int], num_tokens: int) -> bool:
         if transfer_id in self.parked:
             return False
@@ -86,7 +95,8 @@ class Parking:
         return True
 
     def expire(self) -> int:
-        late = [t for t, parked in self.parked.items() if parked.expires <= self.clock()]
+        now = self.clock()
+        late = [t for t, parked in self.parked.items() if parked.expires <= now]
         return sum(self.acknowledge(transfer_id) for transfer_id in late)
 
     ### END SOLUTION

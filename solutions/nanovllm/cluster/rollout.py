@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nanovllm.cluster.autoscaler import to_drain
 from nanovllm.cluster.errors import ClusterError
 from nanovllm.cluster.fleet import Fleet, State
 
@@ -39,7 +40,9 @@ class Rolling:
     def next(self, fleet: Fleet, old: str, new: str) -> Actions:
         """What to do now. Called again and again, it ends with `size` new ones and no old one.
 
-        Draining replicas are no longer living, and count for nothing here.
+        Draining replicas are no longer living, and count for nothing here. Old ones that are still
+        starting are drained at once; of the ready ones, those with the fewest open requests first.
+        Nothing is put off that the bounds allow.
         """
         ### BEGIN SOLUTION
         before, after = fleet.living(old), fleet.living(new)
@@ -47,10 +50,8 @@ class Rolling:
         start = min(missing, max(0, self.size + self.surge - len(before) - len(after)))
         ready = len(fleet.choosable(old)) + len(fleet.choosable(new))
         spare = max(0, ready - self.size)
-        idle_first = sorted(before, key=lambda r: (r.state is State.READY, r.open))
-        starting = [r.name for r in idle_first if r.state is State.STARTING]
-        rest = [r.name for r in idle_first if r.state is State.READY]
-        return Actions(start, (*starting, *rest[:spare]))
+        starting = sum(replica.state is State.STARTING for replica in before)
+        return Actions(start, tuple(to_drain(before, starting + spare)))
         ### END SOLUTION
 
 
@@ -61,7 +62,7 @@ class BlueGreen:
     size: int
 
     def next(self, fleet: Fleet, old: str, new: str) -> Actions:
-        """What to do now."""
+        """What to do now. One of the new ones that dies is replaced; the switch waits for it."""
         ### BEGIN SOLUTION
         start = max(0, self.size - len(fleet.living(new)))
         if len(fleet.choosable(new)) < self.size:

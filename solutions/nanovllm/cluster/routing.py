@@ -5,11 +5,15 @@ import hashlib
 import random
 from collections.abc import Sequence
 
-from nanovllm.cluster.block_index import BlockIndex
 from nanovllm.cluster.errors import ClusterError
-from nanovllm.cluster.routing_interface import Policy, Query, ReplicaLoad
+from nanovllm.cluster.routing_interface import (
+    POLICIES,
+    BlockIndexInterface,
+    Policy,
+    Query,
+    ReplicaLoad,
+)
 
-LOAD_WEIGHT = 1.0  # what a token that waits on a replica costs, in tokens to compute
 REQUEST_TOKENS = 64  # what an open request costs besides its prompt: its decodes, in tokens
 
 
@@ -49,10 +53,10 @@ class Rendezvous:
     """The highest hash of (key, replica): of n replicas, one more or less moves 1/n of the keys."""
 
     def choose(self, query: Query, replicas: Sequence[ReplicaLoad]) -> str:
-        key = query.key or (query.hashes[0] if query.hashes else "")
+        key = query.key or str(query.hashes[0] if query.hashes else "")
 
         def weight(name: str) -> bytes:
-            return hashlib.sha256(repr((key, name)).encode()).digest()
+            return hashlib.sha256(f"{name}\0{key}".encode()).digest()
 
         return max((replica.name for replica in replicas), key=weight)
 
@@ -64,32 +68,32 @@ class PrefixAware:
     elsewhere is sooner. A request that nobody has seen goes where least waits.
     """
 
-    def __init__(self, index: BlockIndex, load_weight: float = LOAD_WEIGHT) -> None:
-        self.index, self.load_weight = index, load_weight
+    def __init__(self, index: BlockIndexInterface) -> None:
+        self.index = index
 
     def choose(self, query: Query, replicas: Sequence[ReplicaLoad]) -> str:
         held = self.index.match(query.hashes)
 
-        def cost(replica: ReplicaLoad) -> tuple[float, int, str]:
+        def cost(replica: ReplicaLoad) -> tuple[int, int, str]:
             cached = held.get(replica.name, 0) * query.block_size
             waiting = replica.tokens + REQUEST_TOKENS * replica.requests
             to_compute = max(1, query.num_tokens - cached)
-            return to_compute + self.load_weight * waiting, replica.requests, replica.name
+            return to_compute + waiting, replica.requests, replica.name
 
         return min(replicas, key=cost).name
 
 
-POLICIES = ("round_robin", "least_loaded", "power_of_two", "rendezvous", "prefix_aware")
-
-
-def make_policy(name: str, index: BlockIndex) -> Policy:
+def make_policy(name: str, index: BlockIndexInterface, seed: int = 0) -> Policy:
     """The policy of this name. Raises ClusterError."""
     if name not in POLICIES:
         raise ClusterError(f"routing policy {name!r} is not known; use {', '.join(POLICIES)}.")
     if name == "prefix_aware":
         return PrefixAware(index)
-    kinds = (RoundRobin, LeastLoaded, PowerOfTwo, Rendezvous)
-    return dict(zip(POLICIES, kinds, strict=False))[name]()
+    if name == "power_of_two":
+        return PowerOfTwo(seed)
+    return {"round_robin": RoundRobin, "least_loaded": LeastLoaded, "rendezvous": Rendezvous}[
+        name
+    ]()
 
 
 ### END SOLUTION

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from nanovllm.cluster.sides import Decodes
 from nanovllm.cluster.wire import Received
 from nanovllm.generation.params import SamplingParams
-
-
-@dataclass(frozen=True)
-class Decodes:
-    """Somebody else decodes: when the prompt is computed, its K and V are parked by this name."""
-
-    transfer_id: str
 
 
 @dataclass(frozen=True, kw_only=True)

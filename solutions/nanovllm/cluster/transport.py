@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import httpx
 
 from nanovllm.cluster.errors import TransferError
 from nanovllm.cluster.kv_transfer_params import Remote
+
+
+class Transport(Protocol):
+    """What any transport offers."""
+
+    async def receive(self, remote: Remote, headers: dict[str, str]) -> bytes:
+        """The bytes. Raises TransferError: they do not come."""
+        ...
+
+    async def acknowledge(self, remote: Remote, headers: dict[str, str]) -> None:
+        """Say that they are here. Raises TransferError: nobody heard it."""
+        ...
 
 
 class HttpTransport:

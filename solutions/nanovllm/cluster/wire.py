@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from nanovllm.cluster.errors import WireError
 from nanovllm.cluster.header import DTYPES, Header, decode, encode
-from nanovllm.paging.block_table import blocks_for
-from nanovllm.paging.cache import PagedCache
+
+if TYPE_CHECKING:
+    from nanovllm.paging.cache import PagedCache
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def pack(header: Header, cache: PagedCache, block_ids: Sequence[int], num_tokens
     size = header.block_size
     if not 1 <= num_tokens <= len(block_ids) * size:
         raise WireError(f"{num_tokens} tokens are not in {len(block_ids)} blocks of {size}.")
-    used = list(block_ids[: blocks_for(num_tokens, size)])
+    used = list(block_ids[: header.num_blocks(num_tokens)])
     unused = len(used) * size - num_tokens
     parts = [encode(header, num_tokens)]
     for stored in (cache.k, cache.v):
@@ -68,21 +70,18 @@ def unpack(data: bytes, mine: Header) -> Received:
     ### BEGIN SOLUTION
     header, num_tokens, start = decode(data)
     mine.refuse_foreign(header)
-    num_blocks = blocks_for(num_tokens, header.block_size)
-    shape = (header.num_layers, num_blocks * header.block_size, header.num_kv_heads)
-    dtype = DTYPES[header.dtype]
-    size = shape[0] * shape[1] * shape[2] * header.head_dim * dtype.itemsize  # of K, or of V
+    places = header.num_blocks(num_tokens) * header.block_size  # blocks lie one behind another
+    shape = (header.num_layers, places, header.num_kv_heads, header.head_dim)
+    size = header.nbytes(num_tokens)
     if len(data) != start + 2 * size:
         raise WireError(
             f"{len(data) - start} bytes of K and V came, but {2 * size} were announced."
         )
     both = [
-        torch.frombuffer(bytearray(data[first : first + size]), dtype=dtype).view(
-            *shape, header.head_dim
-        )[:, :num_tokens]  # blocks lie one behind another
+        torch.frombuffer(bytearray(data[first : first + size]), dtype=DTYPES[header.dtype])
         for first in (start, start + size)
     ]
-    return Received(*both)
+    return Received(*(x.view(shape)[:, :num_tokens] for x in both))
     ### END SOLUTION
 
 
@@ -90,13 +89,13 @@ def load(cache: PagedCache, received: Received, block_ids: Sequence[int], start:
     """Write the received tokens start .. T - 1 into a request's blocks, of this cache's own size.
 
     block_ids: all blocks of the request, in order. Tokens before `start` are there already,
-    perhaps shared with others: they are not touched.
+    perhaps shared with others: they are not touched. Nor is anything behind the last token.
     """
     ### BEGIN SOLUTION
     size = cache.block_size
     places = torch.arange(start, received.num_tokens, device=cache.device)
     blocks = torch.tensor(list(block_ids), device=cache.device)
     slots = blocks[places // size] * size + places % size
-    for layer, (k, v) in enumerate(zip(received.k, received.v, strict=True)):
-        cache.write(layer, k[start:].to(cache.device), v[start:].to(cache.device), slots)
+    for stored, came in ((cache.k, received.k), (cache.v, received.v)):
+        stored.flatten(1, 2)[:, slots] = came[:, start:].to(cache.device)
     ### END SOLUTION

@@ -1,0 +1,1 @@
+"""Lab 11: several engines that serve as one."""

@@ -1,0 +1,84 @@
+"""Lab 05's store with a connector: some prompts come computed, others go to somebody else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanovllm.batching.plan import Chunk, Plan
+from nanovllm.batching.request import Request
+from nanovllm.cluster.header import Header
+from nanovllm.cluster.parking import Parking
+from nanovllm.cluster.sides import Decodes
+from nanovllm.cluster.wire import Received, load, pack
+from nanovllm.paging.store import PagedStore
+
+
+def external_tokens(received: int, num_tokens: int, local: int) -> int:
+    """How many tokens of a request to load, behind those that are here.
+
+    received: tokens whose K and V came. num_tokens: of the request; the last one is computed in
+    any case, for nothing else gives the logits of the next. local: tokens found in this engine's
+    own prefix cache; they stay as they are.
+
+    >>> external_tokens(received=10, num_tokens=10, local=4)
+    5
+    >>> external_tokens(received=8, num_tokens=10, local=8)
+    0
+    """
+    raise NotImplementedError("lab11 task 2: external_tokens")
+
+
+class ConnectedStore(PagedStore):
+    """A PagedStore whose requests may have a side in a transfer (`side_of`); others are as always.
+
+    model: the fingerprint of the weights. seconds: how long a finished prefill waits to be
+    fetched. loaded: tokens loaded so far.
+    """
+
+    def __init__(self, *args: Any, model: str, seconds: float = 60.0, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.header = Header.of(self.cache, model)
+        self.parking = Parking(self.manager, seconds)
+        self.loaded = 0
+        self.used: set[Request] = set()  # whose received tokens were loaded
+
+    def can_admit(self, request: Request) -> bool:
+        """As always; what was parked too long makes room first."""
+        raise NotImplementedError("lab11 task 2: ConnectedStore.can_admit")
+
+    def admit(self, request: Request) -> int:
+        """As always; tokens of a Received that this engine does not have are loaded as well.
+
+        Returns how many tokens are here: found, or loaded. All of them count as computed, so that
+        later requests find their full blocks in the prefix cache.
+
+        What was received is loaded once in a request's life: whoever was preempted computes its
+        prompt again, as any other does. A block that others read as well is never written to.
+        """
+        raise NotImplementedError("lab11 task 2: ConnectedStore.admit")
+
+    def release(self, request: Request) -> None:
+        """As always; the blocks of the prompt of one that Decodes elsewhere are parked first.
+
+        Not if its prompt was not computed to the end: then there is nothing to send. Blocks that
+        hold none of its prompt are not parked.
+        """
+        raise NotImplementedError("lab11 task 2: ConnectedStore.release")
+
+    def forget(self, request: Request) -> None:
+        """As always: a request ends that is not in the store now."""
+        self.used.discard(request)
+        super().forget(request)
+
+    def fetch(self, transfer_id: str) -> bytes | None:
+        """The bytes of parked K and V; None if there is nothing parked by this name any more.
+
+        What is over its time is dropped first. Fetching ends nothing. To be called in the engine's
+        thread, between two steps.
+        """
+        raise NotImplementedError("lab11 task 2: ConnectedStore.fetch")
+
+
+def side_of(request: Request) -> Decodes | Received | None:
+    """What a request has to do with a transfer; None for most."""
+    return getattr(getattr(request.sequence, "params", None), "transfer", None)

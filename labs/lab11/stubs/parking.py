@@ -1,0 +1,62 @@
+"""The prefill side of a connector: what it has computed stays until the other side has it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class HoldsBlocks(Protocol):
+    """Lab 05's block manager, as far as it is used here."""
+
+    def hold(self, block_ids: Iterable[int], owner: Hashable) -> None: ...
+    def drop(self, block_ids: Iterable[int], owner: Hashable) -> None: ...
+
+
+@dataclass(frozen=True)
+class Parked:
+    """K and V that wait to be fetched; the owner of their blocks."""
+
+    transfer_id: str
+    block_ids: tuple[int, ...]
+    num_tokens: int
+    expires: float
+
+
+class Parking:
+    """Holds the blocks of finished prefills, each until it is acknowledged or its time is over.
+
+    `Parking(manager, seconds=60.0, clock=time.monotonic)`. manager: who is told by `hold` and
+    `drop`; the owner is the Parked itself, so each transfer is an owner of its own. seconds: how
+    long one waits at most, on `clock`.
+
+    `park(transfer_id, block_ids, num_tokens)`: hold these blocks from now on. False, and no change,
+    where the id is in use: one that is over its time is in use until it is dropped.
+
+    `find(transfer_id)`: the Parked of this id; None if there is none, or its time is over. Finding
+    does not end it: a transfer that was cut is fetched again.
+
+    `acknowledge(transfer_id)`: drop its blocks; whether there was one. A second or late
+    acknowledgement finds none, and frees nothing: the blocks may belong to others by then.
+
+    `expire()`: drop what is over its time; how many those were.
+
+    `len(parking)`: how many wait.
+
+    Blocks are dropped in reverse order: the prefix cache loses a block before the one it follows.
+
+    >>> from nanovllm.paging.block_pool import BlockPool
+    >>> from nanovllm.paging.holds import Holds
+    >>> pool = BlockPool(4)
+    >>> parking, blocks = Parking(Holds(pool)), pool.allocate(2, "a request")
+    >>> parking.park("t1", blocks, 7)
+    True
+    >>> pool.free(blocks, "a request")
+    >>> pool.num_free, parking.acknowledge("t1"), parking.acknowledge("t1"), pool.num_free
+    (2, True, False, 4)
+    """
+
+    def __init__(self, *args, **kwargs):
+        raise NotImplementedError("lab11 task 2: Parking")

@@ -1,0 +1,102 @@
+"""From one version to the next: rolling, blue-green, canary; a conversation stays on its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nanovllm.cluster.autoscaler import to_drain
+from nanovllm.cluster.errors import ClusterError
+from nanovllm.cluster.fleet import Fleet, State
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What to do now: how many replicas of the new version to start, and which to drain."""
+
+    start: int = 0
+    drain: tuple[str, ...] = ()
+
+
+def share_of(key: str, salt: str) -> float:
+    """A number in [0, 1) that a key always has; with another salt, another.
+
+    >>> share_of("Mia", "v2") == share_of("Mia", "v2") != share_of("Mia", "v3")
+    True
+    """
+    digest = hashlib.sha256(f"{salt}\0{key}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+@dataclass(frozen=True)
+class Rolling:
+    """At most `surge` replicas more than `size`, and never fewer than `size` ready while old
+    ones are left to drain."""
+
+    size: int
+    surge: int = 1
+
+    def next(self, fleet: Fleet, old: str, new: str) -> Actions:
+        """What to do now. Called again and again, it ends with `size` new ones and no old one.
+
+        Draining replicas are no longer living, and count for nothing here. Old ones that are still
+        starting are drained at once; of the ready ones, those with the fewest open requests first.
+        Nothing is put off that the bounds allow.
+        """
+        raise NotImplementedError("lab11 task 5: Rolling.next")
+
+
+@dataclass(frozen=True)
+class BlueGreen:
+    """A whole second fleet; the old one drains at one moment, when all of the new one are ready."""
+
+    size: int
+
+    def next(self, fleet: Fleet, old: str, new: str) -> Actions:
+        """What to do now. One of the new ones that dies is replaced; the switch waits for it."""
+        raise NotImplementedError("lab11 task 5: BlueGreen.next")
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A share of the conversations on the new version: a trial, or an A/B split.
+
+    `version_for` never changes its mind about a conversation while share and versions stay; with a
+    larger share, those that were on the new version stay there.
+    """
+
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ClusterError(f"A canary's share must be from 0 to 1, got {self.share}.")
+
+    def version_for(self, key: str, old: str, new: str) -> str:
+        """The version that answers a conversation. About `share` of all keys get the new one.
+
+        >>> canary, keys = Canary(0.2), [str(n) for n in range(1000)]
+        >>> 150 < sum(canary.version_for(key, "v1", "v2") == "v2" for key in keys) < 250
+        True
+        """
+        raise NotImplementedError("lab11 task 5: Canary.version_for")
+
+
+class Sticky:
+    """Which version each open conversation began on.
+
+    `version(key, wanted, available)`: the version it began on, while that is available; else
+    `wanted`, or the first of `available` where that is missing too, and from now on that one.
+    ClusterError where nothing is available.
+
+    `end(key)`: the conversation is over.
+
+    >>> sticky = Sticky()
+    >>> [sticky.version("Mia", wanted, ["v1", "v2"]) for wanted in ("v1", "v2")]
+    ['v1', 'v1']
+    >>> sticky.version("Mia", "v2", ["v2"]), sticky.version("Mia", "v1", ["v1", "v2"])
+    ('v2', 'v2')
+    """
+
+    def __init__(self, *args, **kwargs):
+        raise NotImplementedError("lab11 task 5: Sticky")
