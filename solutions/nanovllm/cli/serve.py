@@ -215,7 +215,7 @@ def _server(llm: "LLM", config: "ServeConfig", supervise: bool = False) -> "Serv
     return Server(engine, config, *_templates(llm))
 
 
-def _keep(server: "Server", path: Path) -> None:
+def _keep(server: Any, path: Path) -> None:
     from starlette.middleware import Middleware
 
     from nanovllm.resilience.durable import Durable
