@@ -331,7 +331,7 @@ def test_sessions(seed):
                 "the last prompt and answer fit into the next prompt of a session",
                 observed=(before.prompt, before.output, request.prompt),
             )
-        expect(list(request.blocks[: len(kept)]), list(kept), call=f"request {number}: known blocks",
+        expect(list(request.blocks[: len(kept)]), list(kept), call=f"known blocks of {number}",
                cause="the blocks of the last prompt but its last, or the common ones")  # fmt: skip
         new = request.blocks[len(kept) :]
         expect.that(
