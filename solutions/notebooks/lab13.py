@@ -237,7 +237,12 @@ def fires(shares: list[float], minute: int, long: int, short: int, limit: float)
 
 
 # %%
-with needs("13"):
+with needs("13", 6):
+    from nanovllm.observability.alerts import Objective, burn_alerts
+    from nanovllm.observability.promql import metric
+
+    objective = Objective("Ttft", metric("slow_total"), metric("all_total"), 0.99)
+    print("yours:", burn_alerts(objective, "runbooks")[0].to_dict()["expr"])
     plots.alarm(fires)
 with needs("13", 5):
     answer("13", "e")

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from nanovllm.batching.events import Aborted, Admitted, EngineEvent, Failed, Preempted, Queued
 from nanovllm.generation.events import Finished, TokenGenerated
-from nanovllm.observability.span import RequestInfo, Span
+from nanovllm.observability.span import RequestInfo, Span, request_span
 
 
 @dataclass
@@ -49,15 +48,10 @@ class SpanBuilder:
     left out. What a sample's phases last is what it lasts.
 
     The request's span begins with its first Queued and ends with its last sample, whatever order
-    they end in. Its name is "{operation} {model}", its kind "server". It is in the caller's trace,
-    below the caller's span; without a caller it has a new trace. Its attributes, by the names of
-    OpenTelemetry's conventions for generative AI: `gen_ai.operation.name`,
-    `gen_ai.request.model`, `gen_ai.usage.input_tokens` (of the prompt, once),
-    `gen_ai.usage.output_tokens` (of all samples), `gen_ai.response.finish_reasons` (a list by
-    sample: "stop", "length", "abort" or "error"), and, where it is known, `gen_ai.response.id`
-    (the info's name) and `gen_ai.response.time_to_first_chunk` (seconds from the start to the
-    first token of any sample); beside them `nanovllm.request_id`. With a Failed its status is
-    "error", and `error.type` is the name of the error's class.
+    they end in; `request_span` makes it. It is in the caller's trace; without a caller it has a new
+    one. Its reasons are a list by sample: the completion's "stop" or "length", "abort" or "error".
+    Output tokens are those of all samples, the first token is the first of any sample. With a
+    Failed, its error is the name of the error's class.
 
     >>> from itertools import count
     >>> builder = SpanBuilder(count(1).__next__)
