@@ -78,7 +78,7 @@ def test_share(seed):
 def test_burn_alerts(seed):
     windows = (
         BurnWindow("1h", "5m", 10.0, "2m", "page"),
-        BurnWindow("90m", "10m", 2.0, "1h", "ticket"),
+        BurnWindow("90m", "10m", 0.5, "1h", "ticket"),
     )
     alerts = burn_alerts(SLOW, "docs", windows)
     expect(
@@ -100,7 +100,9 @@ def test_burn_alerts(seed):
         ("a burst of errors that is over", (0, 0), (50, 50), 7200.0, [False, False]),
         ("15 % slow for an hour", (15, 15), (85, 85), 7200.0, [True, True]),
         ("5 % slow for an hour", (5, 5), (95, 95), 7200.0, [False, True]),
-        ("1 % slow for an hour", (1, 1), (99, 99), 7200.0, [False, False]),
+        ("1 % slow for an hour", (1, 1), (99, 99), 7200.0, [False, True]),
+        ("0.4 % slow for an hour", (4, 4), (996, 996), 7200.0, [False, False]),
+        ("all slow all the time", (10, 10), (0, 0), 7200.0, [True, True]),
         ("all slow for 4 minutes", (0, 100), (100, 0), 3840.0, [False, True]),
         ("all slow for 30 minutes", (0, 100), (100, 0), 5400.0, [True, True]),
         ("all slow, and well again for 20 minutes", (100, 0), (0, 100), 4800.0, [False, False]),
