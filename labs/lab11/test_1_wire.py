@@ -45,13 +45,13 @@ class Cache:
 
 def sent(cache, blocks, count):
     """What stands on the wire behind the header, written out by hand."""
-    size = cache.block_size
-    used = blocks[: -(-count // size)]
+    per_block = cache.block_size
+    used = blocks[: -(-count // per_block)]
     flat = []
     for x in (cache.k, cache.v):
         taken = torch.stack([x[:, block] for block in used], 1)
-        for place in range(count, len(used) * size):
-            taken[:, place // size, place % size] = 0
+        for place in range(count, len(used) * per_block):
+            taken[:, place // per_block, place % per_block] = 0
         flat.append(taken)
     return torch.stack(flat)
 
