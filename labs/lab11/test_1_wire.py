@@ -227,7 +227,7 @@ def test_foreign(generator):
 
 
 @pytest.mark.check(task=1, points=1, title="The header is looked at before the numbers")
-def test_foreign_first(generator):
+def test_header_first(generator):
     cache = Cache(generator)
     data = encode(cache.header(), 4) + sent(cache, [1], 4).view(torch.uint8).numpy().tobytes()
     swapped = replace(cache.header(), num_kv_heads=DIM, head_dim=HEADS)
