@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -134,6 +135,23 @@ def test_a_transfer_that_is_late_or_doubled_costs_time_only(three: Any) -> None:
     texts = [ask(d.url, both).json()["choices"][0]["text"] for _ in range(2)]
     assert [texts[:1], texts[1:]] == offline([given, given])
     assert d.server.handlers.fallbacks == before + 1  # the second found nothing, and computed
+    assert at_rest(p) and at_rest(d)
+
+
+def test_a_key_without_a_word_is_not_sent_on(three: Any) -> None:
+    """As vllm-router sends it where it has no key."""
+    p, d, _ = three
+    given, before = body(5, 0.0), (d.server.handlers.fallbacks, d.store.loaded)
+    first = ask(p.url, given | {"kv_transfer_params": {"do_remote_decode": True}}).json()
+    both = given | {"kv_transfer_params": first["kv_transfer_params"]}
+    with socket.create_connection(("127.0.0.1", d.port)) as raw:  # httpx refuses such a header
+        data = json.dumps(both).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: d\r\nAuthorization: Bearer \r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+        raw.sendall(f"{head}Connection: close\r\n\r\n".encode() + data)
+        answer = b"".join(iter(lambda: raw.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert d.server.handlers.fallbacks == before[0] and d.store.loaded > before[1]
     assert at_rest(p) and at_rest(d)
 
 

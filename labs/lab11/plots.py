@@ -74,6 +74,33 @@ def trial(policy: Policy, index: BlockIndexInterface, replicas: int = 3) -> Outc
     return run_trial(engines, policy, index, asks(), params)
 
 
+def placements(know_models: bool, count: int = 90) -> list[tuple[str, str, bool]]:
+    """Where your ranks send requests for four models: replica, model, whether it was loaded first.
+
+    Three replicas keep two models each; a request is open until eight others have come. Without
+    know_models, the router is told that every replica has every model.
+    """
+    from nanovllm.cluster.block_index import BlockIndex
+    from nanovllm.cluster.ray_parts import Candidate, Memory, rank_replicas
+    from nanovllm.cluster.routing import make_policy
+    from nanovllm.cluster.routing_interface import Query, ReplicaLoad
+
+    draws, memory, done = random.Random(5), Memory(2), []
+    policy = make_policy("least_loaded", BlockIndex())
+    for _ in range(count):
+        model = draws.choices("abcd", (6, 3, 2, 1))[0]
+        busy = [replica for replica, _, _ in done[-8:]]
+        candidates = [
+            Candidate(ReplicaLoad(name, busy.count(name)), 6, memory.models(name))
+            for name in ("r0", "r1", "r2")
+        ]
+        ranks = rank_replicas(policy, Query(), candidates, model if know_models else "")
+        name = ranks[0][0]
+        done.append((name, model, model not in memory.models(name)))
+        memory.sent(name, model)
+    return done
+
+
 def packed(tokens: int, block_size: int = 16) -> int:
     """Bytes of what your `pack` makes of so many tokens of the bundled model."""
     from nanovllm.cluster.header import Header
@@ -239,4 +266,27 @@ def residency(found: Mapping[str, Sequence[Sequence[str]]], asked: str) -> None:
         axis.set(yticks=range(len(models)), yticklabels=models, ylim=(len(models) - 0.5, -0.5))
         axis.grid(axis="y", visible=False)
     np.atleast_1d(axes)[-1].set_xlabel("requests; white dot: loaded for this one")
+    plt.show()
+
+
+def placed(found: Mapping[str, Sequence[tuple[str, str, bool]]]) -> None:
+    """Requests by replica and model; in brackets, how often the model was loaded for one."""
+    figure, axes = plt.subplots(1, len(found), figsize=(9, 2.6), layout="constrained")
+    for axis, (name, rows) in zip(np.atleast_1d(axes), found.items(), strict=True):
+        replicas, models = (sorted({row[place] for row in rows}) for place in (0, 1))
+        counts = np.zeros((len(replicas), len(models)))
+        loads = np.zeros((len(replicas), len(models)), int)
+        for replica, model, loaded in rows:
+            counts[replicas.index(replica), models.index(model)] += 1
+            loads[replicas.index(replica), models.index(model)] += loaded
+        axis.imshow(counts, cmap="Blues", vmin=0, vmax=1.6 * counts.max(), aspect="auto")
+        for (row, column), count in np.ndenumerate(counts):
+            text = f"{count:.0f} ({loads[row, column]})"
+            axis.text(column, row, text, ha="center", va="center", fontsize=9)
+        busiest = counts.sum(axis=1).max() / counts.sum()
+        axis.set_title(f"{name}: {loads.sum()} loads, busiest {busiest:.0%}", fontsize=9)
+        axis.set(xticks=range(len(models)), xticklabels=models, xlabel="model")
+        axis.set(yticks=range(len(replicas)), yticklabels=replicas)
+        axis.grid(visible=False)
+    figure.suptitle("requests (of them: loaded first)", fontsize=9)
     plt.show()

@@ -270,6 +270,17 @@ from grader.student.notebook import check_task
 
 check_task("11", 6)
 
+# %% [markdown]
+# ## 7. A router that knows who has which model
+#
+# Three replicas keep two models each; 90 requests ask for four models. Your `rank_replicas` with your
+# `Memory`, and once more without: there the router believes that everybody has everything. **Predict**:
+# how many of the 90 requests have to wait for a load, with and without? Which of both is more even?
+
+# %%
+with needs("11", 4, 7):
+    plots.placed({"knows": plots.placements(True), "does not know": plots.placements(False)})
+
 # %% nbgrader={"grade": true, "grade_id": "lab11-task-7", "locked": true, "points": 6, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="11" nanovllm_task=7
 from grader.student.notebook import check_task
 
