@@ -1,6 +1,8 @@
 """`nanovllm serve`: the bundled model, or another, behind OpenAI's interface."""
 
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,6 +80,10 @@ def serve(
         typer.Option(help="host:port of a server that prefills for this one; may be repeated."),
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    otlp: Annotated[
+        str | None,
+        typer.Option(help="URL of a collector that gets spans of each request (OTLP over HTTP)."),
+    ] = None,
     batching: BatchingOptions = BatchingOptions(),  # noqa: B008, frozen
     dtype: Dtype = None,
     device: Device = None,
@@ -97,6 +103,7 @@ def serve(
     from nanovllm.serving.logs import configure_logs
     from nanovllm.serving.run import bind, run
 
+    traced = _tracing(otlp)
     given: dict[str, Any] = batching.given() | ({"enforce_eager": True} if role else {})
     llm = load_engine(model=model, dtype=dtype, device=device, max_model_len=max_model_len, **given)
     llm.level.require("lab04", "nanovllm serve")
@@ -128,7 +135,25 @@ def serve(
         f"(docs: {where}/docs, dashboard: {where}/dashboard); "
         f"{llm.engine_name}; {llm.rung.describe(llm.runner.engine)}"
     )
-    run(server, sock)
+    with traced(server):
+        run(server, sock)
+
+
+def _tracing(url: str | None) -> "Callable[[Server], AbstractContextManager[object]]":
+    """Spans for a collector, if there is one: without it nothing of OpenTelemetry is imported.
+
+    Raises Refused.
+    """
+    if url is None:
+        return nullcontext
+    from nanovllm.serving.config import ServeConfigError
+    from nanovllm.telemetry.otlp import endpoint, tracing
+
+    try:
+        where = endpoint(url)
+    except ServeConfigError as error:
+        raise Refused(str(error)) from None
+    return lambda server: tracing(server, where)
 
 
 def _whole_config(params: dict[str, Any], batching: BatchingOptions) -> str:
