@@ -16,7 +16,7 @@ from time import process_time, sleep
 
 import httpx
 
-CLIENTS, WORDS = 4, "Once upon a time there was a little cat who lived in a big house. "
+CLIENTS, WORDS = 1, "Once upon a time there was a little cat who lived in a big house. "
 
 
 class Collector(BaseHTTPRequestHandler):
