@@ -43,6 +43,7 @@ _PACKAGE_OF_LAB = {
     "lab09": "quantization",
     "lab10": "parallel",
     "lab11": "cluster",
+    "lab13": "observability",
 }
 _MINE = Path(os.environ.get("NANOVLLM_MINE") or Path(__file__).parent).resolve()
 _ROOT = Path(__file__).resolve().parent.parent
