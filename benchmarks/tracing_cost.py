@@ -5,14 +5,13 @@ in turns; client and collector are processes of their own. A round's ratio is wi
 """
 
 import argparse
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import quantiles
-from time import process_time, sleep
+from time import process_time
 
 import httpx
 
@@ -116,7 +115,8 @@ def main() -> None:
     ratios = [with_ / without for without, with_ in found]
     low, middle, high = quantiles(ratios, n=4)
     each = sum(without for without, _ in found) / len(found) / given.requests
-    print(f"with/without: median {middle:.4f}, quartiles {low:.4f} {high:.4f}; {each*1e3:.2f} ms a request")
+    print(f"with / without: {middle:.4f} (median), {low:.4f} to {high:.4f} (quartiles)")
+    print(f"{1000 * each:.2f} ms of processor time a request without")
 
 
 if __name__ == "__main__":

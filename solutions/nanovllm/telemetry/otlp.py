@@ -7,7 +7,6 @@ from urllib.parse import urlsplit
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Tracer, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 import nanovllm
@@ -43,16 +42,13 @@ def tracing(server: Server, url: str) -> Iterator[None]:
     exporter = OTLPSpanExporter(endpoint(url), timeout=SECONDS)
     processor = BatchSpanProcessor(exporter, max_queue_size=SPANS)
     about = {"service.name": "nanovllm", "service.version": nanovllm.__version__}
-    provider = TracerProvider(resource=Resource.create(about), shutdown_on_exit=False)
-    provider.add_span_processor(processor)
-    tracer = provider.get_tracer("nanovllm", nanovllm.__version__)
-    assert isinstance(tracer, Tracer)
-    spans = RequestSpans(tracer, server.config.model_name, server.monitor.clock)
+    resource = Resource.create(about)
+    spans = RequestSpans(processor, resource, server.config.model_name, server.monitor.clock)
     server.handlers.watchers.append(spans.watch)
     server.engine.observers.append(spans.observe)
     try:
         yield
     finally:
-        last = threading.Thread(target=provider.shutdown, daemon=True)
+        last = threading.Thread(target=processor.shutdown, daemon=True)
         last.start()
         last.join(SECONDS)

@@ -1,161 +1,107 @@
-"""From the engine's events to spans: one a request, and below it one a phase of a sample."""
+"""Lab 13's spans of a server's requests, as OpenTelemetry's."""
 
+import random
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from fastapi import Request
-from opentelemetry.sdk.trace import Tracer
-from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as gen_ai
-from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from nanovllm.batching.events import (
-    Aborted,
-    Admitted,
-    EngineEvent,
-    Failed,
-    Preempted,
-    Queued,
-    Stepped,
-)
-from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
+import nanovllm
+from nanovllm.batching.events import EngineEvent
 from nanovllm.generation.params import SamplingParams
+from nanovllm.observability.span import RequestInfo, Span
+from nanovllm.observability.spans import SpanBuilder
+from nanovllm.observability.trace_context import parse_traceparent
 from nanovllm.serving.stream import Stream
 from nanovllm.serving.writers import ChatWriter, Writer
 
-W3C = TraceContextTextMapPropagator()
-REQUEST_ID, SAMPLE = "nanovllm.request_id", "nanovllm.sample"
-Sample = tuple[int, int]
-Change = Queued | Admitted | Preempted | Finished | Aborted | Failed
-
-
-class OpenRequest:
-    """A request of which a sample is open: its span, and where each of its samples stands."""
-
-    def __init__(self, span: Span, stream: Stream, epoch: float) -> None:
-        self.span, self.stream, self.epoch = span, stream, epoch
-        self.context = set_span_in_context(span)
-        self.phases: dict[Sample, tuple[str, float]] = {}  # its name, since when
-        self.reasons: list[str] = []
-        self.tokens = 0
-
-    def nanoseconds(self, seconds: float) -> int:
-        """The engine's clock as nanoseconds since 1970."""
-        return int((self.epoch + seconds) * 1e9)
+SCOPE = InstrumentationScope("nanovllm", nanovllm.__version__)
+SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+KINDS = {"server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
+STATUSES = {"ok": Status(), "error": Status(StatusCode.ERROR)}
 
 
 class RequestSpans:
     """A watcher of requests and an observer of the engine's events; of the event loop's thread.
 
-    A sample's phases have no gaps: queue, prefill (from an admission to the next token, with what a
-    preemption lost), decode, preempted. Their lengths add up to the sample's time. A request that
-    a client's `traceparent` says not to sample costs no span.
+    A span ends as its last event comes, and goes to `processor`. A request that its client's
+    `traceparent` says not to sample has none. A request of several prompts has a span of each.
     """
 
-    def __init__(self, tracer: Tracer, model: str, clock: Callable[[], float]) -> None:
-        self.tracer, self.model, self.clock = tracer, model, clock
-        self.open: dict[int, OpenRequest] = {}  # by engine request id
-        self.unread: set[Sample] = set()  # admitted, and no token since
+    def __init__(
+        self, processor: SpanProcessor, resource: Resource, model: str, clock: Callable[[], float]
+    ) -> None:
+        self.processor, self.resource, self.model = processor, resource, model
+        self.epoch = time.time() - clock()
+        self.builder = SpanBuilder(_new_id)
+        self.asked: dict[int, dict[str, Any]] = {}  # by engine request id: attributes besides
 
     def watch(
         self, request: Request, stream: Stream, writer: Writer, params: SamplingParams
     ) -> None:
-        """A request was submitted: begin its span, and give its ids to the line of the log."""
-        chat = isinstance(writer, ChatWriter)
-        operation = "chat" if chat else "text_completion"
-        epoch = time.time() - self.clock()
-        span = self.tracer.start_span(
-            f"{operation} {self.model}",
-            W3C.extract(request.headers),
-            SpanKind.SERVER,
-            {
-                gen_ai.GEN_AI_OPERATION_NAME: operation,
-                gen_ai.GEN_AI_PROVIDER_NAME: "nanovllm",
-                gen_ai.GEN_AI_REQUEST_MODEL: self.model,
-                gen_ai.GEN_AI_RESPONSE_ID: writer.id,
-                gen_ai.GEN_AI_REQUEST_MAX_TOKENS: params.max_tokens,
-                gen_ai.GEN_AI_REQUEST_TEMPERATURE: params.temperature,
-                gen_ai.GEN_AI_REQUEST_TOP_P: params.top_p,
-                gen_ai.GEN_AI_REQUEST_CHOICE_COUNT: params.n,
-                gen_ai.GEN_AI_USAGE_INPUT_TOKENS: sum(map(len, writer.prompts)),
-                REQUEST_ID: request.scope["request_id"],
-            },
-            start_time=int((epoch + self.clock()) * 1e9),
-        )
-        found = span.get_span_context()
-        request.scope["log"] |= {
-            "trace_id": f"{found.trace_id:032x}",
-            "span_id": f"{found.span_id:016x}",
+        """A request was submitted: follow it, and give its trace's id to the line of the log."""
+        context = parse_traceparent(request.headers.get("traceparent"))
+        if context is not None:
+            request.scope["log"]["trace_id"] = f"{context.trace_id:032x}"
+            if not context.sampled:
+                return
+        operation = "chat" if isinstance(writer, ChatWriter) else "text_completion"
+        asked = {
+            "gen_ai.provider.name": "nanovllm",
+            "gen_ai.response.model": self.model,
+            "gen_ai.request.id": request.scope["request_id"],
+            "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.request.choice.count": params.n,
         }
-        if span.is_recording():
-            self.open |= dict.fromkeys(stream.request_ids, OpenRequest(span, stream, epoch))
+        for request_id, prompt in zip(stream.request_ids, writer.prompts, strict=True):
+            info = RequestInfo(
+                request_id, self.model, len(prompt), params.n, operation, context, writer.id
+            )
+            self.builder.begin(info)
+            self.asked[request_id] = asked
+        opened = self.builder.requests[stream.request_ids[0]]
+        request.scope["log"]["trace_id"] = f"{opened.trace_id:032x}"
 
     def observe(self, events: Sequence[EngineEvent], usage: float) -> None:
         """Take in the events of a step."""
-        for event in events:
-            if isinstance(event, TokenGenerated):
-                sample = event.request_id, event.index
-                if sample in self.unread:
-                    self.unread.remove(sample)
-                    self._move(self.open[event.request_id], sample, "decode", event.time)
-            elif not isinstance(event, Stepped | Prefilled):
-                request = self.open.get(event.request_id)
-                if request is not None:
-                    self._take(event, request)
+        if self.asked:
+            for event in events:
+                for span in self.builder.on(event):
+                    self._end(span)
 
-    def _take(self, event: Change, request: OpenRequest) -> None:
-        sample = event.request_id, event.index
-        match event:
-            case Queued():
-                request.phases[sample] = "queue", event.time
-            case Admitted():
-                self._move(request, sample, "prefill", event.time)
-                self.unread.add(sample)
-            case Preempted():
-                self._move(request, sample, "preempted", event.time)
-                self.unread.discard(sample)
-            case _:
-                self.unread.discard(sample)
-                self._close(request, sample, event.time)
-                self._ended(event, request)
+    def _end(self, span: Span) -> None:
+        attributes = dict(span.attributes)
+        if span.kind == "server":
+            attributes |= self.asked.pop(attributes["nanovllm.request_id"])
 
-    def _move(self, request: OpenRequest, sample: Sample, name: str, now: float) -> None:
-        self._close(request, sample, now)
-        request.phases[sample] = name, now
+        def context(span_id: int) -> SpanContext:
+            return SpanContext(span.trace_id, span_id, is_remote=False, trace_flags=SAMPLED)
 
-    def _close(self, request: OpenRequest, sample: Sample, now: float) -> None:
-        """The span of a sample's present phase."""
-        name, since = request.phases.pop(sample)
-        stream = request.stream
-        number = stream.n * stream.request_ids.index(sample[0]) + sample[1]
-        start = request.nanoseconds(since)
-        span = self.tracer.start_span(
-            name, request.context, attributes={SAMPLE: number}, start_time=start
+        made = ReadableSpan(
+            span.name,
+            context(span.span_id),
+            context(span.parent_id) if span.parent_id else None,
+            self.resource,
+            attributes,
+            kind=KINDS[span.kind],
+            status=STATUSES[span.status],
+            start_time=self._nanoseconds(span.start),
+            end_time=self._nanoseconds(span.end),
+            instrumentation_scope=SCOPE,
         )
-        span.end(request.nanoseconds(now))
+        self.processor.on_end(made)
 
-    def _ended(self, event: Finished | Aborted | Failed, request: OpenRequest) -> None:
-        """The end of a sample; the last one ends its request."""
-        if isinstance(event, Finished):
-            request.reasons.append(event.completion.finish_reason)
-            request.tokens += len(event.completion.token_ids)
-        elif isinstance(event, Aborted):
-            request.reasons.append(request.stream.reason or "abort")
-            request.tokens += len(event.token_ids)
-        else:
-            request.reasons.append("error")
-            request.span.set_status(StatusCode.ERROR, str(event.error))
-        if len(request.reasons) == request.stream.n * len(request.stream.request_ids):
-            self._finish(request, event.time)
+    def _nanoseconds(self, seconds: float) -> int:
+        """The engine's clock as nanoseconds since 1970."""
+        return int((self.epoch + seconds) * 1e9)
 
-    def _finish(self, request: OpenRequest, now: float) -> None:
-        for request_id in request.stream.request_ids:
-            del self.open[request_id]
-        request.span.set_attributes(
-            {
-                gen_ai.GEN_AI_RESPONSE_MODEL: self.model,
-                gen_ai.GEN_AI_RESPONSE_FINISH_REASONS: request.reasons,
-                gen_ai.GEN_AI_USAGE_OUTPUT_TOKENS: request.tokens,
-            }
-        )
-        request.span.end(request.nanoseconds(now))
+
+def _new_id() -> int:
+    return random.getrandbits(64) or 1
