@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from monitoring.metrics import (
     BY,
     JOB,
@@ -12,7 +14,7 @@ from monitoring.metrics import (
     quantile,
 )
 from nanovllm.observability.alerts import Alert, Objective, burn_alerts
-from nanovllm.observability.promql import Metric, Ranged, metric
+from nanovllm.observability.promql import Expression, Metric, Ranged, metric
 
 RUNBOOKS = "monitoring/runbooks"
 REQUESTS = Objective(
@@ -24,8 +26,8 @@ REQUESTS = Objective(
 FIRST_TOKEN = Objective("FirstToken", Metric(SLOW_FIRST_TOKENS.name), named(f"{TTFT}_count"), 0.99)
 
 
-def _alert(name: str, expr: object, wait: str, severity: str, summary: str) -> Alert:
-    return Alert(name, expr, wait, severity, summary, RUNBOOKS)  # pyright: ignore[reportArgumentType]
+def _alert(name: str, expr: Expression, wait: str, severity: str, summary: str) -> Alert:
+    return Alert(name, expr, wait, severity, summary, RUNBOOKS)
 
 
 _open = named("num_requests_running").sum(*BY) + named("num_requests_waiting").sum(*BY)
@@ -69,7 +71,7 @@ LOAD = [
         "More requests are preempted than end: most work is done twice.",
     ),
 ]
-GROUPS = {
+GROUPS: dict[str, Sequence[Alert]] = {
     "burn": [*burn_alerts(REQUESTS, RUNBOOKS), *burn_alerts(FIRST_TOKEN, RUNBOOKS)[:-1]],
     "load": LOAD,
     "server": SERVER,

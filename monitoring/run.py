@@ -16,7 +16,7 @@ import httpx
 import yaml
 
 from monitoring.files import HERE, files
-from tests.system_tools import find
+from tests.system_tools import FOLDER, find
 
 LOOPBACK = "127.0.0.1"
 Address = str  # host:port
@@ -65,15 +65,25 @@ def alertmanager(port: int) -> Iterator[Address]:
 
 @contextmanager
 def _program(package: str, words: list[str], folder: Path) -> Iterator[None]:
-    path = find(package)
-    if path is None:
-        raise FileNotFoundError(package)
-    process = subprocess.Popen([path, *words], cwd=folder)
+    path = _path(package)
+    inside = []
+    if Path(path).is_relative_to(FOLDER):  # only unpacked: its files are not where it looks
+        share = str(FOLDER / "usr/share/prometheus")
+        inside = [_path("bubblewrap"), "--dev-bind", "/", "/", "--tmpfs", "/usr/share",
+                  "--ro-bind", share, "/usr/share/prometheus", "--die-with-parent"]  # fmt: skip
+    process = subprocess.Popen([*inside, path, *words], cwd=folder)
     try:
         yield
     finally:
         process.terminate()
         process.wait(30)
+
+
+def _path(package: str) -> str:
+    path = find(package)
+    if path is None:
+        raise FileNotFoundError(package)
+    return path
 
 
 def main() -> None:
@@ -95,7 +105,8 @@ def main() -> None:
             print(
                 f"Prometheus scrapes {given.server} every 5 s.\n"
                 f"  graphs   http://{asks}/graph\n"
-                f"  alerts   http://{asks}/alerts and http://{tells}\n"
+                f"  alerts   http://{asks}/alerts\n"
+                f"  silence  amtool --alertmanager.url=http://{tells} silence add ...\n"
                 f"  server   http://{given.server}/dashboard\n"
                 f"  Grafana  import {HERE}/dashboards/*.json with http://{asks} as data source\n"
                 "Ctrl-C stops both.",
