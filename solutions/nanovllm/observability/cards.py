@@ -15,7 +15,7 @@ class Card:
     bytes_s: float
     flops_s: float
     memory: float
-    reached: float = 0.5
+    reached: float = 0.35
 
 
 # NVIDIA's datasheets: H100 SXM, A100 SXM 80 GB, L4; dense products in bfloat16.
@@ -58,7 +58,7 @@ def step_cost(model: ModelSize, card: Card) -> StepCost:
 
     >>> cost = step_cost(LLAMA_8B, CARDS["h100"])
     >>> [round(1e6 * part, 3) for part in (cost.base, cost.per_token, cost.per_place)]
-    [4794.186, 28.228, 0.039]
+    [4794.186, 40.325, 0.039]
     """
     return StepCost(
         base=model.weight_bytes / card.bytes_s,

@@ -1,0 +1,362 @@
+"""Task 1: published traces as one schema, and made-up ones of the same shape."""
+
+import math
+import random
+from datetime import datetime, timedelta
+
+import numpy as np
+import pytest
+
+from grader import expect
+from nanovllm.observability.errors import TraceError
+from nanovllm.observability.generator import (
+    arrival_times,
+    at,
+    burst_sizes,
+    generate,
+    parts,
+    stratified,
+    with_sessions,
+)
+from nanovllm.observability.readers import (
+    in_order,
+    read_azure,
+    read_burstgpt,
+    read_mooncake,
+    seconds,
+    whole,
+)
+from nanovllm.observability.shapes import AZURE_CODE, AZURE_CONVERSATION, MOONCAKE, Shape
+from nanovllm.observability.trace import TracedRequest
+
+
+def rows(found):
+    """Requests as plain lists, with times to the microsecond."""
+    return [[round(r.time, 6), r.prompt, r.output, r.session, list(r.blocks), r.ok] for r in found]
+
+
+@pytest.mark.check(task=1, points=1, title="In order of time, from 0")
+def test_in_order(seed):
+    draw = random.Random(seed)
+    given = [TracedRequest(draw.choice([7.0, 9.5, 11.0, 3.25]), i, 1) for i in range(9)]
+    first = min(r.time for r in given)
+    expected = [
+        [t - first, p] for t, p in sorted(((r.time, r.prompt) for r in given), key=lambda x: x[0])
+    ]
+    before = list(given)
+    found = in_order(given)
+    expect(
+        [[r.time, r.prompt] for r in found],
+        expected,
+        call="in_order(requests)",
+        given={"times": [r.time for r in given]},
+        cause="by time, counted from the earliest; of equal times, the order given stays",
+    )
+    expect.that(given == before, "the requests given stay as they were")
+    expect(in_order([]), [], call="in_order([])", cause="a trace may be empty")
+
+
+@pytest.mark.check(task=1, points=2, title="Azure's form")
+def test_azure(seed):
+    draw = random.Random(seed)
+    start, lines, expected = datetime(2023, 11, 16, 23, 59, 58), [], []
+    offsets = [0, *(draw.randrange(1, 10**8) for _ in range(6))]  # in tenths of a microsecond
+    for number, offset in enumerate(offsets, 2):
+        moment = start + timedelta(microseconds=offset // 10)
+        digits = f"{moment.microsecond:06d}{offset % 10}"
+        text = f"{moment:%Y-%m-%d %H:%M:%S}.{digits}"
+        if number == 2:
+            text = text.partition(".")[0]
+        prompt, output = draw.randint(1, 7437), draw.randint(0, 99)
+        lines.append(
+            (
+                number,
+                {"TIMESTAMP": text, "ContextTokens": str(prompt), "GeneratedTokens": str(output)},
+            )
+        )
+        expected.append([offset / 1e7, prompt, output, "", [], True])
+    draw.shuffle(lines)
+    expect(
+        rows(read_azure(iter(lines))),
+        sorted(expected),
+        call="read_azure(rows), not in order, over midnight",
+        given={"rows": lines[:3]},
+        cause="seconds from the earliest request, with all digits behind the second",
+        atol=2e-6,
+    )
+
+
+@pytest.mark.check(task=1, points=1, title="BurstGPT's form")
+def test_burstgpt(seed):
+    draw = random.Random(seed)
+    lines, expected = [], []
+    for number in range(2, 9):
+        time, prompt, output = number * 3.5, draw.randint(1, 900), draw.choice([0, 5, 70])
+        session = draw.choice(["", "81", "97"])
+        row = {"Timestamp": str(time + 40), "Model": "GPT-4", "Request tokens": str(prompt)}
+        row |= {"Response tokens": str(output), "Total tokens": str(prompt + output)}
+        lines.append((number, row | ({"Session ID": session} if session else {})))
+        expected.append([time - 7.0, prompt, output, session, [], output > 0])
+    expect(
+        rows(read_burstgpt(iter(lines))),
+        expected,
+        call="read_burstgpt(rows)",
+        given={"rows": lines[:2]},
+        cause="Timestamp is in seconds; a request without response tokens has failed, and stays "
+        "in the trace",
+    )
+
+
+@pytest.mark.check(task=1, points=1, title="Mooncake's form")
+def test_mooncake(seed):
+    draw = random.Random(seed)
+    lines, expected = [], []
+    for number in range(1, 8):
+        time, prompt, output = 3000 * number, draw.randint(1, 90000), draw.randint(0, 900)
+        ids = [draw.randrange(99) for _ in range(draw.randint(0, 3))]
+        row = {"timestamp": time, "input_length": prompt, "output_length": output, "hash_ids": ids}
+        session = draw.choice(["", "s1"])
+        lines.append((number, row | ({"session_id": session} if session else {})))
+        expected.append([3.0 * (number - 1), prompt, output, session, ids, True])
+    found = read_mooncake(iter(lines))
+    expect(
+        rows(found),
+        expected,
+        call="read_mooncake(rows)",
+        given={"rows": lines[:2]},
+        cause="timestamp is in milliseconds; hash_ids are the blocks of the prompt",
+    )
+    expect.that(all(isinstance(r.blocks, tuple) for r in found), "blocks are a tuple")
+
+
+@pytest.mark.check(task=1, points=2, title="Rows that cannot be used")
+def test_bad_rows(seed):
+    line = seed + 41
+    for bad in ("-1", "x", None, "", "2.5", "nan", "inf"):
+        expect.raises(
+            TraceError,
+            lambda bad=bad: whole(line, {"n": bad}, "n"),
+            match=rf"\b{line}\b.*\bn\b",
+            call=f"whole({line}, {{'n': {bad!r}}}, 'n')",
+            cause="no whole number of at least 0; the message has the line and the column",
+        )
+    expect.raises(TraceError, lambda: whole(3, {"n": 0}, "n", 1), call="whole(3, {'n': 0}, 'n', 1)")
+    expect(whole(3, {"n": "4808.0"}, "n", 1), 4808, call="whole(3, {'n': '4808.0'}, 'n', 1)")
+    for bad in ("x", None, "nan", "-inf"):
+        expect.raises(
+            TraceError,
+            lambda bad=bad: seconds(line, {"t": bad}, "t"),
+            match=rf"\b{line}\b.*\bt\b",
+            call=f"seconds({line}, {{'t': {bad!r}}}, 't')",
+            cause="no finite number",
+        )
+    good = {"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": []}
+    azure = {"TIMESTAMP": "2023-11-16 18:17:03.9", "ContextTokens": "5", "GeneratedTokens": "5"}
+    burst = {"Timestamp": "1", "Request tokens": "5", "Response tokens": "5"}
+    for reader, row, wrong in (
+        (read_mooncake, good, {"input_length": 0}),
+        (read_mooncake, good, {"output_length": -3}),
+        (read_mooncake, good, {"timestamp": "soon"}),
+        (read_azure, azure, {"TIMESTAMP": "yesterday"}),
+        (read_azure, azure, {"ContextTokens": "0"}),
+        (read_azure, azure, {"GeneratedTokens": None}),
+        (read_burstgpt, burst, {"Timestamp": ""}),
+        (read_burstgpt, burst, {"Response tokens": "-5"}),
+    ):
+        [(column, value)] = wrong.items()
+        expect.raises(
+            TraceError,
+            lambda reader=reader, row=row, wrong=wrong: reader([(1, row), (line, row | wrong)]),
+            match=rf"\b{line}\b",
+            call=f"{reader.__name__}(rows) with {column}={value!r} in line {line}",
+            cause="a wrong row is refused, with the number of its line; it is not left out",
+        )
+
+
+@pytest.mark.check(task=1, points=1, title="Quantiles between marks")
+def test_at(seed):
+    draw = random.Random(seed)
+    marks = [0.0, 0.1, 0.5, 0.9, 0.99, 1.0]
+    values = sorted(draw.uniform(1, 9000) for _ in marks)
+    for share in (*marks, *(draw.random() for _ in range(30))):
+        expect(
+            at(values, share, marks),
+            float(np.exp(np.interp(share, marks, np.log(values)))),
+            call=f"at(values, {share}, marks)",
+            given={"values": values, "marks": marks},
+            cause="between two marks a quantile grows by equal factors, not by equal steps",
+            rtol=1e-9,
+        )
+
+
+@pytest.mark.check(task=1, points=1, title="One draw in each equal part")
+def test_stratified(seed):
+    for count in (1, 7, 200):
+        found = stratified(count, random.Random(seed + count))
+        expect(
+            sorted(int(u * count) for u in found),
+            list(range(count)),
+            call=f"stratified({count}, draw)",
+            cause="each of the equal parts has one number",
+        )
+    expect.that(found != sorted(found), "they come in random order")
+    shares = [u * count % 1 for u in found]
+    expect.that(
+        0.35 < sum(shares) / count < 0.65 and max(shares) > 0.9 and min(shares) < 0.1,
+        "within its part, a number is anywhere",
+        observed=sum(shares) / count,
+    )
+    total = draw_total = random.Random(seed).uniform(5, 500)
+    for count in (1, 6, 40):
+        lengths = parts(total, count, random.Random(seed))
+        expect(
+            [len(lengths), sum(lengths)], [count, draw_total], call=f"parts({total}, {count}, draw)"
+        )
+    many = np.array(parts(5000.0, 5000, random.Random(seed)))
+    expect(
+        [float((many > k).mean()) for k in (0.5, 1, 2, 3)],
+        [math.exp(-k) for k in (0.5, 1, 2, 3)],
+        call="parts(5000.0, 5000, draw): shares longer than 0.5, 1, 2, 3",
+        cause="lengths are exponential",
+        atol=0.01,
+    )
+
+
+@pytest.mark.check(task=1, points=2, title="Sizes of bursts")
+def test_burst_sizes(seed):
+    shape = Shape("x", 1.0, (), (), burst_tail=1.5, burst_most=40)
+    for count in (1, 2, 30, 20_000):
+        sizes = burst_sizes(shape, count, random.Random(seed + count))
+        expect(
+            sum(sizes),
+            count,
+            call=f"sum(burst_sizes(shape, {count}, draw))",
+            cause="the last burst is cut, so that all add up to the count",
+        )
+        expect.that(
+            min(sizes) >= 1 and max(sizes) <= 40, "a burst has 1 to burst_most requests",
+            observed=(min(sizes), max(sizes)),
+        )  # fmt: skip
+    expect(
+        [float(np.mean([size >= k for size in sizes])) for k in (2, 4, 10, 40)],
+        [k**-1.5 for k in (2, 4, 10, 40)],
+        call="burst_sizes(shape, 20000, draw): shares of bursts of 2, 4, 10, 40 or more",
+        cause="k or more with probability k ** -burst_tail; what would be larger than burst_most "
+        "counts as burst_most",
+        atol=0.012,
+    )
+    expect(
+        burst_sizes(AZURE_CONVERSATION, 4, random.Random(seed)),
+        [1] * 4,
+        call="burst_sizes(AZURE_CONVERSATION, 4, draw)",
+        cause="burst_tail 0: each request comes alone",
+    )
+
+
+def figures(times):
+    """CV of gaps, peak to mean in 1 s and 60 s, share of gaps below 10 ms."""
+    times = np.array(times) - times[0]
+    between, mean = np.diff(times), len(times) / times[-1]
+    peaks = [np.bincount((times // w).astype(int)).max() / w / mean for w in (1, 60)]
+    return [between.std() / between.mean(), *peaks, (between < 0.01).mean()]
+
+
+@pytest.mark.check(task=1, points=2, title="Arrivals: pauses, bursts, cycles, bundles")
+def test_arrivals(seed):
+    wide = {"Azure code": (AZURE_CODE, 3392, 8819, (13.2, 26, 4.2, 0.39))}
+    wide["Azure conversation"] = (AZURE_CONVERSATION, 3521, 19366, (1.09, 2.9, 1.5, 0.057))
+    wide["Mooncake"] = (MOONCAKE, 3539, 12031, (3.0, 8.2, 1.2, 0.9))
+    for name, (shape, length, count, real) in wide.items():
+        times = arrival_times(shape, count, length, random.Random(seed))
+        expect(len(times), count, call=f"len(arrival_times({name}, {count}, {length}, draw))")
+        expect.that(times == sorted(times), "arrivals are in order")
+        expect.that(
+            times[0] >= 0 and times[-1] < length + 5,
+            "all arrive within the seconds asked for",
+            observed=times[-1],
+        )
+        found = figures(times)
+        for what, got, wanted in zip(
+            ("CV of gaps", "peak to mean, 1 s", "peak to mean, 60 s", "gaps under 10 ms"),
+            found,
+            real,
+            strict=True,
+        ):
+            wide_peak = 1.6 if what.startswith("peak") else 1.2
+            expect.that(
+                wanted / wide_peak <= got <= wanted * wide_peak,
+                f"{what} of {name} is about {wanted}",
+                observed=float(got),
+                call=f"arrival_times({name}, {count}, {length}, draw)",
+                given={"seed": seed},
+                cause="pauses take their share of the time; bursts begin in the rest of it, at "
+                "random or with the cycle's rate; bundles cut times down",
+            )
+    shape = Shape("x", 1.0, (), (), swing=0.8, cycle_seconds=100.0)
+    phases = np.array(arrival_times(shape, 4000, 1000.0, random.Random(seed))) % 100 / 100
+    expect.that(
+        abs(np.mean(phases < 0.5) - (0.5 + 0.8 / math.pi)) < 0.03,
+        "with a swing of 0.8, 75 % come in the first half of each cycle",
+        observed=float(np.mean(phases < 0.5)),
+    )
+    cut = arrival_times(MOONCAKE, 50, 60.0, random.Random(seed))
+    expect.that(
+        all(t % 3 == 0 for t in cut), "a bundle of 3 s cuts times to 0, 3, 6 ...", observed=cut[:9]
+    )
+
+
+@pytest.mark.check(task=1, points=1, title="Sessions and their blocks")
+def test_sessions(seed):
+    shape = Shape("x", 1.0, (), (), follow_share=0.7, think=20.0, block=16, common=1)
+    draw = random.Random(seed)
+    lengths = [draw.randint(5, 400) for _ in range(600)]
+    given = [TracedRequest(i / 2, prompt, 8) for i, prompt in enumerate(lengths)]
+    found = with_sessions(shape, given, random.Random(seed))
+    expect(
+        [[r.time, r.prompt, r.output] for r in found],
+        [[r.time, r.prompt, r.output] for r in given],
+        call="with_sessions(shape, requests, draw)",
+        cause="times and lengths are those of the requests",
+    )
+    last, seen = {}, set()
+    for number, request in enumerate(found):
+        size = -(-request.prompt // 16)
+        expect(len(request.blocks), size, call=f"blocks of request {number}",
+               given={"prompt": request.prompt, "block": 16})  # fmt: skip
+        before = last.get(request.session)
+        kept = before.blocks[:-1] if before and len(before.blocks) > 1 else (0,)
+        if before is not None:
+            expect.that(
+                before.prompt + before.output <= request.prompt,
+                "the last prompt and answer fit into the next prompt of a session",
+                observed=(before.prompt, before.output, request.prompt),
+            )
+        expect(list(request.blocks[: len(kept)]), list(kept), call=f"known blocks of {number}",
+               cause="the blocks of the last prompt but its last, or the common ones")  # fmt: skip
+        new = request.blocks[len(kept) :]
+        expect.that(
+            not seen.intersection(new) and len(set(new)) == len(new),
+            "all further blocks are new",
+            observed=new,
+        )
+        seen.update(request.blocks)
+        last[request.session] = request
+    followers = len(found) - len(last)
+    expect.that(
+        0.4 < followers / len(found) <= 0.75,
+        "about follow_share of the requests go on with a session",
+        observed=followers / len(found),
+    )
+    waits = []
+    last = {}
+    for request in found:
+        if request.session in last:
+            waits.append(request.time - last[request.session])
+        last[request.session] = request.time
+    expect.that(
+        18 < float(np.mean(waits)) < 90,
+        "somebody goes on after the time drawn, or later",
+        observed=float(np.mean(waits)),
+    )
+    trace = generate(MOONCAKE, 60.0, seed)
+    expect.that(all(r.session and r.blocks for r in trace), "each request has a session and blocks")

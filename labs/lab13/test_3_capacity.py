@@ -1,0 +1,366 @@
+"""Task 3: from a trace to replicas and their settings."""
+
+import random
+from dataclasses import replace
+from math import ceil
+
+import numpy as np
+import pytest
+
+from grader import expect
+from nanovllm.batching.budget import FixedBudget
+from nanovllm.batching.events import Preempted, Stepped
+from nanovllm.batching.scheduler import Scheduler
+from nanovllm.batching.simulated import CountingStore
+from nanovllm.batching.simulator import StepCost, simulate
+from nanovllm.batching.traces import Arrival
+from nanovllm.generation.latency import ManualClock
+from nanovllm.observability import capacity
+from nanovllm.observability.capacity_interface import Replica, Slo
+from nanovllm.observability.cards import CARDS, LLAMA_8B, Card, ModelSize
+from nanovllm.observability.errors import CapacityError
+from nanovllm.observability.trace import TracedRequest
+
+COST = StepCost(base=0.01, per_token=0.001, per_place=0.00001)
+
+
+def requests(seed, count, seconds, prompt=60, output=12):
+    """Random times and lengths, in order."""
+    draw = random.Random(seed)
+    times = sorted(draw.uniform(0, seconds) for _ in range(count))
+    return [
+        TracedRequest(t, draw.randint(1, 2 * prompt), draw.randint(0, 2 * output)) for t in times
+    ]
+
+
+def replayed(trace, replica, n):
+    """What lab 04's simulator says of n replicas: lines, runs."""
+    runs = []
+    for i in range(n):
+        mine = [Arrival(r.time, r.prompt, max(1, r.output)) for r in trace[i::n]]
+        scheduler = Scheduler(
+            CountingStore(replica.kv_tokens),
+            None,
+            FixedBudget(replica.max_num_batched_tokens),
+            max_num_seqs=replica.max_num_seqs,
+            clock=ManualClock(),
+        )
+        if mine:
+            runs.append(simulate(mine, scheduler, replica.cost))
+    return [line for run in runs for line in run.timelines], runs
+
+
+def p99(values):
+    return float(np.percentile(values, 99)) if values else 0.0
+
+
+@pytest.mark.check(task=3, points=4, title="Replicas by mean values")
+def test_mean(seed):
+    for number in range(6):
+        trace = requests(seed + number, 200, 10.0 + 7 * number)
+        replica = Replica(COST, random.Random(number).choice([90, 700, 9000]), 32, 128)
+        p = sum(r.prompt for r in trace) / 200
+        o = sum(max(r.output, 1) for r in trace) / 200
+        rows = max(1.0, min(32, replica.kv_tokens / (p + o)))
+        work = p * (0.001 + 0.01 / 128) + (o - 1) * (0.001 + 0.01 / rows + 1e-5 * (p + o / 2))
+        seconds = trace[-1].time - trace[0].time
+        for utilisation in (0.5, 0.7, 0.95):
+            expect(
+                capacity.mean_replicas(trace, replica, utilisation),
+                max(1, ceil(200 * work / seconds / utilisation)),
+                call=f"mean_replicas(trace, replica, {utilisation})",
+                given={"mean prompt": p, "mean output": o, "rows": rows, "work": work,
+                       "seconds": seconds},
+                cause="requests * work / seconds / utilisation, rounded up; the first token comes "
+                "with the prompt",
+            )  # fmt: skip
+        moved = [replace(r, time=r.time + 1000) for r in trace]
+        expect(
+            capacity.mean_replicas(moved, replica, 0.5),
+            max(1, ceil(200 * work / seconds / 0.5)),
+            call="mean_replicas of a trace that begins at 1,000 s",
+            cause="seconds are from the first arrival to the last",
+        )
+    one = [TracedRequest(3.0, 50, 5)]
+    expect(capacity.mean_replicas(one, replica), 1, call="mean_replicas of one request")
+    expect(capacity.mean_replicas(one * 40, replica), 1, call="mean_replicas at one moment")
+
+
+@pytest.mark.check(task=3, points=1, title="Nobody plans to be busy all the time")
+def test_utilisation(seed):
+    trace = requests(seed, 20, 5.0)
+    for wrong in (1.0, 0.0, 1.5, -0.5):
+        expect.raises(
+            CapacityError,
+            lambda wrong=wrong: capacity.mean_replicas(trace, Replica(COST, 900), wrong),
+            call=f"mean_replicas(trace, replica, {wrong})",
+            cause="a replica that is busy for 100 % of the time has a queue that only grows",
+        )
+
+
+@pytest.mark.check(task=3, points=3, title="One replica is lab 04's simulator")
+def test_one_replica(seed):
+    for number, limits in enumerate(((5000, 16, 64), (400, 16, 256), (5000, 3, 64))):
+        trace, replica = requests(seed + number, 60, 4.0), Replica(COST, *limits)
+        lines, _ = replayed(trace, replica, 1)
+        found = capacity.simulate_replicas(trace, replica, 1)
+        given = {"kv_tokens, max_num_seqs, max_num_batched_tokens": limits}
+        expect(
+            [found.replicas, found.ttft_p99],
+            [1, p99([line.ttft for line in lines])],
+            call="simulate_replicas(trace, replica, 1): replicas, ttft_p99",
+            given=given,
+            cause="the limits are the replica's, the policy is first come first served, the "
+            "budget fixed",
+            rtol=1e-9,
+        )
+        expect(
+            found.tpot_p99,
+            p99([line.tpot for line in lines if line.tpot is not None]),
+            call="simulate_replicas(trace, replica, 1).tpot_p99",
+            given=given,
+            cause="requests of one token have no TPOT",
+            rtol=1e-9,
+        )
+    ones = [TracedRequest(i / 9, 30, i % 2) for i in range(9)]
+    expect(
+        capacity.simulate_replicas(ones, replica, 1).tpot_p99,
+        0.0,
+        call="tpot_p99, when all answers have one token or none",
+        cause="an output of 0 counts as 1",
+    )
+
+
+@pytest.mark.check(task=3, points=5, title="Many replicas, one percentile")
+def test_many_replicas(seed):
+    for number, n in enumerate((2, 3, 5, 9)):
+        trace, replica = requests(seed + number, 70, 3.0), Replica(COST, 900, 16, 96)
+        lines, _ = replayed(trace, replica, n)
+        mixed = list(trace)
+        random.Random(seed).shuffle(mixed)
+        for what, given in (("trace", trace), ("trace, not in order", mixed)):
+            found = capacity.simulate_replicas(given, replica, n)
+            expect(
+                [found.replicas, found.ttft_p99, found.tpot_p99],
+                [
+                    n,
+                    p99([line.ttft for line in lines]),
+                    p99([line.tpot for line in lines if line.tpot is not None]),
+                ],
+                call=f"simulate_replicas({what}, replica, {n}): replicas, ttft_p99, tpot_p99",
+                cause="the i-th request in order of time goes to i mod n; a percentile is taken "
+                "once, over the requests of all replicas",
+                rtol=1e-9,
+            )
+
+
+@pytest.mark.check(task=3, points=3, title="Busy share and preemptions")
+def test_busy(seed):
+    for n, tokens in ((1, 260), (2, 300), (4, 3000), (80, 3000)):
+        trace, replica = requests(seed + n, 50, 20.0), Replica(COST, tokens, 16, 96)
+        lines, runs = replayed(trace, replica, n)
+        span = max(line.token_times[-1] for line in lines) - trace[0].time
+        steps = [e for run in runs for e in run.events if isinstance(e, Stepped) and e.chunks]
+        busy = sum(step.time - step.started for step in steps)
+        found = capacity.simulate_replicas(trace, replica, n)
+        expect(
+            found.busy,
+            busy / span / n,
+            call=f"simulate_replicas(trace, replica, {n}).busy",
+            given={"seconds in steps": busy, "from first arrival to last token": span},
+            cause="the mean over replicas of the share in which each computes; all have the same "
+            "time, and one without requests is there, too",
+            rtol=1e-9,
+        )
+        expect(
+            found.preemptions,
+            sum(isinstance(event, Preempted) for run in runs for event in run.events),
+            call=f"simulate_replicas(trace, replica, {n}).preemptions",
+        )
+
+
+@pytest.mark.check(task=3, points=1, title="What cannot be simulated")
+def test_refused(seed):
+    trace, replica = requests(seed, 9, 2.0), Replica(COST, 900)
+    small = Replica(COST, 50)
+    large = [*trace, TracedRequest(1.0, 500, 5)]
+    for call, action in {
+        "simulate_replicas(trace, replica, 0)": lambda: capacity.simulate_replicas(
+            trace, replica, 0
+        ),
+        "simulate_replicas([], replica, 2)": lambda: capacity.simulate_replicas([], replica, 2),
+        "simulate_replicas with a prompt of 500 and room for 50": lambda: (
+            capacity.simulate_replicas(large, small, 2)
+        ),
+    }.items():
+        expect.raises(CapacityError, action, call=call)
+
+
+def planned(seed, objective):
+    trace = requests(seed, 90, 3.0, prompt=90)
+    replica = Replica(COST, 2000, 16, 128)
+    return trace, replica, Slo(*objective)
+
+
+@pytest.mark.check(task=3, points=5, title="The fewest replicas that keep the objective")
+def test_plan(seed):
+    for number, objective in enumerate(((0.25, 1.0), (5.0, 0.09), (0.6, 0.12), (99.0, 99.0))):
+        trace, replica, slo = planned(seed + number, objective)
+        plan = capacity.plan_replicas(trace, replica, slo)
+        given = {"slo": objective, "replicas": plan.replicas}
+
+        def keeps(n, trace=trace, replica=replica, slo=slo):
+            lines, _ = replayed(trace, replica, n)
+            tpots = [line.tpot for line in lines if line.tpot is not None]
+            return p99([x.ttft for x in lines]) <= slo.ttft_p99 and p99(tpots) <= slo.tpot_p99
+
+        expect.that(
+            keeps(plan.replicas), "the planned replicas keep the objective", given=given,
+            observed=plan.replicas, call="plan_replicas(trace, replica, slo).replicas",
+            cause="both percentiles must be kept",
+        )  # fmt: skip
+        expect.that(
+            plan.replicas == 1 or not keeps(plan.replicas - 1),
+            "one replica fewer does not keep the objective",
+            given=given,
+            observed=plan.replicas,
+            call="plan_replicas(trace, replica, slo).replicas",
+            cause="the fewest are asked for",
+        )
+        expect(
+            plan.by_mean,
+            capacity.mean_replicas(trace, replica),
+            call="plan_replicas(trace, replica, slo).by_mean",
+        )
+
+
+@pytest.mark.check(task=3, points=2, title="What a plan has measured")
+def test_tried(seed):
+    trace, replica, slo = planned(seed, (0.25, 0.12))
+    for most in (64, 20):
+        plan = capacity.plan_replicas(trace, replica, slo, most)
+        asked = {plan.replicas, max(1, plan.replicas - 1)}
+        expect.that(
+            asked <= set(plan.tried),
+            f"{sorted(asked)} replicas have been measured",
+            observed=sorted(plan.tried),
+            cause="that the plan is the fewest must be seen, not assumed",
+        )
+        expect.that(
+            len(plan.tried) <= 2 * np.log2(most) + 2 and max(plan.tried) <= most,
+            f"few numbers up to {most} are measured: at most 2 * log2(most) + 2",
+            observed=sorted(plan.tried),
+            cause="a simulation takes long; halve what is left, do not count up",
+        )
+        expect.that(
+            str(plan.replicas) in plan.reason and len(plan.reason) > 15,
+            "the reason names the number of replicas",
+            observed=plan.reason,
+        )
+        for n, measured in plan.tried.items():
+            expect(measured.replicas, n, call=f"plan.tried[{n}].replicas")
+    far = requests(seed, 400, 1.0, prompt=90)
+    plan = capacity.plan_replicas(far, replica, Slo(1.0, 1.0))
+    expect.that(
+        len(plan.tried) <= 14 and plan.replicas > 14,
+        "a plan of many replicas needs few simulations, too",
+        observed=(plan.replicas, sorted(plan.tried)),
+    )
+
+
+@pytest.mark.check(task=3, points=1, title="An objective that nobody keeps")
+def test_impossible(seed):
+    trace, replica, _ = planned(seed, (1, 1))
+    error = expect.raises(
+        CapacityError,
+        lambda: capacity.plan_replicas(trace, replica, Slo(0.25, 0.0101), most=6),
+        call="plan_replicas with a TPOT below that of a step, most=6",
+        cause="not even `most` replicas keep it",
+    )
+    reached = capacity.simulate_replicas(trace, replica, 6)
+    expect.that(
+        f"{reached.ttft_p99:.2g}"[:3] in str(error),
+        "the message has what the most replicas reach",
+        observed=str(error),
+    )
+
+
+@pytest.mark.check(task=3, points=4, title="Settings of a replica")
+def test_settings(seed):
+    draw = random.Random(seed)
+    cards = [Card("x", 1e12, 2e14, m) for m in (21e9, 40e9, 200e9)]
+    model = ModelSize("m", 16 * 10**9, 131_072, 16 * 10**9)
+    for card, output, headroom, slo in (
+        (cards[0], 5, 0.1, Slo(1.0, 0.05)),
+        (cards[1], 400, 0.2, Slo(1.0, 0.5)),
+        (cards[2], 40, 0.05, Slo(1.0, 0.001)),
+        (cards[2], 9000, 0.0, Slo(1.0, 9.0)),
+    ):
+        trace = requests(draw.random(), 50, 9.0, 30 * draw.randint(1, 9), output)
+        mean = sum(r.prompt + max(1, r.output) for r in trace) / 50
+        places = int((card.memory * (1 - headroom) - model.weight_bytes) // model.kv_bytes)
+        base, token = model.weight_bytes / card.bytes_s, model.flops / card.flops_s / card.reached
+        place = model.kv_bytes / card.bytes_s
+        budgets = [2**k for k in range(7, 15)]
+        fast = [b for b in budgets if base + token * b + place * places <= slo.tpot_p99]
+        budget = max([128, *fast])
+        blocks = [p for p in (8, 16, 32, 64, 128) if p / 2 <= 0.01 * mean]
+        found = capacity.choose_settings(trace, model, card, slo, headroom)
+        given = {"card": card, "mean request": mean, "headroom": headroom, "slo": slo}
+        for name, value, cause in (
+            ("kv_tokens", places, "memory less headroom and weights, over the bytes of a token"),
+            ("block_size", max([8, *blocks]), "the largest that wastes at most 1 %, or 8"),
+            ("max_num_batched_tokens", budget, "the largest whose full step, with the whole store "
+             "read, is within the TPOT; 128 if none is"),
+            ("max_num_seqs", max(1, min(int(places / mean), 1024, budget)),
+             "requests of mean length that the store holds, within the limits"),
+            ("headroom", headroom, "as given"),
+        ):  # fmt: skip
+            expect(
+                getattr(found, name),
+                value,
+                call=f"choose_settings(trace, model, card, slo, {headroom}).{name}",
+                given=given,
+                cause=cause,
+            )
+            expect.that(
+                any(c.isdigit() for c in found.reasons.get(name, "")),
+                f"reasons[{name!r}] is a sentence with a figure",
+                observed=found.reasons.get(name, ""),
+            )
+    tight = Card("small", 1e12, 2e14, 17e9)
+    expect.raises(
+        CapacityError,
+        lambda: capacity.choose_settings(trace, model, tight, slo, 0.05),
+        call="choose_settings on a card of 17 GB, for 16 GB of weights",
+        cause="the longest request must fit",
+    )
+    fits = int((18e9 - 16e9) // model.kv_bytes)
+    exact = Card("exact", 1e12, 2e14, 18e9)
+    edge = [TracedRequest(0.0, fits - 10, 10), TracedRequest(1.0, 5, 1)]
+    expect(capacity.choose_settings(edge, model, exact, slo, 0.0).kv_tokens, fits,
+           call="choose_settings, when the longest request just fits")  # fmt: skip
+    expect.raises(
+        CapacityError,
+        lambda: capacity.choose_settings(
+            [*edge, TracedRequest(2.0, fits - 9, 10)], model, exact, slo, 0.0
+        ),
+        call="choose_settings, when the longest request is one token too long",
+    )
+
+
+@pytest.mark.check(task=3, points=1, title="The bill")
+def test_bill(seed):
+    trace = requests(seed, 40, 30.0)
+    tokens = sum(r.prompt + r.output for r in trace)
+    seconds = trace[-1].time - trace[0].time
+    found = capacity.bill(trace, 3, 2.5)
+    expect(
+        [found.an_hour, found.a_month, found.a_million],
+        [7.5, 7.5 * 730, 7.5 / 3600 * seconds / tokens * 1e6],
+        call="bill(trace, 3, 2.5): an_hour, a_month, a_million",
+        given={"seconds": seconds, "tokens of prompts and answers": tokens},
+        rtol=1e-9,
+    )
+    hour = capacity.choose_settings(trace, LLAMA_8B, CARDS["h100"], Slo())
+    expect.that(hour.kv_tokens > 400_000, "an H100 holds over 400,000 tokens of Llama 3.1 8B")

@@ -1,0 +1,296 @@
+"""Task 6: alerts and dashboards as code; expressions are evaluated on made-up series."""
+
+import random
+
+import pytest
+
+from grader import expect
+from grader.checks.promql_values import value_of
+from nanovllm.observability.alerts import (
+    WINDOWS,
+    Alert,
+    BurnWindow,
+    Objective,
+    burn_alerts,
+    error_share,
+    rule_file,
+)
+from nanovllm.observability.dashboard import Panel, dashboard, panel_dict
+from nanovllm.observability.errors import ObservabilityError
+from nanovllm.observability.promql import Metric, metric, rate
+
+UP = Metric("up").sum() < 1
+SLOW = Objective("Ttft", metric("slow_total", kind="ttft"), Metric("requests_total"), 0.99)
+
+
+def world(slow, fast, until=7200.0, slow_there=True):
+    """Two replicas; so many slow and fast requests a second before and after second 3,600."""
+    data, now, counts = {"slow_total": [], "requests_total": []}, 0.0, [0.0, 0.0]
+    points = []
+    while now <= until:
+        points.append((now, *counts))
+        after = int(now >= 3600)
+        counts = [counts[0] + 60 * slow[after], counts[1] + 60 * (slow[after] + fast[after])]
+        now += 60
+    for instance in "ab":
+        labels = {"instance": instance}
+        if slow_there:
+            data["slow_total"].append((labels | {"kind": "ttft"}, [(t, s) for t, s, _ in points]))
+        data["slow_total"].append((labels | {"kind": "tpot"}, [(t, 9 * t) for t, _, _ in points]))
+        data["requests_total"].append((labels, [(t, a) for t, _, a in points]))
+    return data
+
+
+def one(expression, data, at):
+    """The value of an expression that has at most one; None without."""
+    found = value_of(expression, data, at)
+    expect.that(len(found) <= 1, "the expression has one value for all replicas", observed=found)
+    return next(iter(found.values()), None)
+
+
+@pytest.mark.check(task=6, points=1, title="An alert, in Prometheus' form")
+def test_alert(seed):
+    alert = Alert(
+        f"NoReplicas{seed}", UP, "90s", "page", "Nobody answers.", "https://x.example/runbooks"
+    )
+    expect(
+        alert.to_dict(),
+        {
+            "alert": f"NoReplicas{seed}",
+            "expr": "sum(up) < 1",
+            "for": "90s",
+            "labels": {"severity": "page"},
+            "annotations": {
+                "summary": "Nobody answers.",
+                "runbook_url": f"https://x.example/runbooks/NoReplicas{seed}.md",
+            },
+        },
+        call="Alert(...).to_dict()",
+        cause="expr is text; without `for` a single scrape would wake somebody up",
+    )
+
+
+@pytest.mark.check(task=6, points=1, title="Alerts that are refused")
+def test_bad_alerts(seed):
+    usual = {
+        "name": "NoReplicas",
+        "expr": UP,
+        "wait": f"{seed + 2}m",
+        "severity": "page",
+        "summary": "Nobody answers.",
+        "runbooks": "docs",
+    }
+    Alert(**usual).to_dict()
+    for field, value in (
+        ("name", "no replicas"), ("name", "noReplicas"), ("name", "No_replicas"), ("name", "2Few"),
+        ("wait", ""), ("wait", "5"), ("wait", "soon"), ("wait", "m"), ("wait", "5w"),
+        ("severity", "red"), ("severity", ""), ("summary", ""),
+    ):  # fmt: skip
+        expect.raises(
+            ObservabilityError,
+            lambda field=field, value=value: Alert(**{**usual, field: value}).to_dict(),
+            call=f"Alert with {field}={value!r}: to_dict()",
+        )
+
+
+@pytest.mark.check(task=6, points=2, title="The share of errors")
+def test_share(seed):
+    draw = random.Random(seed)
+    slow, fast = draw.randint(1, 9), draw.randint(10, 50)
+    data = world((0, slow), (fast, fast))
+    for window, seconds in (("5m", 300), ("30m", 1800), ("1h", 3600), ("100m", 6000)):
+        expression = error_share(SLOW, window)
+        before = max(0, seconds - 3600)
+        expect(
+            one(expression, data, 7200.0),
+            slow * (seconds - before) / (slow * (seconds - before) + fast * seconds),
+            call=f"error_share(objective, {window!r}), evaluated",
+            given={"expression": str(expression)},
+            cause="rates of errors over rates of all, both over the same window and all replicas; "
+            "the objective's matchers stay",
+            rtol=1e-9,
+        )
+    quiet = world((0, 0), (fast, fast), slow_there=False)
+    expect(
+        one(error_share(SLOW, "5m"), quiet, 7200.0),
+        0.0,
+        call="error_share, where no error has ever been counted",
+        cause="a counter that nobody increased is not there; the share is 0, not nothing",
+    )
+
+
+@pytest.mark.check(task=6, points=2, title="Alerts on two windows")
+def test_burn_alerts(seed):
+    windows = (
+        BurnWindow("1h", "5m", 10.0, "2m", "page"),
+        BurnWindow("90m", "10m", 2.0, "1h", "ticket"),
+    )
+    alerts = burn_alerts(SLOW, "docs", windows)
+    expect(
+        [[a.name, a.wait, a.severity] for a in alerts[:-1]],
+        [["TtftBurn1H", "2m", "page"], ["TtftBurn90M", "1h", "ticket"]],
+        call="burn_alerts(objective, 'docs', windows): names, waits, severities",
+    )
+    expect(
+        [alert.name for alert in burn_alerts(SLOW, "docs")],
+        ["TtftBurn1H", "TtftBurn6H", "TtftBurn3D", "TtftNoTraffic"],
+        call="burn_alerts(objective, 'docs'): names",
+        given={"windows": WINDOWS},
+    )
+    for alert in alerts:
+        made = alert.to_dict()
+        expect.that(bool(made["annotations"]["summary"]), "each alert has a summary")
+    draw = random.Random(seed)
+    for story, slow, fast, at, fires in (
+        ("a burst of errors that is over", (0, 0), (50, 50), 7200.0, [False, False]),
+        ("15 % slow for an hour", (15, 15), (85, 85), 7200.0, [True, True]),
+        ("5 % slow for an hour", (5, 5), (95, 95), 7200.0, [False, True]),
+        ("1 % slow for an hour", (1, 1), (99, 99), 7200.0, [False, False]),
+        ("all slow for 4 minutes", (0, 100), (100, 0), 3840.0, [False, True]),
+        ("all slow for 30 minutes", (0, 100), (100, 0), 5400.0, [True, True]),
+        ("all slow, and well again for 20 minutes", (100, 0), (0, 100), 4800.0, [False, False]),
+    ):
+        scale = draw.choice([0.5, 1, 3])
+        data = world([s * scale for s in slow], [f * scale for f in fast])
+        expect(
+            [one(alert.expr, data, at) is not None for alert in alerts[:-1]],
+            fires,
+            call=f"which of the two alerts fire: {story}",
+            given={"expressions": [str(alert.expr) for alert in alerts[:-1]]},
+            cause="the share must be above factor * (1 - objective) over the long window and over "
+            "the short one",
+        )
+
+
+@pytest.mark.check(task=6, points=1, title="Silence is an alert of its own")
+def test_no_traffic(seed):
+    *_, alert = burn_alerts(SLOW, "docs")
+    expect(
+        [alert.name, alert.severity, alert.wait],
+        ["TtftNoTraffic", "page", "10m"],
+        call="the last of burn_alerts: name, severity, wait",
+    )
+    busy, stopped = world((0, 0), (5 + seed, 5)), world((0, 0), (5, 0))
+    for story, data, at, fires in (
+        ("requests come", busy, 7200.0, False),
+        ("nothing for an hour", stopped, 7200.0, True),
+        ("nothing for 5 minutes", stopped, 3900.0, False),
+        ("nothing for 15 minutes", stopped, 4500.0, True),
+        ("nothing is scraped", {}, 7200.0, True),
+    ):
+        expect(
+            one(alert.expr, data, at) is not None,
+            fires,
+            call=f"whether it fires: {story}",
+            given={"expression": str(alert.expr)},
+            cause="without traffic a share is 0 / 0, which is above nothing: all other alerts are "
+            "silent",
+        )
+
+
+@pytest.mark.check(task=6, points=1, title="A file of rules")
+def test_rules(seed):
+    alerts = burn_alerts(SLOW, f"docs{seed}")
+    replicas = Alert("NoReplicas", UP, "1m", "page", "Nobody answers.", "docs")
+    found = rule_file({"slo": alerts, "fleet": [replicas]})
+    expect(
+        found,
+        {
+            "groups": [
+                {"name": "fleet", "rules": [replicas.to_dict()]},
+                {"name": "slo", "rules": [alert.to_dict() for alert in alerts]},
+            ]
+        },
+        call="rule_file({'slo': alerts, 'fleet': [replicas]})",
+    )
+    expect.raises(
+        ObservabilityError,
+        lambda: rule_file({"slo": [replicas], "fleet": [replicas]}),
+        match="NoReplicas",
+        call="rule_file with one name in two groups",
+    )
+
+
+@pytest.mark.check(task=6, points=1, title="A panel")
+def test_panel(seed):
+    lines = [("{{instance}}", rate("a_total", "1m")), ("all", rate("a_total", "1m").sum())]
+    found = panel_dict(Panel("Rate", lines, "reqps", 9, 6, "More is better."), seed + 3, 12, 40)
+    for key, value in {
+        "id": seed + 3,
+        "type": "timeseries",
+        "title": "Rate",
+        "description": "More is better.",
+        "gridPos": {"x": 12, "y": 40, "w": 9, "h": 6},
+        "datasource": {"type": "prometheus", "uid": "${datasource}"},
+        "fieldConfig": {"defaults": {"unit": "reqps"}, "overrides": []},
+        "targets": [
+            {"refId": "A", "expr": "rate(a_total[1m])", "legendFormat": "{{instance}}"},
+            {"refId": "B", "expr": "sum(rate(a_total[1m]))", "legendFormat": "all"},
+        ],
+    }.items():
+        expect(found.get(key), value, call=f"panel_dict(panel, {seed + 3}, 12, 40)[{key!r}]")
+    for wrong in (
+        Panel("Empty", []),
+        Panel("Wide", lines, width=25),
+        Panel("None", lines, width=0),
+        Panel("Many", [lines[0]] * 27),
+    ):
+        expect.raises(
+            ObservabilityError, lambda wrong=wrong: panel_dict(wrong, 1, 0, 0), match=wrong.title,
+            call=f"panel_dict of {len(wrong.lines)} lines, width {wrong.width}",
+        )  # fmt: skip
+
+
+@pytest.mark.check(task=6, points=1, title="A page of panels")
+def test_dashboard(seed):
+    draw = random.Random(seed)
+    line = [("x", rate("a_total", "1m"))]
+    rows = {
+        f"row {i}": [
+            Panel(f"{i}.{k}", line, width=draw.choice([6, 8, 12, 24]), height=draw.choice([4, 8]))
+            for k in range(draw.randint(0, 5))
+        ]
+        for i in range(4)
+    }
+    page = dashboard("Engine", f"uid{seed}", rows)
+    expected, y = [], 0
+    for name, members in rows.items():
+        expected.append(["row", name, 0, y, 24, 1])
+        x, y, high = 0, y + 1, 0
+        for panel in members:
+            if x + panel.width > 24:
+                x, y, high = 0, y + high, 0
+            expected.append(["timeseries", panel.title, x, y, panel.width, panel.height])
+            x, high = x + panel.width, max(high, panel.height)
+        y += high
+    expect(
+        [
+            [p["type"], p["title"], *(p["gridPos"][key] for key in ("x", "y", "w", "h"))]
+            for p in page["panels"]
+        ],
+        expected,
+        call="dashboard(...)['panels']: type, title, x, y, w, h",
+        given={"rows": {name: [(p.width, p.height) for p in row] for name, row in rows.items()}},
+        cause="from left to right; a panel without room begins a line below the highest one",
+    )
+    expect(
+        [p["id"] for p in page["panels"]],
+        list(range(1, len(expected) + 1)),
+        call="ids of the panels",
+        cause="from 1 on, rows included",
+    )
+    heads = {p["title"]: [p.get("collapsed"), p.get("panels")] for p in page["panels"]}
+    expect(heads["row 0"], [False, []], call="collapsed and panels of a row's title")
+    for key, value in {
+        "title": "Engine",
+        "uid": f"uid{seed}",
+        "schemaVersion": 39,
+        "timezone": "browser",
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "tags": ["nanovllm"],
+        "templating": {
+            "list": [{"name": "datasource", "type": "datasource", "query": "prometheus"}]
+        },
+    }.items():
+        expect(page.get(key), value, call=f"dashboard(...)[{key!r}]")
