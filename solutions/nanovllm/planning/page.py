@@ -26,8 +26,12 @@ td, th { padding: 6px 12px; text-align: left; border-top: 1px solid var(--line);
   vertical-align: top; } tr:first-child > * { border-top: 0; }
 th { font-weight: 600; } td.n, th.n { text-align: right; white-space: nowrap; }
 tr.chosen { background: #eff6ff; font-weight: 600; }
-
-@media (max-width: 600px) { td, th { padding: 6px 8px; font-size: .9rem; } }
+@media (max-width: 600px) { td, th { padding: 5px 4px; font-size: .78rem; }
+  th.n { white-space: normal; }
+  table:not(.notes) :is(td, th) { padding: 5px 3px; font-size: .7rem; }
+  .notes tr { display: flex; flex-wrap: wrap; }
+  .notes tr > * { flex: 1; border-top: 0; } .notes tr { border-top: 1px solid var(--line); }
+  .notes tr > :last-child { flex-basis: 100%; padding-top: 0; color: var(--dim); } }
 """
 Cells = Sequence[str]
 
@@ -48,7 +52,7 @@ def section(title: str, *parts: str) -> str:
 
 
 def table(head: Cells, rows: Iterable[Cells], numbers: range, chosen: int | None = None) -> str:
-    """A table; columns of numbers stand to the right."""
+    """A table; columns of numbers stand to the right, and a last one of words below, if narrow."""
 
     def row(tag: str, cells: Cells, mark: str = "") -> str:
         places = (' class="n"' if i in numbers else "" for i in range(len(cells)))
@@ -56,7 +60,8 @@ def table(head: Cells, rows: Iterable[Cells], numbers: range, chosen: int | None
         return f"<tr{mark}>{''.join(shown)}</tr>"
 
     body = [row("td", c, ' class="chosen"' if i == chosen else "") for i, c in enumerate(rows)]
-    return f'<div class="wide"><table>{row("th", head)}{"".join(body)}</table></div>'
+    notes = "" if len(head) - 1 in numbers else ' class="notes"'
+    return f'<div class="wide"><table{notes}>{row("th", head)}{"".join(body)}</table></div>'
 
 
 def pictures(*drawn: tuple[str, str]) -> str:

@@ -49,14 +49,21 @@ def arrivals(trace: Trace) -> Callable[[Any], None]:
 
 
 def tails(curves: Iterable[tuple[str, list[float]]], unit: str) -> Callable[[Any], None]:
-    """Of each, the share of values that are larger; both axes in powers of ten."""
-    points = [(name, [p for p in ccdf(values) if p[0] > 0 and p[1] > 0]) for name, values in curves]
+    """Of each, the share of values that are as large or larger; axes in powers of ten."""
+
+    def points(values: list[float]) -> list[tuple[float, float]]:
+        steps = ccdf(values)
+        shares = [1.0, *(larger for _, larger in steps)]
+        return [(x, share) for (x, _), share in zip(steps, shares, strict=False) if x > 0]
 
     def draw(axis: Any) -> None:
-        for (name, found), colour in zip(points, (BLUE, ORANGE), strict=False):
+        for (name, values), colour in zip(curves, (BLUE, ORANGE), strict=True):
+            found = points(values)
             if found:
-                axis.step(*zip(*found, strict=True), where="post", color=colour, label=name)
-        axis.set(xscale="log", yscale="log", xlabel=unit, ylabel="share that is larger")
+                mark = "o" if len(found) < 20 else ""
+                axis.step(*zip(*found, strict=True), marker=mark, where="pre",
+                          color=colour, label=name)  # fmt: skip
+        axis.set(xscale="log", yscale="log", xlabel=unit, ylabel="share at least as large")
         axis.grid(alpha=0.25)
         axis.legend(frameon=False)
 
