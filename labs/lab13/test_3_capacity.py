@@ -197,14 +197,14 @@ def test_refused(seed):
 
 
 def planned(seed, objective):
-    trace = requests(seed, 90, 3.0, prompt=90)
+    trace = requests(seed, 60, 2.0, prompt=90)
     replica = Replica(COST, 2000, 16, 128)
     return trace, replica, Slo(*objective)
 
 
 @pytest.mark.check(task=3, points=5, title="The fewest replicas that keep the objective")
 def test_plan(seed):
-    for number, objective in enumerate(((0.25, 1.0), (5.0, 0.09), (0.6, 0.12), (99.0, 99.0))):
+    for number, objective in enumerate(((0.3, 1.0), (5.0, 0.09), (99.0, 99.0))):
         trace, replica, slo = planned(seed + number, objective)
         plan = capacity.plan_replicas(trace, replica, slo)
         given = {"slo": objective, "replicas": plan.replicas}
@@ -259,10 +259,10 @@ def test_tried(seed):
         )
         for n, measured in plan.tried.items():
             expect(measured.replicas, n, call=f"plan.tried[{n}].replicas")
-    far = requests(seed, 400, 1.0, prompt=90)
+    far = requests(seed, 200, 0.4, prompt=60)
     plan = capacity.plan_replicas(far, replica, Slo(1.0, 1.0))
     expect.that(
-        len(plan.tried) <= 14 and plan.replicas > 14,
+        len(plan.tried) <= 14 and plan.replicas > 8,
         "a plan of many replicas needs few simulations, too",
         observed=(plan.replicas, sorted(plan.tried)),
     )

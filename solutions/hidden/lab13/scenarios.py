@@ -252,12 +252,14 @@ def spans_of_an_engine(nanovllm, rng):
     traces = {span.trace_id for span in spans if span.trace_id < 1000}
     found = []
     for span in spans:
+        request = span.attributes["nanovllm.request_id"]
         parent = names.get(span.parent_id, span.parent_id)
         sample = span.attributes.get("nanovllm.sample", -1)
         known = span.trace_id if span.trace_id >= 1000 else 0
         rest = {k: v for k, v in span.attributes.items() if k.startswith(("gen_ai", "error"))}
-        found.append([span.attributes["nanovllm.request_id"], sample, span.start, span.end,
-                      span.name, span.kind, span.status, parent, known, sorted(rest.items())])  # fmt: skip
+        times = [span.start, span.end]
+        what = [span.name, span.kind, span.status, parent, known, sorted(rest.items())]
+        found.append([request, sample, *times, *what])
     return {"spans": sorted(found, key=repr), "own traces": len(traces), "ids": len(names)}
 
 
@@ -269,7 +271,8 @@ def headers(nanovllm, rng):
     story = []
     for _ in range(200):
         digits = "".join(rng.choice(list("0123456789abcdef"), 48))
-        header = f"{rng.choice(['00', '00', '01', 'ff'])}-{digits[:32]}-{digits[32:]}-{rng.choice(['01', '00', 'ff', '10'])}"
+        version, flags = rng.choice(["00", "00", "01", "ff"]), rng.choice(["01", "00", "ff", "10"])
+        header = f"{version}-{digits[:32]}-{digits[32:]}-{flags}"
         place = int(rng.integers(len(header)))
         change = rng.choice(["", "", "", "A", "-", "g", "00", "0"])
         header = header[:place] + change + header[place + (len(change) == 1) :]
@@ -331,7 +334,6 @@ def histograms(nanovllm, rng):
 def rules_of_a_service(nanovllm, rng):
     """Objectives of one's own: what fires when, over a day with good and bad hours."""
     from grader.checks.promql_values import value_of
-
     from nanovllm.observability.alerts import BurnWindow, Objective, burn_alerts, rule_file
     from nanovllm.observability.promql import metric
 
@@ -339,12 +341,12 @@ def rules_of_a_service(nanovllm, rng):
     windows = (BurnWindow("2h", "10m", float(rng.uniform(1, 5)), "1m", "page"),
                BurnWindow("8h", "1h", 1.0, "5m", "ticket"))  # fmt: skip
     times, bad, total = [], [0.0], [0.0]
-    shares = np_shares = rng.choice([0.0, 0.02, 0.1, 0.5], 24).tolist()
+    shares = rng.choice([0.0, 0.02, 0.1, 0.5], 24).tolist()
     loads = rng.choice([0.0, 5.0, 50.0], 24, p=[0.2, 0.4, 0.4]).tolist()
     for minute in range(24 * 60):
         times.append(60.0 * minute)
         load = 60 * loads[minute // 60]
-        bad.append(bad[-1] + load * np_shares[minute // 60])
+        bad.append(bad[-1] + load * shares[minute // 60])
         total.append(total[-1] + load)
     data = {
         "bad": [({"code": "500"}, list(zip(times, bad, strict=False))),

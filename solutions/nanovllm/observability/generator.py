@@ -57,13 +57,13 @@ def burst_sizes(shape: Shape, count: int, draw: random.Random) -> list[int]:
     ### BEGIN SOLUTION
     if not shape.burst_tail:
         return [1] * count
-    sizes: list[int] = []
+    sizes, left = [], count
     for u in stratified(count, draw):
-        left = count - sum(sizes)
-        if left == 0:
-            break
         size = int((1 - u) ** (-1 / shape.burst_tail))
         sizes.append(min(size, shape.burst_most, left))
+        left -= sizes[-1]
+        if left <= 0:
+            break
     return sizes
     ### END SOLUTION
 
