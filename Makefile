@@ -11,7 +11,7 @@ export TOKENIZERS_PARALLELISM := false
 # Hundreds of processes start below, and each would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: start test proof book pictures setup maintainer lock lint build reference clean-environment
+.PHONY: start test proof book pictures monitoring setup maintainer lock lint build reference clean-environment
 
 start: setup
 	$(BIN)/python -m grader.student.tour
@@ -32,6 +32,12 @@ book: maintainer
 # The README's pictures: the dashboard under load, and a terminal with `lab watch`.
 pictures: maintainer
 	$(BIN)/python -m docs.pictures
+
+# Prometheus and Alertmanager beside a server that runs: make monitoring SERVER=127.0.0.1:8000.
+SERVER ?= 127.0.0.1:8000
+monitoring: maintainer
+	$(BIN)/python -m tests.system_tools
+	$(BIN)/python -m monitoring.run --server $(SERVER)
 
 # What a student needs.
 setup: $(READY)

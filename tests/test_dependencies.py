@@ -22,7 +22,7 @@ def pins(lines: list[str]) -> dict[str, str]:
     """name -> version; every line has to give both."""
     found = [Requirement(line.partition("  #")[0]) for line in lines if line.strip()]
     versions = {canonicalize_name(one.name): str(one.specifier) for one in found}
-    assert all(re.fullmatch(r"==[\w.]+", version) for version in versions.values()), versions
+    assert all(re.fullmatch(r"==(\d+!)?[\w.]+", version) for version in versions.values()), versions
     return versions
 
 

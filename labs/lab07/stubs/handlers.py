@@ -31,6 +31,7 @@ from nanovllm.serving.urgency import WithUrgency
 from nanovllm.serving.writers import ChatWriter, CompletionWriter, Writer
 
 T = TypeVar("T")
+Watcher = Callable[[Request, Stream, Writer, SamplingParams], None]
 LONG = 2000  # bytes of a body from which reading its prompt is worth a thread
 
 
@@ -53,6 +54,7 @@ class Handlers:
         self.admission = admission
         self.sizes, self.hits = sizes, hits
         self.urgency = urgency
+        self.watchers: list[Watcher] = []  # told of each request as it is submitted
 
     async def completion(self, body: CompletionRequest, request: Request) -> Response:
         """POST /v1/completions."""
@@ -143,6 +145,8 @@ class Handlers:
         self.sizes.asked(params, len(prompts))
         self.admission.charge(key, sum(map(len, prompts)))
         request.scope["log"] |= {"id": writer.id, "stream": bool(body.stream)}
+        for watch in self.watchers:
+            watch(request, stream, writer, params)
         exact = Exact(stream, writer, scored=params.prompt_logprobs is not None)
         steps = self._steps(stream, key, writer, exact, request.scope["log"])
         loop = asyncio.get_running_loop()

@@ -1,5 +1,7 @@
 """The paths of the server (given)."""
 
+import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -7,7 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 import nanovllm
-from nanovllm.serving.errors import BadRequestError, NotFoundError, OverloadedError
+from nanovllm.serving.errors import BadRequestError, EngineDeadError, NotFoundError, OverloadedError
 from nanovllm.serving.failures import check_model
 from nanovllm.serving.memory import fragmentation
 from nanovllm.serving.monitor import WINDOW
@@ -25,6 +27,7 @@ from nanovllm.serving.snapshot import engine_state
 if TYPE_CHECKING:
     from nanovllm.serving.app import Server
 
+PATIENCE = 1.0  # seconds that a scrape waits for the end of a step
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 PAGE = Path(__file__).with_name("dashboard.html")
 PAGE_HEADERS = {
@@ -136,9 +139,10 @@ def _health(app: FastAPI, server: "Server") -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """Prometheus metrics."""
-        if server.engine.alive:  # else they are what they were at the end
-            held = await server.engine.call(lambda engine: engine_state(engine, {}))
+        """Prometheus metrics, also of an engine that hangs or has ended: as they were then."""
+        with suppress(TimeoutError, EngineDeadError):
+            async with asyncio.timeout(PATIENCE):
+                held = await server.engine.call(lambda engine: engine_state(engine, {}))
             server.fragmentation.set(fragmentation(held["kv"], held["running"]))
         return Response(server.metrics.registry.text(), headers={"Content-Type": PROMETHEUS})
 

@@ -1,4 +1,4 @@
-"""The command `nanovllm`: generate, chat, serve, route, describe, quantize, bench: your engine."""
+"""The command `nanovllm`: generate, chat, serve, route, describe, quantize, plan, bench, trace."""
 
 import io
 import os
@@ -15,9 +15,11 @@ from nanovllm.cli.describe import describe
 from nanovllm.cli.errors import fail
 from nanovllm.cli.generate import generate
 from nanovllm.cli.options import HELP
+from nanovllm.cli.plan import plan
 from nanovllm.cli.quantize import quantize
 from nanovllm.cli.route import route
 from nanovllm.cli.serve import serve
+from nanovllm.cli.trace import trace
 
 app = typer.Typer(
     add_completion=False,
@@ -32,8 +34,10 @@ app.command()(serve)
 app.command()(route)
 app.command()(describe)
 app.command()(quantize)
+app.command()(plan)
 bench.command("serve")(bench_serve)
 app.add_typer(bench, name="bench")
+app.add_typer(trace, name="trace")
 
 
 def _version(wanted: bool) -> None:

@@ -24,6 +24,7 @@ _REFUSALS = {
     "nanovllm.batching.errors": ("ConfigError",),
     "nanovllm.quantization.errors": ("QuantizationError",),
     "nanovllm.cluster.errors": ("ClusterError",),
+    "nanovllm.observability.errors": ("ObservabilityError",),
     "nanovllm.parallel.errors": ("ParallelError", "ExecutorDied"),
 }
 

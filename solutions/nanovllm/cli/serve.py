@@ -1,6 +1,8 @@
 """`nanovllm serve`: the bundled model, or another, behind OpenAI's interface."""
 
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -103,6 +105,10 @@ def serve(
         typer.Option(min=1, help="With --models: for all of them. (default: as all need together)"),
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    otlp: Annotated[
+        str | None,
+        typer.Option(help="URL of a collector that gets spans of each request (OTLP over HTTP)."),
+    ] = None,
     batching: BatchingOptions = BatchingOptions(),  # noqa: B008, frozen
     dtype: Dtype = None,
     device: Device = None,
@@ -122,6 +128,7 @@ def serve(
     from nanovllm.serving.logs import configure_logs
     from nanovllm.serving.run import bind, run
 
+    traced = _tracing(otlp)
     given: dict[str, Any] = batching.given() | ({"enforce_eager": True} if role else {})
     if supervise:
         if role:
@@ -139,7 +146,7 @@ def serve(
         )
         if models or models_memory_bytes:
             alone = {"--model": model, "--served-model-name": served_model_name, "--role": role,
-                     "--supervise": supervise, "--journal": journal}  # fmt: skip
+                     "--supervise": supervise, "--journal": journal, "--otlp": otlp}  # fmt: skip
             _refuse_beside_models(models, alone)
             server = several(models or "", models_memory_bytes, settings, how, given, _server)
             sock, name, said = bind(host, port), ", ".join(server.names), server.said
@@ -166,7 +173,25 @@ def serve(
     complain(
         f"{name} is served at {where}/v1 (docs: {where}/docs, dashboard: {where}/dashboard); {said}"
     )
-    run(server, sock)
+    with traced(server):
+        run(server, sock)
+
+
+def _tracing(url: str | None) -> "Callable[[Server], AbstractContextManager[object]]":
+    """Spans for a collector, if there is one: without it nothing of OpenTelemetry is imported.
+
+    Raises Refused.
+    """
+    if url is None:
+        return nullcontext
+    from nanovllm.serving.config import ServeConfigError
+    from nanovllm.telemetry.otlp import endpoint, tracing
+
+    try:
+        where = endpoint(url)
+    except ServeConfigError as error:
+        raise Refused(str(error)) from None
+    return lambda server: tracing(server, where)
 
 
 def _refuse_beside_models(models: str | None, alone: dict[str, Any]) -> None:

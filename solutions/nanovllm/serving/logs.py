@@ -25,10 +25,10 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(level: str = "info") -> None:
-    """Send the server's and uvicorn's logs to stderr."""
+    """Send the logs of the server, of uvicorn and of an exporter of spans to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    for name in ("nanovllm.serving", "uvicorn"):
+    for name in ("nanovllm.serving", "uvicorn", "opentelemetry"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(level.upper())
