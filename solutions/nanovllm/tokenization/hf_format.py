@@ -335,7 +335,7 @@ def _strips(node: Mapping[str, Any] | None, vocab: Iterable[str], where: str) ->
     if lost := next((token for token in vocab if SPACE in token[1:]), None):
         # Metaspace leaves out every sign in the first token, not the first sign.
         raise TokenizerError(
-            f"{where} decodes by Metaspace, which loses the spaces within the token {lost!r}; {WANTED}"
+            f"{where} decodes by Metaspace, which loses the spaces within {lost!r}; {WANTED}"
         )
     ((space,),) = (_steps(step, where) for step in steps if step["type"] == "Metaspace")
     return isinstance(space, Metaspace) and space.prepend != "never"
