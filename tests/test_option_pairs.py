@@ -9,7 +9,7 @@ import pytest
 from nanovllm import LLM, SamplingParams
 from nanovllm.llm import OptionError
 from nanovllm.llm.engine_options import EngineOptions
-from nanovllm.llm.option_pairs import OPTIONS, Option, pairs, refused, table
+from nanovllm.llm.option_pairs import OPTIONS, Option, compacts, pairs, refused, table
 from tests.processes import ROOT
 
 PROMPTS = ["Once upon a time there was a little cat. " * 4, "1, 2, 3, 4, " * 5, "12 + 30 ="]
@@ -60,6 +60,21 @@ def test_every_pair(first: Option) -> None:
     for pair in ALL:
         if pair[0] is first:
             check(*pair)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.label)
+def test_compact_with_each_option(option: Option) -> None:
+    llm = LLM(**{"enforce_eager": False} | {option.name: option.value})
+    if hasattr(llm.runner.engine, "wait"):
+        llm.runner.engine.wait()
+    before = [output.outputs[0].text for output in llm.generate(PROMPTS, GREEDY, False)]
+    if not compacts(option):
+        with pytest.raises(OptionError, match="compact"):
+            llm.compact(num_blocks=12)
+        return
+    assert llm.compact(num_blocks=12).num_blocks == 12
+    assert before == [output.outputs[0].text for output in llm.generate(PROMPTS, GREEDY, False)]
+    llm.runner.engine.check()
 
 
 def test_every_option_of_the_engine_is_in_a_pair() -> None:

@@ -55,7 +55,12 @@ BYTE_LEVEL = {
         False,
     ),
 }
-CHARACTERS = {"Llama 2": None, "Mistral": ("first", False), "cut at each space": ("always", True)}
+CHARACTERS = {
+    "Llama 2": None,
+    "Mistral": ("first", False),
+    "cut at each space": ("always", True),
+    "cut at each space, decoded by Metaspace": ("always", True),
+}
 
 
 def _byte_level(kind):
@@ -77,7 +82,7 @@ def _byte_level(kind):
 def _sentencepiece(kind):
     """A tokenizer as SentencePiece's become: characters, `▁`, byte fallback."""
     library = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.pre_tokenizer = pre_tokenizers.Metaspace(split=kind.startswith("cut"))
     alphabet = [byte_token(byte).decode() for byte in range(256)]
     trainer = trainers.BpeTrainer(
         vocab_size=480, special_tokens=["<unk>", "<s>", *alphabet], show_progress=False
@@ -85,6 +90,8 @@ def _sentencepiece(kind):
     library.train_from_iterator(CORPUS, trainer)
     strip = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     library.decoder = decoders.Sequence([*strip, decoders.Strip(" ", 1, 0)])
+    if kind.endswith("Metaspace"):
+        library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     data = json.loads(library.to_str())
     data["added_tokens"] = [t for t in data["added_tokens"] if t["content"] in ("<unk>", "<s>")]
     if kind == "Llama 2":
@@ -144,6 +151,7 @@ def _fallback_spec(**fields):
     """Byte tokens from 3 on, then characters and two merges, as a SentencePiece file has them."""
     tokens = [byte_token(byte) for byte in range(256)]
     tokens += [t.encode() for t in ("▁", "a", "b", "é", "▁a", "▁ab", "<", "0", "x", "4", "1", ">")]
+    tokens += ["▁▁".encode(), "a▁b".encode()]
     merges = [("▁".encode(), b"a"), ("▁a".encode(), b"b")]
     model = BPEModel(
         {token: 3 + i for i, token in enumerate(tokens)}, merges, {"<s>": 1}, byte_fallback=True
@@ -247,12 +255,14 @@ def test_fallback():
     ids = spec.model.vocab
     encoder, decoder = Encoder(spec), Decoder(spec)
     space, parts = "▁".encode(), [3 + byte for byte in "世".encode()]
+    e = ids["é".encode()]
     for text, allowed, continues, expected in (
         ("ab", (), False, [ids["▁ab".encode()]]),
-        ("é世", (), False, [ids[space], ids["é".encode()], *parts]),
+        ("é世", (), False, [ids[space], e, *parts]),
         ("a\nb", (), False, [ids["▁a".encode()], 3 + 10, ids[b"b"]]),
         ("ab", (), True, [ids[b"a"], ids[b"b"]]),
         ("<s>ab ab", "all", False, [1, ids[b"a"], ids[b"b"], ids["▁ab".encode()]]),
+        ("éb世é", (), False, [ids[space], e, ids[b"b"], *parts, e]),
         ("a<0x41>", (), False, [ids["▁a".encode()], *(ids[c.encode()] for c in "<0x41>")]),
     ):
         expect(
@@ -268,6 +278,7 @@ def test_fallback():
         ([ids[space], *parts, ids["▁a".encode()]], "世 a"),
         ([1, ids["▁a".encode()]], "<s> a"),
         ([ids[space], ids["▁ab".encode()]], " ab"),
+        ([ids["▁ab".encode()], ids["▁▁".encode()], ids["a▁b".encode()], ids[space]], "ab  a b "),
         ([3 + 32, ids["▁a".encode()], 3 + 0xE4], " a\ufffd"),
     )
     for given, text in cases:

@@ -48,8 +48,9 @@ class Tokenizer:
             raise TokenizerError(f"there is no folder {folder}; give the folder of a model.")
         if not (folder / "tokenizer.json").is_file() and (folder / "tokenizer.model").is_file():
             raise TokenizerError(
-                f"{folder} has a tokenizer.model and no tokenizer.json; make one with "
-                "transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
+                f"{folder} has a tokenizer.model and no tokenizer.json; with the packages "
+                "sentencepiece and protobuf installed, transformers makes one: "
+                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
             )
         tokenizer = cls.from_file(folder / "tokenizer.json")
         tokenizer.stop_ids = read_stop_ids(folder, tokenizer)

@@ -91,3 +91,20 @@ class PagedCache:
     @staticmethod
     def _columns(pairs: Pairs) -> tuple[list[int], list[int]]:
         return [old for old, _ in pairs], [new for _, new in pairs]
+
+    def resize(self, num_blocks: int) -> None:
+        """The first blocks stay, so many at most; what is added holds nothing."""
+        self.k = resized(self.k, num_blocks)  # one after the other: both at once take more memory
+        self.v = resized(self.v, num_blocks)
+
+
+def resized(blocks: Tensor, num_blocks: int, fill: int = 0) -> Tensor:
+    """A copy [L, num_blocks, ...] of blocks [L, B, ...], cut off or filled up.
+
+    >>> resized(torch.ones(1, 2, 1), 3).flatten().tolist()
+    [1.0, 1.0, 0.0]
+    """
+    kept = min(num_blocks, blocks.shape[1])
+    new = blocks.new_full((len(blocks), num_blocks, *blocks.shape[2:]), fill)
+    new[:, :kept] = blocks[:, :kept]
+    return new

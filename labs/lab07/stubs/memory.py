@@ -38,7 +38,6 @@ class Memory:
         dtype = next(iter(tensors.values())).element_size()
         rows = settings.max_num_seqs * config.vocab_size * 4  # logits
         self.activations = settings.max_num_batched_tokens * width * dtype + rows
-        self.reserved = getattr(engine.store, "nbytes", 0)
 
     def facts(self, kv: dict[str, Any]) -> dict[str, int] | None:
         """Now. activations: of the largest step, by its shapes. rest: what the process (on a GPU:
@@ -49,7 +48,7 @@ class Memory:
         used = int((kv["total_tokens"] - kv["free_tokens"] + cached) * kv["bytes_per_token"])
         return {
             "weights": self.weights,
-            "kv": self.reserved,
+            "kv": kv["bytes_per_token"] * kv["total_tokens"],
             "kv_used": used,
             "activations": self.activations,
             "rest": max(0, self._whole() - self.weights - used - self.activations),

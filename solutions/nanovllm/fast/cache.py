@@ -11,7 +11,7 @@ from nanovllm.fast.weights import padded, pair_of
 from nanovllm.model.config import ModelConfig
 from nanovllm.paging.attention import paged_attention
 from nanovllm.paging.batch import PagedBatch
-from nanovllm.paging.cache import PagedCache, Pairs
+from nanovllm.paging.cache import PagedCache, Pairs, resized
 
 
 def padded_dim(config: ModelConfig) -> int:
@@ -127,6 +127,13 @@ class FastInt8Cache(FastCache):
             scale = scales[layer][block_ids].transpose(1, 2).unsqueeze(-1)
             both.append((codes[..., : self.head_dim] * scale).to(self.dtype))
         return both[0], both[1]
+
+    def resize(self, num_blocks: int) -> None:
+        self.k = resized(self.k, num_blocks, fill=128)
+        self.v = resized(self.v, num_blocks)
+        self.k_scales = resized(self.k_scales, num_blocks)
+        self.v_scales = resized(self.v_scales, num_blocks)
+        self._held = (self.k, self.v, self.k_scales, self.v_scales)
 
     def copy_blocks(self, pairs: Pairs) -> None:
         old, new = self._columns(pairs)

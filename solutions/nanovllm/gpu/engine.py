@@ -46,6 +46,8 @@ class GpuEngine(Engine):
     Raises GpuPathError for a model family that has no fused kernels. Not verified on a GPU.
     """
 
+    why_not_compact = "the CUDA graphs have the addresses of the blocks; use enforce_eager=True"
+
     def __init__(
         self,
         model: Transformer,

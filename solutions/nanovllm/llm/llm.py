@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,7 +19,13 @@ from nanovllm.llm.engine_options import read_engine_options
 from nanovllm.llm.kv_codes import check_kv_cache, token_bytes
 from nanovllm.llm.prompts import AnyPrompt, Prompt, read_params, read_prompt, read_prompts
 from nanovllm.llm.ranks import choose_level, load
-from nanovllm.llm.read_options import BUNDLED, read_device, read_dtype, read_max_model_len
+from nanovllm.llm.read_options import (
+    BUNDLED,
+    OptionError,
+    read_device,
+    read_dtype,
+    read_max_model_len,
+)
 from nanovllm.llm.results import beam_outputs, completion_output, prompt_output
 from nanovllm.llm.runner import Call, Runner
 from nanovllm.llm.tracking import Tracker, UseTqdm
@@ -30,6 +36,9 @@ from nanovllm.tokenization.chat import ChatTemplate
 from nanovllm.tokenization.open_ended import open_ended
 from nanovllm.tokenization.template_tools import read_named_tokens, read_templates
 from nanovllm.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # a release may lack lab 05
+    from nanovllm.paging.compacting import Compaction
 
 Message = Mapping[str, Any]
 Conversation = Sequence[Message]
@@ -284,6 +293,21 @@ class LLM:
                 tracker.add(request, sum(len(h.token_ids) for h in found))
                 outputs.append(_request_output(request, prompt, answers, tracker))
         return outputs
+
+    def compact(self, num_blocks: int | None = None) -> "Compaction":
+        """Move what requests hold to the low end of the cache, and give the rest of it back.
+
+        num_blocks: of the cache from now on, fewer or more; None leaves its size. No text changes.
+        Raises OptionError, and nothing has changed, where this engine or its open requests do not
+        allow it.
+        """
+        self.level.require("lab05", "compact")
+        from nanovllm.paging.compacting import CompactionError, compact_engine
+
+        try:
+            return compact_engine(self.runner.engine, num_blocks)
+        except CompactionError as error:
+            raise OptionError(str(error)) from None
 
     def _check(self, prompt: Prompt, params: SamplingParams, where: str = "") -> None:
         try:

@@ -19,6 +19,10 @@ its row, unlike its default. **+**: the two work together, with the texts that t
 sentence. Not here: `device` and `gpu_memory_utilization`, which need a GPU; `dtype`, for in
 bfloat16 only the compiled step promises equal texts; and `tensor_parallel_size` and
 `pipeline_parallel_size`, whose table is in [README.md](README.md#several-ranks).
+
+The last row is no option but an operation, `LLM.compact` (`POST /compact`), with each option. It is
+refused on ranks, on a GPU's graphs and with a `--role`; and so is, on the plain step with a
+`kv_cache_dtype`, another size (`num_blocks`).
 """
 
 
@@ -36,6 +40,7 @@ class Option:
         return f"{self.name}={self.value!r}"
 
 
+COMPACT = "LLM.compact(num_blocks=12)"
 OPTIONS = (
     Option("max_num_seqs", 2),
     Option("max_num_batched_tokens", 64),
@@ -54,6 +59,15 @@ OPTIONS = (
     Option("engine", "continuous"),
     Option("engine", "static"),
 )
+
+
+def compacts(option: Option) -> bool:
+    """Whether an engine with this option can move its blocks to a pool of another size.
+
+    >>> compacts(Option("swap_space", 1)), compacts(Option("engine", "static"))
+    (True, False)
+    """
+    return option.name != "engine" or option.value == "paged"
 
 
 def refused(one: Option, other: Option) -> bool:
@@ -86,6 +100,8 @@ def table() -> str:
             for other in OPTIONS
         ]
         lines.append(f"| {number} | `{one.label}` | " + " | ".join(cells) + " |")
+    cells = ["+" if compacts(option) else "–" for option in OPTIONS]
+    lines.append(f"| | `{COMPACT}` | " + " | ".join(cells) + " |")
     return HEAD + "\n" + "\n".join(lines)
 
 

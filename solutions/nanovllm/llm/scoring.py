@@ -66,7 +66,11 @@ class ScoringEngine(EngineBehind):
 
     def execute(self, plan: Plan) -> Float[Tensor, "N V"]:
         """As the engine's, and the prompts' tokens scored by the way."""
-        wanted = [chunk for chunk in plan.chunks if self._wants(chunk)]
+        wanted = [
+            chunk
+            for chunk in plan.chunks
+            if chunk.request.sequence.params.prompt_logprobs is not None and self._wants(chunk)
+        ]
         if not wanted:
             return super().execute(plan)
         chunks: list[Chunk] = []
@@ -87,9 +91,9 @@ class ScoringEngine(EngineBehind):
         return logits[kept]
 
     def _wants(self, chunk: Chunk) -> bool:
-        """Whether a token behind one of the chunk's still has to be scored."""
+        """Whether a token behind one of the chunk's still has to be scored, where any is to be."""
         sequence = chunk.request.sequence
-        if sequence.params.prompt_logprobs is None or sequence.output_token_ids:
+        if sequence.output_token_ids:
             return False
         return None in self._scores_of(chunk.request)[chunk.start + 1 : chunk.end + 1]
 

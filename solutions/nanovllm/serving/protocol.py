@@ -164,6 +164,12 @@ class DetokenizeRequest(Body):
     tokens: list[int]
 
 
+class CompactRequest(Body):
+    """POST /compact."""
+
+    num_blocks: int | None = None
+
+
 class CancelRequest(BaseModel):
     """POST /dashboard/cancel."""
 

@@ -26,6 +26,12 @@ WANTED = (
 )
 _FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 _FALLBACK = [byte_token(byte).decode() for byte in range(256)]
+_DECODERS = [
+    {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
+_STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,7 @@ def read_spec(data: Mapping[str, Any], where: str = "tokenizer.json") -> Tokeniz
         unk_id=unk_id,
         prefix_ids=prefix_ids,
         suffix_ids=suffix_ids,
-        strip_space=fallback and _strips(data.get("decoder"), where),
+        strip_space=fallback and _strips(data.get("decoder"), model["vocab"], where),
     )
 
 
@@ -318,15 +324,21 @@ def _normalizers(
     raise TokenizerError(f"{where} normalizes text by {kind}; {WANTED}")
 
 
-def _strips(node: Mapping[str, Any] | None, where: str) -> bool:
+def _strips(node: Mapping[str, Any] | None, vocab: Iterable[str], where: str) -> bool:
     """Whether the decoder takes one space away at the beginning of a text."""
     steps = node.get("decoders", [node]) if node else []
+    if steps in (_DECODERS, [*_DECODERS, _STRIP]):
+        return _STRIP in steps
     kinds = [step["type"] for step in steps]
-    rest = {"Replace", "ByteFallback", "Fuse"}
-    strips = [step for step in steps if step["type"] == "Strip"]
-    if set(kinds) - {"Strip"} != rest or any((s["start"], s["stop"]) != (1, 0) for s in strips):
+    if {*kinds} - {"Fuse"} != {"Metaspace", "ByteFallback"}:
         raise TokenizerError(f"{where} decodes by {', '.join(kinds) or 'nothing'}; {WANTED}")
-    return bool(strips)
+    if lost := next((token for token in vocab if SPACE in token[1:]), None):
+        # Metaspace leaves out every sign in the first token, not the first sign.
+        raise TokenizerError(
+            f"{where} decodes by Metaspace, which loses the spaces within {lost!r}; {WANTED}"
+        )
+    ((space,),) = (_steps(step, where) for step in steps if step["type"] == "Metaspace")
+    return isinstance(space, Metaspace) and space.prepend != "never"
 
 
 def _pattern(steps: Sequence[Step]) -> str:
