@@ -27,6 +27,7 @@ from nanovllm.serving.responses import EventStreamResponse, JsonResponse
 from nanovllm.serving.sampling import sampling_params
 from nanovllm.serving.stream import Stream
 from nanovllm.serving.streaming import ChunkWriter, event_stream, while_connected
+from nanovllm.serving.structured import with_structure
 from nanovllm.serving.urgency import WithUrgency
 from nanovllm.serving.writers import ChatWriter, CompletionWriter, Writer
 
@@ -134,6 +135,7 @@ class Handlers:
         longest = max(map(len, prompts))
         with naming_fields(body):
             params = sampling_params(body, longest, self.reader.max_model_len)
+        params = await with_structure(params, body, self.engine.engine)
         params = await self.adapt(request, params, writer)
         with naming_fields(body), self.urgency.saying(body.priority, body.deadline):
             self.admission.enter(key, params.n * len(prompts), self.engine.num_open)
