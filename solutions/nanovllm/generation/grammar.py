@@ -16,6 +16,8 @@ from nanovllm.generation.errors import RequestError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+LONGEST_REASON = 300
+
 
 class Grammar:
     """Which tokens may follow those of one sample: depends on these tokens alone.
@@ -94,5 +96,7 @@ def next_tokens(matcher: LLMatcher, size: int) -> Bool[Tensor, " V"]:
 
 
 def reason(error: str) -> str:
-    """The first line of one of llguidance's errors."""
-    return error.split("\n")[0].rstrip(". ")[:300]
+    """One of llguidance's errors as a part of a sentence: its beginning and its end."""
+    said = " ".join(error.split("<backtrace>")[0].replace("<non-verbose/>", "").split())
+    said = said if len(said) <= LONGEST_REASON else f"{said[:200]} ... {said[-100:]}"
+    return said.rstrip(". ")
