@@ -8,7 +8,8 @@ from typing import Any, TypeVar, cast
 from fastapi import Request
 from starlette.responses import Response
 
-from nanovllm.batching.events import EngineEvent
+from nanovllm.batching.events import EngineEvent, Failed
+from nanovllm.generation.errors import RequestError
 from nanovllm.generation.events import TokenGenerated
 from nanovllm.generation.params import SamplingParams
 from nanovllm.serving.admission import Admission
@@ -184,6 +185,8 @@ class Handlers:
 def token_by_token(events: Sequence[EngineEvent]) -> Iterator[list[EngineEvent]]:
     """The events in order, cut before each second token of a sample: guesses bring several a step.
 
+    Raises the RequestError of a request that could not be answered to its end.
+
     >>> tokens = [TokenGenerated(0, 0, token, "", time=0.0) for token in (5, 6)]
     >>> [len(part) for part in token_by_token(tokens)]
     [1, 1]
@@ -197,6 +200,8 @@ def token_by_token(events: Sequence[EngineEvent]) -> Iterator[list[EngineEvent]]
                 yield part
                 part, seen = [], set()
             seen.add(sample)
+        elif isinstance(event, Failed) and isinstance(event.error, RequestError):
+            raise event.error
         part.append(event)
     yield part
 
