@@ -18,18 +18,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors, which do not run what is below
     from nanovllm.generation.params import SamplingParams
+    from nanovllm.generation.structured import StructuredOutputsParams
     from nanovllm.llm import LLM
     from nanovllm.llm.async_llm import AsyncLLM
     from nanovllm.outputs import RequestOutput
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams", "StructuredOutputsParams"]
 
 _HOMES = {
     "AsyncLLM": "nanovllm.llm.async_llm",
     "LLM": "nanovllm.llm",
     "RequestOutput": "nanovllm.outputs",
     "SamplingParams": "nanovllm.generation.params",
+    "StructuredOutputsParams": "nanovllm.generation.structured",
 }
 _PACKAGE_OF_LAB = {
     "lab01": "tokenization",

@@ -17,10 +17,12 @@ WHOLE = 20.0  # ten minutes on two processors
 LAB = 0.6
 AREAS = {  # minutes, and how the names of its files begin
     "grading and nbgrader": (4.0, ("grading", "nbgrader")),
-    "server and clients": (2.0, ("serving", "server_fields", "bench_serve", "speculative_serving")),
+    "server and clients": (2.0, ("serving", "server_fields", "bench_serve", "speculative_serving",
+                                 "structured_serving")),
     "engine": (3.0, ("batching", "bench", "checkpoints", "compiled", "fast", "gpu", "kernels",
                      "llm", "models", "nanovllm", "paging", "parallel", "prompt_logprobs",
-                     "real_model", "seams", "speculative", "tiny", "transformers")),
+                     "real_model", "seams", "speculative", "structured_output", "tiny",
+                     "transformers")),
 }  # fmt: skip
 LINT, LINT_MINUTES = "lint and types", 2.0
 REST = "everything else"

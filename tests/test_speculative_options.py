@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanovllm import LLM, SamplingParams
+from nanovllm import LLM, SamplingParams, StructuredOutputsParams
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Preempted, Stepped
@@ -204,6 +204,13 @@ ROWS: dict[str, Callable[[], None]] = {
     "`allowed_token_ids`, `bad_words`, `prompt_logprobs`, `cache_salt`": each(
         {"allowed_token_ids": list(range(300, 500))}, {"bad_words": ["the", "little girl"]},
         {"prompt_logprobs": 1}, {"cache_salt": "mine"},
+    ),
+    "`structured_outputs`, each kind": each(
+        *({"structured_outputs": StructuredOutputsParams(**given)} for given in (
+            {"regex": r"( (the|a|little|girl|boy|[0-9]+),?)*"}, {"json_object": True},
+            {"grammar": 'root ::= ( " the" | " girl" | " 2," | " 3," | " 4," | " 1," )*'},
+            {"choice": [" girl named Mia. She lived in a small town.", " 3, 4, 1, 2, 3, 4, 1, 2"]},
+        ))
     ),
     "`beam_search`": beams,
     '`rejection_sample_method="standard"`': standard,

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 
 from grader.student.notebook import movable
 
@@ -212,4 +212,39 @@ def burst(alone: dict[int, Any], together: dict[int, Any]) -> None:
     waits, tokens = Patch(color=GREY, label="waits"), Patch(color=GREEN, label="tokens")
     axes[1].legend(handles=[waits, tokens], loc="lower right", frameon=False)
     figure.tight_layout()
+    plt.show()
+
+
+def masks(done: Any, allowed: Sequence[Any], text_of: Callable[[int], str]) -> None:
+    """Each step's likeliest tokens, from the best down, and which of them its mask allows."""
+    steps = len(done.token_ids)
+
+    def label(token: int) -> str:
+        return repr(text_of(token))[1:-1].replace(" ", "␣")[:9]
+
+    _, axes = plt.subplots(figsize=(0.85 * steps + 1, 3.6))
+    most = 6
+    for step, (taken, entries, mask) in enumerate(
+        zip(done.token_ids, done.logprobs, allowed, strict=True)
+    ):
+        best = sorted(entries, key=lambda token: entries[token].rank)[:most]
+        for place, token in enumerate(best):
+            fits = bool(mask[token])
+            corner = (step - 0.46, place - 0.42)
+            edge = "black" if token == taken else "white"
+            colour = "#9ecae1" if fits else "#eceff1"
+            axes.add_patch(Rectangle(corner, 0.92, 0.84, facecolor=colour, edgecolor=edge, lw=1.5))
+            shade = "black" if fits else "#90979e"
+            axes.text(step, place, label(token), ha="center", va="center", color=shade, fontsize=8)
+        below = f"{label(taken)}\n{int(mask.sum())}"
+        axes.text(step, most - 0.1, below, ha="center", va="top", fontsize=8, weight="bold")
+    axes.text(-0.7, most - 0.1, "taken\nallowed", ha="right", va="top", fontsize=8)
+    axes.set(xlim=(-0.6, steps - 0.4), ylim=(most + 0.7, -0.6), xticks=[], yticks=range(most))
+    axes.set_yticklabels([f"{place + 1}." for place in range(most)])
+    axes.set_ylabel("the model's order")
+    axes.grid(visible=False)
+    axes.legend(
+        handles=[Patch(color="#9ecae1", label="allowed"), Patch(color="#eceff1", label="masked")],
+        loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=2, frameon=False,
+    )  # fmt: skip
     plt.show()

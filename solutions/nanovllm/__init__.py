@@ -6,6 +6,7 @@ if TYPE_CHECKING:  # what that file has, for type checkers, which see this one
     from pathlib import Path
 
     from nanovllm.generation.params import SamplingParams as SamplingParams
+    from nanovllm.generation.structured import StructuredOutputsParams as StructuredOutputsParams
     from nanovllm.llm import LLM as LLM
     from nanovllm.llm.async_llm import AsyncLLM as AsyncLLM
     from nanovllm.outputs import RequestOutput as RequestOutput

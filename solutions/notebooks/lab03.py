@@ -33,7 +33,9 @@ from grader.course.paths import ROOT
 from nanovllm.generation import beam, chain, chunked, latency, loop, roofline, static_batch
 from nanovllm.generation.events import Prefilled, TokenGenerated
 from nanovllm.generation.params import SamplingParams
+from nanovllm.generation.request import prepare
 from nanovllm.generation.rows import argmax_sampler
+from nanovllm.generation.structured import StructuredOutputsParams
 from nanovllm.model.cache import ContiguousCache, forward_cached
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import load_model
@@ -346,6 +348,26 @@ with needs("03", 1, 2, 5, 6):
 
 # %% nbgrader={"grade": true, "grade_id": "lab03-task-6", "locked": true, "points": 9, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="03" nanovllm_task=6
 check_task("03", 6)
+
+# %% [markdown]
+# ## 7. Bonus: a text that must have a form
+#
+# The answer must match a regular expression. At each step a library says which tokens may follow, as
+# a mask over the vocabulary; all other logits become -inf, then your sampler draws. Each column is a
+# step: the six tokens that the model likes best, blue where the mask allows them; below, the token
+# that was taken, and how many of 2,048 were allowed. **Predict**: in how many of the steps would the
+# model have taken the same token without a mask?
+
+# %%
+with needs("03", 1, 2):
+    form = StructuredOutputsParams(regex=r" [A-Z][a-z]+ is [0-9]{2} years old\.")
+    ask = SamplingParams(temperature=0, max_tokens=20, logprobs=6, structured_outputs=form)
+    question = tokenizer.encode("How old is the boy? The answer:")
+    done = list(loop.generate(model, question, ask, tokenizer=tokenizer))[-1].completion
+    print(repr(done.text))
+    grammar = prepare(ask, model, tokenizer).grammar
+    allowed = [grammar.allowed(done.token_ids[:i]) for i in range(len(done.token_ids))]
+    plots.masks(done, allowed, lambda token: tokenizer.decode([token]))
 
 # %% [markdown] nbgrader={"grade": false, "grade_id": "lab03-question-1-text", "locked": true, "schema_version": 3, "solution": false, "task": false, "cell_type": "markdown"}
 # ## Questions

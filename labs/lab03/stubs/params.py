@@ -7,7 +7,11 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nanovllm.generation.grammar import Grammar
+    from nanovllm.generation.structured import StructuredOutputsParams
 
 MOST_TOP_K = 2**31  # what a tensor of them holds everywhere
 MIN_TEMPERATURE = 1e-2  # below it, scaled logits overflow; vLLM raises such values to it
@@ -32,6 +36,7 @@ class SamplingParams:
     prompt_logprobs: as many for each token of the prompt.  allowed_token_ids: no other id is drawn.
     bad_words: texts that are never completed; with a tokenizer they become bad_words_token_ids.
     cache_salt: only requests with the same one share the prefix cache (vLLM: part of the prompt).
+    structured_outputs: what the text must be; an engine compiles it to a grammar.
 
     >>> SamplingParams(temperature=0.7, stop="END").stop
     ('END',)
@@ -64,6 +69,8 @@ class SamplingParams:
     bad_words: Sequence[str] | None = None
     bad_words_token_ids: Sequence[Sequence[int]] | None = None
     cache_salt: str | None = None
+    structured_outputs: "StructuredOutputsParams | None" = None
+    grammar: "Grammar | None" = None
 
     def __new__(cls, *args: Any, **given: Any) -> "SamplingParams":
         names = {field.name for field in fields(cls)}
@@ -95,7 +102,11 @@ class SamplingParams:
     @property
     def has_mask(self) -> bool:
         """Whether some tokens are forbidden, whatever the model says."""
-        return self.allowed_token_ids is not None or bool(self.bad_words_token_ids)
+        return (
+            self.allowed_token_ids is not None
+            or bool(self.bad_words_token_ids)
+            or self.grammar is not None
+        )
 
     @property
     def has_penalties(self) -> bool:
@@ -211,6 +222,16 @@ class SamplingParams:
             self._set(bad_words_token_ids=tuple(tuple(run) for run in runs))
         if self.cache_salt is not None and not isinstance(self.cache_salt, str):
             raise ParamsError(f"cache_salt must be a text, got {self.cache_salt!r:.60}.")
+        if self.structured_outputs is not None and not hasattr(self.structured_outputs, "kind"):
+            raise ParamsError(
+                "structured_outputs must be a StructuredOutputsParams, got "
+                f"{self.structured_outputs!r:.60}."
+            )
+        if self.grammar is not None and not hasattr(self.grammar, "allowed"):
+            raise ParamsError(
+                "grammar is what an engine compiles; ask for "
+                "structured_outputs=StructuredOutputsParams(grammar=...)."
+            )
 
 
 def _are_ids(values: Sequence[Any]) -> bool:

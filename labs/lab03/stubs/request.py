@@ -2,9 +2,11 @@
 
 import secrets
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import torch
 
+from nanovllm.generation.compile_grammar import compile_grammar
 from nanovllm.generation.errors import RequestError, check_request
 from nanovllm.generation.keys import sample_seed
 from nanovllm.generation.masks import check_masks, with_bad_tokens
@@ -34,7 +36,7 @@ def make_sequences(
     if params.prompt_logprobs is not None and not scores_prompts:
         raise RequestError("prompt_logprobs needs an engine that keeps K and V in blocks (lab 05).")
     limit = max_model_len or model.config.max_position
-    params = with_bad_tokens(params, tokenizer)
+    params = prepare(params, model, tokenizer)
     check_masks(params, model.config.eos_token_ids)
     check_request(
         prompt_token_ids,
@@ -48,7 +50,7 @@ def make_sequences(
     return [
         Sequence(
             prompt_token_ids,
-            params,
+            params if params.grammar is None else replace(params, grammar=params.grammar.fresh()),
             max_model_len=limit,
             seed=sample_seed(first, index),
             eos_token_ids=model.config.eos_token_ids,
@@ -60,6 +62,21 @@ def make_sequences(
         )
         for index in range(params.n)
     ]
+
+
+def prepare(
+    params: SamplingParams, model: Transformer, tokenizer: Tokenizer | None
+) -> SamplingParams:
+    """What the parameters say in texts, as token ids and a grammar over them; once is enough.
+
+    Where a grammar may take long, a caller can do this in another thread. Raises RequestError.
+    """
+    params = with_bad_tokens(params, tokenizer)
+    if params.structured_outputs is None or params.grammar is not None:
+        return params
+    size, ends = model.config.vocab_size, model.config.eos_token_ids
+    grammar = compile_grammar(params.structured_outputs, tokenizer, size, ends)
+    return replace(params, grammar=grammar)
 
 
 def room_for(sequence: Sequence) -> int:

@@ -11,8 +11,8 @@ def go_on(sequence: Sequence, output_token_ids: Seq[int], vocab_size: int) -> No
     """Append tokens that were generated elsewhere to a new sequence.
 
     Raises:
-        RequestError: an id that is no token, tokens that end the sample already, several samples,
-            or log-probabilities, which nobody has for these tokens.
+        RequestError: an id that is no token, tokens that end the sample already or break its
+            grammar, several samples, or log-probabilities, which nobody has for these tokens.
     """
     if not output_token_ids:
         return
@@ -21,6 +21,9 @@ def go_on(sequence: Sequence, output_token_ids: Seq[int], vocab_size: int) -> No
             "output_token_ids go on with one sample without log-probabilities; leave n and "
             "logprobs out."
         )
+    grammar = sequence.params.grammar
+    if grammar is not None and grammar.allowed(output_token_ids) is None:
+        raise RequestError("output_token_ids break what structured_outputs asks for.")
     for place, token in enumerate(output_token_ids, start=1):
         if not 0 <= token < vocab_size:
             raise RequestError(

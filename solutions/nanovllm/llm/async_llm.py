@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import count
@@ -13,6 +14,7 @@ from nanovllm.generation.errors import RequestError
 from nanovllm.generation.events import Finished, TokenGenerated
 from nanovllm.generation.keys import sample_seed
 from nanovllm.generation.params import SamplingParams
+from nanovllm.generation.request import prepare
 from nanovllm.llm.llm import LLM
 from nanovllm.llm.prompts import AnyPrompt, Prompt, read_params, read_prompt
 from nanovllm.llm.results import completion_output
@@ -87,7 +89,9 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         if request_id in self._streams:
             raise RequestError(f"request_id {request_id!r} is in use; choose another.")
-        engine = self._started()
+        llm, engine = self.llm, self._started()
+        if params.structured_outputs is not None:
+            params = await asyncio.to_thread(prepare, params, llm.model, llm.tokenizer)
         with self._urgency.saying(*urgency):
             stream = engine.submit([prompt.token_ids], params, name=request_id)
         self._streams[request_id] = stream
