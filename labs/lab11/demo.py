@@ -139,10 +139,9 @@ def fleet(console: Console) -> None:
     scaler = Autoscaler(target=4, least=2, most=8, up_delay=3, down_delay=10)
 
     def control(now: float, fleet: Fleet, open_requests: int) -> Actions:
-        living = fleet.living()
-        wanted = scaler.decide(now, open_requests, len(living))
-        drain = to_drain(living, len(living) - wanted) if wanted < len(living) else []
-        return Actions(max(0, wanted - len(living)), tuple(drain))
+        alive = fleet.living()
+        more = scaler.decide(now, open_requests, len(alive)) - len(alive)
+        return Actions(more) if more > 0 else Actions(0, tuple(to_drain(alive, -more)))
 
     load = [1] * 30 + [4] * 80 + [1] * 70
     seen = run_fleet(load, control, change_at=70)

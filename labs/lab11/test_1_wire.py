@@ -45,13 +45,13 @@ class Cache:
 
 def sent(cache, blocks, count):
     """What stands on the wire behind the header, written out by hand."""
-    size = cache.block_size
-    used = blocks[: -(-count // size)]
+    per_block = cache.block_size
+    used = blocks[: -(-count // per_block)]
     flat = []
     for x in (cache.k, cache.v):
         taken = torch.stack([x[:, block] for block in used], 1)
-        for place in range(count, len(used) * size):
-            taken[:, place // size, place % size] = 0
+        for place in range(count, len(used) * per_block):
+            taken[:, place // per_block, place % per_block] = 0
         flat.append(taken)
     return torch.stack(flat)
 
@@ -227,7 +227,7 @@ def test_foreign(generator):
 
 
 @pytest.mark.check(task=1, points=1, title="The header is looked at before the numbers")
-def test_foreign_first(generator):
+def test_header_first(generator):
     cache = Cache(generator)
     data = encode(cache.header(), 4) + sent(cache, [1], 4).view(torch.uint8).numpy().tobytes()
     swapped = replace(cache.header(), num_kv_heads=DIM, head_dim=HEADS)

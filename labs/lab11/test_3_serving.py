@@ -379,7 +379,7 @@ def told(jobs, cost, wire, limits):
             later.append(Progress(n, jobs[n], free, jobs[n].prompt, list(first[n].times)))
 
     def all_decodes(waiting, running, limits):
-        return Work(decodes=tuple(running[: limits.max_num_seqs]))
+        return Work((), tuple(each for n, each in enumerate(running) if n < limits.max_num_seqs))
 
     replay(later, all_decodes, cost, limits)
     times = [p.times for p in first]

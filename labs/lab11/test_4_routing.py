@@ -405,70 +405,78 @@ def test_rendezvous_moves():
     )
 
 
+def judge(policy, held, cases, cause):
+    """All choices at once, each with replicas listed both ways; the first wrong one is shown."""
+    found = [
+        [policy.choose(query, each) for each in (some, some[::-1])] for query, some, _, _ in cases
+    ]
+    wanted = [[name] * 2 for _, _, name, _ in cases]
+    wrong = next((n for n in range(len(cases)) if found[n] != wanted[n]), 0)
+    query, some, _, why = cases[wrong]
+    expect(
+        found,
+        wanted,
+        call=f"prefix_aware.choose(query, replicas) in {len(cases)} cases, and with replicas "
+        "listed the other way",
+        given={
+            f"case {wrong}": f"{query.num_tokens} tokens, hashes {list(query.hashes)} of "
+            f"{query.block_size} tokens",
+            "held": held,
+            "(requests, tokens) open": {r.name: (r.requests, r.tokens) for r in some},
+            "which is": why,
+        },
+        cause=cause,
+    )
+
+
 @pytest.mark.check(task=4, points=2, title="A prefix draws, until too much waits there")
 def test_prefix_aware():
     index = told(BlockIndex(), [("stored", "a", [1, 2, 3, 4]), ("stored", "b", [1, 2])])
-    policy = policy_of("prefix_aware", index)
     query = Query("", (1, 2, 3, 4), num_tokens=70, block_size=16)
-    for some, wanted, why in (
-        (replicas(c=0, b=0, a=0), "a", "6, 38 and 70 tokens to compute"),
-        (replicas(c=(0, 0), b=(0, 0), a=(0, 30)), "a", "36, 38 and 70"),
-        (replicas(c=(0, 0), b=(0, 0), a=(0, 34)), "b", "40, 38 and 70"),
-        (replicas(c=(0, 0), b=(0, 40), a=(0, 80)), "c", "86, 78 and 70"),
-        (replicas(c=(0, 0), b=(0, 40), a=(2, 600)), "c", "a is far too busy"),
-        (replicas(c=(5, 0), b=(5, 0), a=(5, 0)), "a", "all have as many open requests"),
-        (replicas(c=0, b=0), "b", "a is not there"),
-    ):
-        expect(
-            [policy.choose(query, each) for each in (some, some[::-1])],
-            [wanted] * 2,
-            call="prefix_aware.choose(query, replicas), and with replicas listed the other way",
-            given={
-                "held": "a: 4 blocks of the prompt, b: 2; 16 tokens each; the prompt: 70",
-                "(requests, tokens) open": {r.name: (r.requests, r.tokens) for r in some},
-                "costs": why,
-            },
-            cause="tokens that it would have to compute, plus those that wait there",
-        )
     large = Query("", (1, 2, 3, 4), num_tokens=350, block_size=80)
-    expect(
-        policy.choose(large, replicas(a=(0, 150), b=(0, 0), c=(0, 0))),
-        "a",
-        call="prefix_aware.choose of a prompt of 350 tokens in blocks of 80",
-        given={"held": "a: 4 blocks, b: 2", "tokens open": {"a": 150, "b": 0, "c": 0}},
-        cause="a block is as many tokens as the query says",
+    cases = [
+        (query, replicas(c=0, b=0, a=0), "a", "6, 38 and 70 tokens to compute"),
+        (query, replicas(c=(0, 0), b=(0, 0), a=(0, 30)), "a", "costs of 36, 38 and 70"),
+        (query, replicas(c=(0, 0), b=(0, 0), a=(0, 34)), "b", "costs of 40, 38 and 70"),
+        (query, replicas(c=(0, 0), b=(0, 40), a=(0, 80)), "c", "costs of 86, 78 and 70"),
+        (query, replicas(c=(0, 0), b=(0, 40), a=(2, 600)), "c", "a is far too busy"),
+        (query, replicas(c=(5, 0), b=(5, 0), a=(5, 0)), "a", "as many open requests everywhere"),
+        (query, replicas(c=0, b=0), "b", "a is not there"),
+        (large, replicas(a=(0, 150), b=(0, 0), c=(0, 0)), "a", "costs of 180, 190 and 350"),
+        (large, replicas(a=(0, 170), b=(0, 0), c=(0, 0)), "b", "costs of 200, 190 and 350"),
+    ]
+    judge(
+        policy_of("prefix_aware", index),
+        "a: 1 2 3 4, b: 1 2",
+        cases,
+        "tokens that it would have to compute, plus those that wait there; a block is as many "
+        "tokens as the query says",
     )
 
 
 @pytest.mark.check(task=4, points=1, title="Prompts that nobody has seen, and all of them")
 def test_prefix_ties():
-    index = told(BlockIndex(), [("stored", "a", [1, 2]), ("stored", "b", [1, 2])])
-    policy = policy_of("prefix_aware", index)
+    index = told(BlockIndex(), [("stored", "a", [1, 2]), ("stored", "b", [1, 2, 7])])
     new, seen = Query("", (9,), 20), Query("", (1, 2), 32)
-    for query, some, wanted, why in (
+    cases = [
         (new, replicas(a=2, b=1, c=3), "b", "fewest open requests"),
         (new, replicas(b=0, a=0), "a", "all alike: the first by name"),
         (new, replicas(a=(0, 500), b=(1, 0)), "b", "500 tokens wait on a"),
         (new, replicas(a=(1, 0), b=(0, 70)), "a", "one open request is 64 tokens at most"),
-        (seen, replicas(b=1, a=2, c=0), "", "an open request costs 1 token at least"),
-        (seen, replicas(a=(5, 0), b=(0, 3), c=(9, 0)), "b", "five open requests cost more than 3"),
-        (seen, replicas(b=0, a=0), "a", "one token is computed in any case"),
+        (seen, replicas(a=(5, 0), b=(0, 3), c=(9, 0)), "b", "five requests cost more than 3"),
+        (seen, replicas(b=0, a=0), "a", "equal costs: the first by name"),
         (seen, replicas(c=0, b=0), "b", "31 tokens saved"),
+        (seen, replicas(b=(0, 1), a=(0, 0)), "a", "one token waits on b"),
+        (Query("", (1, 2, 3), 20), replicas(b=(0, 1), a=(0, 1)), "a", "all of it is cached"),
+        (Query("", (7,), 1, 1), replicas(b=0, a=0), "a", "one token is computed in any case"),
         (Query(), replicas(b=1, a=3), "b", "an empty query"),
-    ):
-        found = [policy.choose(query, each) for each in (some, some[::-1])]
-        good = {"b", "c"} if not wanted else {wanted}
-        expect.that(
-            found[0] in good and found[0] == found[1],
-            f"{' or '.join(sorted(good))} is chosen, in whatever order replicas are listed: {why}",
-            observed=found,
-            call="prefix_aware.choose(query, replicas)",
-            given={
-                "query": query,
-                "held": "a and b: both blocks 1, 2",
-                "(requests, tokens) open": {r.name: (r.requests, r.tokens) for r in some},
-            },
-        )
+    ]
+    judge(
+        policy_of("prefix_aware", index),
+        "a: 1 2, b: 1 2, and 7",
+        cases,
+        "the lowest cost; of equals, fewer open requests; then the first by name",
+    )
 
 
 @pytest.mark.check(task=4, points=2, title="The index is read as it is now")

@@ -291,6 +291,13 @@ def test_rolling(seed):
         cause="size + surge are living: nothing can start before one old one drains, which is the "
         "one with the fewest open requests",
     )
+    crowd = a_fleet(*(f"start {n} v2" for n in "abc"), *(f"ready {n}" for n in "ab"))
+    expect(
+        Rolling(2).next(crowd, "v1", "v2"),
+        Actions(0, ()),
+        call="Rolling(2).next(...) when no old one and three new ones are living",
+        cause="nothing is missing; new ones are not for Rolling to drain",
+    )
     for number in range(12):
         draw = random.Random(seed + number)
         size, surge = draw.randint(1, 5), draw.randint(1, 3)

@@ -141,19 +141,16 @@ def test_options():
         (Autoscaler(2.5, 0, 7, 11.0, 5.0, slack=0.3), 3, 1.5),
         (Autoscaler(6), 6, 60.0),
     ):
+        s = scaler
+        numbers = (s.least, s.most, s.target, s.up_delay, s.down_delay)
+        names = (
+            "min_replicas max_replicas target_ongoing_requests upscale_delay_s downscale_delay_s"
+        )
+        wanted = {"max_ongoing_requests": int(capacity), "graceful_shutdown_timeout_s": drain}
+        wanted["autoscaling_config"] = dict(zip(names.split(), numbers, strict=True))
         expect(
             deployment_options(scaler, capacity, drain),
-            {
-                "max_ongoing_requests": capacity,
-                "graceful_shutdown_timeout_s": drain,
-                "autoscaling_config": {
-                    "min_replicas": scaler.least,
-                    "max_replicas": scaler.most,
-                    "target_ongoing_requests": scaler.target,
-                    "upscale_delay_s": scaler.up_delay,
-                    "downscale_delay_s": scaler.down_delay,
-                },
-            },
+            wanted,
             call="deployment_options(scaler, capacity, drain_seconds)",
             given={"scaler": scaler, "capacity": capacity, "drain_seconds": drain},
         )

@@ -17,7 +17,10 @@ class HoldsBlocks(Protocol):
 
 @dataclass(frozen=True)
 class Parked:
-    """K and V that wait to be fetched; the owner of their blocks."""
+    """K and V that wait to be fetched; the owner of their blocks.
+
+    expires: on the clock, when its time is over; from that moment on it is.
+    """
 
     transfer_id: str
     block_ids: tuple[int, ...]

@@ -132,7 +132,7 @@ class Router:
 
     async def answer(self, request: Request) -> Response:
         """Send a request where the policy says, and pass on the answer piece by piece."""
-        body, query = _read(await request.body())
+        body, query = read_body(await request.body())
         path, headers = request.url.path, _headers(request)
         if self.prefill.urls:
             body["kv_transfer_params"] = await self._prefill(path, headers, body, query)
@@ -217,7 +217,7 @@ async def _pass_on(got: httpx.Response, stack: AsyncExitStack) -> AsyncIterator[
             yield b"data: " + json.dumps(told).encode() + b"\n\ndata: [DONE]\n\n"
 
 
-def _read(data: bytes) -> tuple[dict[str, Any], Query]:
+def read_body(data: bytes) -> tuple[dict[str, Any], Query]:
     """A body, and what the policy is to know of it."""
     try:
         body = json.loads(data)

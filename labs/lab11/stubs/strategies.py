@@ -11,19 +11,21 @@ from nanovllm.cluster.replay import Job, Limits, Progress, Span, Work, replay
 
 def static(waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Work:
     """A batch, and the next one when all of it have ended: up to max_num_seqs prompts in one step,
-    whole, then a token for each that has some to come."""
+    whole, then a token for each that runs, until nobody does."""
     raise NotImplementedError("lab11 task 3: static")
 
 
 def prefill_first(waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Work:
     """As soon as somebody waits and fewer than max_num_seqs run, their prompts, whole and in one
-    step, as many as there is room to run; else a token for each of up to max_num_seqs that run."""
+    step, as many as there is room to run; else a token for each of the first max_num_seqs that
+    run."""
     raise NotImplementedError("lab11 task 3: prefill_first")
 
 
 def chunked(waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Work:
-    """A token for each of up to max_num_seqs that run; what that leaves of max_num_batched_tokens
-    goes to prompts, in order, as many as there is room to run. A prompt may get a part."""
+    """A token for each of the first max_num_seqs that run; what that leaves of
+    max_num_batched_tokens goes to prompts, in order, as many as there is room to run. A prompt may
+    get a part."""
     raise NotImplementedError("lab11 task 3: chunked")
 
 

@@ -11,7 +11,7 @@ from nanovllm.cluster.replay import Job, Limits, Progress, Span, Work, replay
 
 def static(waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Work:
     """A batch, and the next one when all of it have ended: up to max_num_seqs prompts in one step,
-    whole, then a token for each that has some to come."""
+    whole, then a token for each that runs, until nobody does."""
     ### BEGIN SOLUTION
     if running:
         return Work(decodes=tuple(running))
@@ -21,7 +21,8 @@ def static(waiting: Sequence[Progress], running: Sequence[Progress], limits: Lim
 
 def prefill_first(waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Work:
     """As soon as somebody waits and fewer than max_num_seqs run, their prompts, whole and in one
-    step, as many as there is room to run; else a token for each of up to max_num_seqs that run."""
+    step, as many as there is room to run; else a token for each of the first max_num_seqs that
+    run."""
     ### BEGIN SOLUTION
     room = max(0, limits.max_num_seqs - len(running))
     if waiting and room:
@@ -31,8 +32,9 @@ def prefill_first(waiting: Sequence[Progress], running: Sequence[Progress], limi
 
 
 def chunked(waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Work:
-    """A token for each of up to max_num_seqs that run; what that leaves of max_num_batched_tokens
-    goes to prompts, in order, as many as there is room to run. A prompt may get a part."""
+    """A token for each of the first max_num_seqs that run; what that leaves of
+    max_num_batched_tokens goes to prompts, in order, as many as there is room to run. A prompt may
+    get a part."""
     ### BEGIN SOLUTION
     decodes = tuple(running[: limits.max_num_seqs])
     budget, prompts = limits.max_num_batched_tokens - len(decodes), []
