@@ -49,6 +49,8 @@ def _copied(selection: Selection) -> Iterator[Path]:
     yield from roots[: len(ENTRANCES)]
     yield from needed_modules(roots)
     yield from (ROOT / name for name in ("LICENSE", "requirements.txt", "constraints.txt"))
+    if "lab11" in (lab.key for lab in selection.labs):
+        yield ROOT / "requirements-ray.txt"
     yield from (ROOT / ".idea" / name for name in ("modules.xml", "nanovllm.iml"))
     yield from (MODELS / name for name in ("recall.png", "rows.safetensors"))
     for name in CHECKPOINTS:

@@ -469,6 +469,7 @@ def test_prefix_ties():
         (seen, replicas(b=(0, 1), a=(0, 0)), "a", "one token waits on b"),
         (Query("", (1, 2, 3), 20), replicas(b=(0, 1), a=(0, 1)), "a", "all of it is cached"),
         (Query("", (7,), 1, 1), replicas(b=0, a=0), "a", "one token is computed in any case"),
+        (Query("", (7, 9), 2, 1), replicas(b=0, a=0), "b", "costs of 2 and 1"),
         (Query(), replicas(b=1, a=3), "b", "an empty query"),
     ]
     judge(
