@@ -127,6 +127,8 @@ def serve(
         raise Refused(
             f"cannot listen on {host}:{port}: {error.strerror}; choose another --port."
         ) from None
+    if device is not None and device.startswith("cuda"):
+        _export_cards(server)
     configure_logs(log_level)
     shown = f"[{host}]" if ":" in host else host
     where = f"http://{shown}:{sock.getsockname()[1]}"
@@ -154,6 +156,15 @@ def _tracing(url: str | None) -> "Callable[[Server], AbstractContextManager[obje
     except ServeConfigError as error:
         raise Refused(str(error)) from None
     return lambda server: tracing(server, where)
+
+
+def _export_cards(server: "Server") -> None:
+    """The cards' own counters, where they can be read."""
+    from nanovllm.telemetry.cards import CardMetrics, nvml_reader
+
+    read = nvml_reader()
+    if read is not None:
+        CardMetrics(server.metrics.registry, read)
 
 
 def _whole_config(params: dict[str, Any], batching: BatchingOptions) -> str:
