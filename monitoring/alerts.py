@@ -71,8 +71,25 @@ LOAD = [
         "More requests are preempted than end: most work is done twice.",
     ),
 ]
+CARDS = [
+    _alert(
+        "CardHot",
+        named("gpu_temperature_celsius") > 87,
+        "5m",
+        "ticket",
+        "A GPU is so hot that it slows itself down.",
+    ),
+    _alert(
+        "CardLost",
+        Ranged("increase", named("gpu_lost_total"), "5m") > 0,
+        "1m",
+        "page",
+        "A GPU cannot be read: it was reset, or has fallen off the bus.",
+    ),
+]
 GROUPS: dict[str, Sequence[Alert]] = {
     "burn": [*burn_alerts(REQUESTS, RUNBOOKS), *burn_alerts(FIRST_TOKEN, RUNBOOKS)[:-1]],
+    "cards": CARDS,
     "load": LOAD,
     "server": SERVER,
 }

@@ -87,6 +87,14 @@ CASES: dict[str, tuple[Case, Case]] = {  # by alert: it fires, and it does not
              ONE),
         Case({**_of("num_preemptions_total", "0+30x30"), **_requests("0+60x30", "0x30")}, "20m"),
     ),
+    "CardHot": (
+        Case(_of("gpu_temperature_celsius", "90x20", A + ',gpu="0"'), "10m", ONE | {"gpu": "0"}),
+        Case(_of("gpu_temperature_celsius", "90x3 80x20", A + ',gpu="0"'), "10m"),
+    ),
+    "CardLost": (
+        Case(_of("gpu_lost_total", "0x5 1+1x20"), "10m", ONE),
+        Case(_of("gpu_lost_total", "3x20"), "10m"),  # it was lost once, long ago
+    ),
     "RequestsNoTraffic": (
         Case(_requests("0+60x5 300x40", "0x45"), "40m", {}),
         Case(_requests("0+1x45", "0x45"), "40m"),

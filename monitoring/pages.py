@@ -19,6 +19,7 @@ from nanovllm.observability.promql import Call, Expression, Metric, metric
 
 ITL, E2E = "inter_token_latency_seconds", "e2e_request_latency_seconds"
 SERVER = "{{instance}}"
+CARD = "{{instance}} {{gpu}}"
 HITS, LOOKED_UP = "prefix_cache_hits_total", "prefix_cache_queries_total"
 
 
@@ -109,6 +110,12 @@ ENGINE = {
         ),
     ],
 }
+ENGINE["GPU, where there is one"] = [
+    Panel("In use", [(CARD, named("gpu_utilization"))], "percentunit"),
+    Panel("Temperature", [(CARD, named("gpu_temperature_celsius"))], note="It slows down at 87."),
+    Panel("Memory in use", [(CARD, named("gpu_memory_used_bytes"))], "bytes"),
+    Panel("Scrapes at which none could be read", [(SERVER, named("gpu_lost_total"))]),
+]
 REQUEST = {
     "Where a request's time goes": [
         quantiles("In the queue", "request_queue_time_seconds"),

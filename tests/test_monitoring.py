@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -27,6 +28,7 @@ from monitoring.pages import PAGES
 from monitoring.run import alertmanager, prometheus
 from nanovllm.observability.dashboard import dashboard
 from nanovllm.paging.store import PagedStore
+from nanovllm.telemetry.cards import CardMetrics, CardState, nvml_reader
 from tests.processes import ROOT, environment
 from tests.serving_tools import MODEL, live, tiny_engine, wait_until
 from tests.system_tools import require
@@ -96,20 +98,22 @@ def scraped() -> Iterator[str]:
     """The address of a Prometheus that has scraped a server under load."""
     require("prometheus")
     with live(tiny_engine(store=PagedStore(MODEL.config, 24))) as server:
+        CardMetrics(server.server.metrics.registry, lambda: [CardState(0.5, 10, 80, 60)])
         stop = threading.Event()
 
         def client(number: int) -> None:
             body = {"prompt": f"Once upon a time {number % 2}", "max_tokens": 20, "n": 2}
-            while not stop.wait(0.02):
-                httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+            with httpx.Client(base_url=server.url, timeout=60) as asking:
+                while not stop.wait(0.05):
+                    asking.post("/v1/completions", json=body)
 
         clients = [threading.Thread(target=client, args=(number,)) for number in range(4)]
         for one in clients:
             one.start()
         try:
             where = f"127.0.0.1:{server.port}"
-            with prometheus(where, free_port(), every="500ms") as address:
-                wait_until(lambda: ready(address))
+            with prometheus(where, free_port(), every="2s") as address:
+                wait_until(lambda: ready(address), 120)
                 yield f"http://{address}"
         finally:
             stop.set()
@@ -119,15 +123,19 @@ def scraped() -> Iterator[str]:
 
 def ready(address: str) -> bool:
     """Whether it has scraped often enough for rates of what it has recorded itself."""
-    query = "count_over_time(instance:nanovllm_slow_first_tokens:total[1m]) >= 4"
+    query = "count_over_time(instance:nanovllm_slow_first_tokens:total[1m]) > 2"
     try:
         return bool(ask(f"http://{address}", query))
     except httpx.HTTPError:
         return False
 
 
+CLIENT = httpx.Client(timeout=30)
+
+
 def ask(prometheus: str, query: str) -> list[Any]:
-    answer = httpx.get(f"{prometheus}/api/v1/query", params={"query": query}, timeout=30)
+    answer = CLIENT.get(f"{prometheus}/api/v1/query", params={"query": query})
+    answer.raise_for_status()  # it is not ready at once
     assert answer.json()["status"] == "success", answer.text
     return answer.json()["data"]["result"]
 
@@ -154,17 +162,17 @@ def test_rules_are_evaluated_and_their_metrics_exist(scraped: str) -> None:
 
 
 def test_labels_do_not_grow_with_what_clients_send() -> None:
-    with live() as server:
+    with live() as server, httpx.Client(base_url=server.url, timeout=60) as client:
 
         def series() -> set[str]:
-            text = httpx.get(server.url + "/metrics").text
+            text = client.get("/metrics").text
             return {line.rpartition(" ")[0] for line in text.splitlines() if line[:1] != "#"}
 
         def request(number: int, **more: object) -> None:
             body = {"prompt": f"p{number}", "max_tokens": 2, "user": f"u{number}", **more}
             headers = {"x-request-id": f"id{number}", "traceparent": f"x{number}"}
-            httpx.post(server.url + "/v1/completions", json=body, headers=headers)
-            httpx.post(server.url + f"/v1/{number}", json=body, headers=headers)
+            client.post("/v1/completions", json=body, headers=headers)
+            client.post(f"/v1/{number}", json=body, headers=headers)
 
         request(0)
         before = series()
@@ -245,3 +253,45 @@ def test_alertmanager_takes_the_routes() -> None:
         wait_until(lambda: answers(port))
         found = httpx.get(f"http://127.0.0.1:{port}/api/v2/receivers").json()
         assert {one["name"] for one in found} == {"page", "ticket"}
+
+
+def test_cards_are_read_at_each_scrape_and_one_that_is_lost_ends_none() -> None:
+    states = [CardState(0.25, 3, 8, 61.0), CardState(1.0, 8, 8, 90.0)]
+
+    def read() -> list[CardState]:
+        if not states:
+            raise RuntimeError("GPU is lost")
+        return states
+
+    with live() as server:
+        assert "nanovllm:gpu" not in httpx.get(server.url + "/metrics").text
+        CardMetrics(server.server.metrics.registry, read)
+        httpx.get(server.url + "/metrics")
+        assert server.metric("gpu_utilization", gpu="0") == 0.25
+        assert server.metric("gpu_memory_used_bytes", gpu="1") == 8
+        assert server.metric("gpu_temperature_celsius", gpu="1") == 90.0
+        assert server.metric("gpu_lost_total") == 0
+        states.clear()
+        text = httpx.get(server.url + "/metrics").text
+        assert "gpu_utilization{" not in text
+        assert "nanovllm:num_requests_running{" in text
+        assert server.metric("gpu_lost_total") > 0
+
+
+def test_nvidias_library_is_asked_for_what_it_offers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nvml:
+        NVML_TEMPERATURE_GPU = 0
+        nvmlInit = staticmethod(lambda: None)
+        nvmlDeviceGetCount = staticmethod(lambda: 1)
+        nvmlDeviceGetHandleByIndex = staticmethod(lambda i: i)
+        nvmlDeviceGetMemoryInfo = staticmethod(lambda h: SimpleNamespace(used=5, total=9))
+        nvmlDeviceGetUtilizationRates = staticmethod(lambda h: SimpleNamespace(gpu=40))
+        nvmlDeviceGetTemperature = staticmethod(lambda h, kind: 55)
+
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml)
+    read = nvml_reader()
+    assert read is not None and read() == [CardState(0.4, 5, 9, 55)]
+    monkeypatch.setattr(Nvml, "nvmlDeviceGetCount", staticmethod(lambda: 0))
+    assert nvml_reader() is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
+    assert nvml_reader() is None

@@ -167,6 +167,8 @@ def serve(
         ) from None
     if journal is not None:
         _keep(server, journal)
+    if not models and device is not None and device.startswith("cuda"):
+        _export_cards(server)
     configure_logs(log_level)
     shown = f"[{host}]" if ":" in host else host
     where = f"http://{shown}:{sock.getsockname()[1]}"
@@ -192,6 +194,15 @@ def _tracing(url: str | None) -> "Callable[[Server], AbstractContextManager[obje
     except ServeConfigError as error:
         raise Refused(str(error)) from None
     return lambda server: tracing(server, where)
+
+
+def _export_cards(server: Any) -> None:
+    """The cards' own counters, where they can be read."""
+    from nanovllm.telemetry.cards import CardMetrics, nvml_reader
+
+    read = nvml_reader()
+    if read is not None:
+        CardMetrics(server.metrics.registry, read)
 
 
 def _refuse_beside_models(models: str | None, alone: dict[str, Any]) -> None:
