@@ -8,7 +8,8 @@ from typing import Any, TypeVar, cast
 from fastapi import Request
 from starlette.responses import Response
 
-from nanovllm.batching.events import EngineEvent
+from nanovllm.batching.events import EngineEvent, Failed
+from nanovllm.generation.errors import RequestError
 from nanovllm.generation.events import TokenGenerated
 from nanovllm.generation.params import SamplingParams
 from nanovllm.serving.admission import Admission
@@ -27,6 +28,7 @@ from nanovllm.serving.responses import EventStreamResponse, JsonResponse
 from nanovllm.serving.sampling import sampling_params
 from nanovllm.serving.stream import Stream
 from nanovllm.serving.streaming import ChunkWriter, event_stream, while_connected
+from nanovllm.serving.structured import with_structure
 from nanovllm.serving.urgency import WithUrgency
 from nanovllm.serving.writers import ChatWriter, CompletionWriter, Writer
 
@@ -136,6 +138,7 @@ class Handlers:
         longest = max(map(len, prompts))
         with naming_fields(body):
             params = sampling_params(body, longest, self.reader.max_model_len)
+        params = await with_structure(params, body, self.engine.engine)
         params = await self.adapt(request, params, writer)
         with naming_fields(body), self.urgency.saying(body.priority, body.deadline):
             self.admission.enter(key, params.n * len(prompts), self.engine.num_open)
@@ -186,6 +189,8 @@ class Handlers:
 def token_by_token(events: Sequence[EngineEvent]) -> Iterator[list[EngineEvent]]:
     """The events in order, cut before each second token of a sample: guesses bring several a step.
 
+    Raises the RequestError of a request that could not be answered to its end.
+
     >>> tokens = [TokenGenerated(0, 0, token, "", time=0.0) for token in (5, 6)]
     >>> [len(part) for part in token_by_token(tokens)]
     [1, 1]
@@ -199,6 +204,8 @@ def token_by_token(events: Sequence[EngineEvent]) -> Iterator[list[EngineEvent]]
                 yield part
                 part, seen = [], set()
             seen.add(sample)
+        elif isinstance(event, Failed) and isinstance(event.error, RequestError):
+            raise event.error
         part.append(event)
     yield part
 

@@ -49,6 +49,41 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
+class JsonSchema(BaseModel):
+    """What `response_format` calls a schema; it is always followed, `strict` or not."""
+
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """OpenAI's way to say what the answer's text must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's way: one of the first five; what it has besides, and this server has not, is refused.
+
+    StructuredOutputsParams says what each means.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: Annotated[Any, WithJsonSchema({"description": "A JSON schema."})] = Field(
+        None, alias="json"
+    )
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: str | None = None
+
+
 class SamplingFields(Body):
     """The fields that go to SamplingParams by the same name; null means the default."""
 
@@ -80,6 +115,8 @@ class SamplingFields(Body):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     priority: Annotated[int, Field(strict=True)] | None = None  # vLLM's: lower first
     deadline: float | None = None  # seconds in which the answer should be complete
