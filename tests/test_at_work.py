@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from grader.course.lab_toml import find_lab
+from nanovllm.paging.store import PagedStore
 from tests.processes import ROOT, run
-from tests.serving_tools import live
+from tests.serving_tools import CONFIG, live, tiny_engine
 
 PAGE = (ROOT / "labs" / "AT_WORK.md").read_text("utf-8")
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines()
@@ -28,7 +29,7 @@ def test_every_task_has_a_row() -> None:
 
 @pytest.fixture(scope="module")
 def server():
-    with live() as running:
+    with live(tiny_engine(store=PagedStore(CONFIG, 64))) as running:
         yield running
 
 

@@ -154,7 +154,7 @@ def test_an_llm_gives_memory_back_and_takes_it_again() -> None:
     pieces, shown = llm.stream("Once", GREEDY), ""
     for number, piece in enumerate(pieces):
         shown += piece.text
-        llm.compact(num_blocks=(4, 90)[number % 2])
+        llm.compact(num_blocks=(4, 64)[number % 2])
     assert shown == texts[0]
     assert llm.runner.engine.store.cache.k.shape[1] == llm.runner.engine.store.num_blocks
 
@@ -167,6 +167,7 @@ def test_an_llm_gives_memory_back_and_takes_it_again() -> None:
         ({}, 0, "at least 1"),
         ({}, True, "at least 1"),
         ({}, 2.5, "at least 1"),
+        ({}, 33, "made with 32"),
         ({"kv_cache_dtype": "int8", "enforce_eager": True}, 20, "cannot change its size"),
     ],
 )
@@ -245,6 +246,7 @@ def test_a_server_compacts_while_it_answers() -> None:
         long = body | {"prompt": [7] * 180, "max_tokens": 20}
         unfit = httpx.post(url + "/v1/completions", json=long, timeout=60)
         assert unfit.status_code == 400 and "tokens" in unfit.text
+        assert httpx.post(url + "/compact", json={"num_blocks": 1 << 40}).status_code == 400
         assert httpx.post(url + "/compact", json={"num_blocks": 40}).json()["num_blocks"] == 40
         assert httpx.post(url + "/v1/completions", json=long, timeout=60).status_code == 200
         wait_until(lambda: not server.server.engine.streams)

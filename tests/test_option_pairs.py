@@ -70,9 +70,9 @@ def test_compact_with_each_option(option: Option) -> None:
     before = [output.outputs[0].text for output in llm.generate(PROMPTS, GREEDY, False)]
     if not compacts(option):
         with pytest.raises(OptionError, match="compact"):
-            llm.compact(num_blocks=12)
+            llm.compact(num_blocks=8)
         return
-    assert llm.compact(num_blocks=12).num_blocks == 12
+    assert llm.compact(num_blocks=8).num_blocks == 8
     assert before == [output.outputs[0].text for output in llm.generate(PROMPTS, GREEDY, False)]
     llm.runner.engine.check()
 

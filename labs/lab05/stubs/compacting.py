@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from nanovllm.batching.errors import ConfigError
 from nanovllm.paging.block_table import blocks_for
 from nanovllm.paging.compaction import compact, span
-from nanovllm.paging.interface import ResizableManager
+from nanovllm.paging.interface import MovingManager
+from nanovllm.paging.resizing import can_resize, resize
 from nanovllm.paging.store import PagedStore
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ def compact_engine(engine: Engine, num_blocks: int | None = None) -> Compaction:
     CompactionError.
     """
     store = _store_of(engine)
-    manager = cast(ResizableManager, store.manager)
+    manager = cast(MovingManager, store.manager)
     if num_blocks is not None:
         _check_size(engine, store, num_blocks)
-        manager.resize(manager.num_blocks)  # cached blocks would be in the way
+        resize(manager, manager.num_blocks)  # cached blocks would be in the way
     before = span(manager), store.num_blocks, store.nbytes
     moved = compact(manager)
     store.make_copies()
@@ -79,15 +80,17 @@ def _check_size(engine: Engine, store: PagedStore, num_blocks: int) -> None:
         raise CompactionError(
             f"compact: num_blocks must be a whole number, at least 1; got {num_blocks!r}."
         )
-    for part, what in ((store.manager, "block manager"), (store.cache, "K/V cache")):
-        if not hasattr(part, "resize"):
+    for part, can in (
+        (store.manager, can_resize(store.manager)),
+        (store.cache, hasattr(store.cache, "resize")),
+    ):
+        if not can:
             raise CompactionError(
-                f"compact: a {type(part).__name__} is a {what} that cannot change its size; "
-                "leave num_blocks out."
+                f"compact: a {type(part).__name__} cannot change its size; leave num_blocks out."
             )
     known, _ = engine.requests.all()
     longest = max((request.limit for request in known), default=1)
-    manager = cast(ResizableManager, store.manager)
+    manager = cast(MovingManager, store.manager)
     least = max(
         blocks_for(longest, store.block_size),
         len(manager.owners()),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,9 +16,10 @@ from nanovllm.paging.attention import paged_attention
 from nanovllm.paging.batch import PagedAttention, PagedBatch, make_batch
 from nanovllm.paging.block_table import BlockTable
 from nanovllm.paging.cache import PagedCache
-from nanovllm.paging.interface import BlockManagerInterface, Preemption, ResizableManager
+from nanovllm.paging.interface import BlockManagerInterface, Preemption
 from nanovllm.paging.manager import BlockManager
 from nanovllm.paging.prefix_cache import PrefixStats, SaltOf, no_salt
+from nanovllm.paging.resizing import resize
 from nanovllm.paging.swapping import Swapping
 from nanovllm.paging.transfers import Direction, Transfer, runs
 
@@ -200,8 +200,8 @@ class PagedStore:
         self.manager.release(request)
 
     def resize(self, num_blocks: int) -> None:
-        """Keep the first blocks, or add some; the manager must be a ResizableManager."""
-        cast(ResizableManager, self.manager).resize(num_blocks)
+        """Keep the first blocks, or add some (see resizing.py)."""
+        resize(self.manager, num_blocks)
         self.cache.resize(num_blocks)
         self.num_blocks, self.total_tokens = num_blocks, self.manager.total_tokens
 

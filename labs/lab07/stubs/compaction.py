@@ -9,12 +9,18 @@ from nanovllm.serving.async_engine import AsyncEngine
 from nanovllm.serving.errors import BadRequestError
 
 
-async def compact(engine: AsyncEngine, num_blocks: int | None) -> dict[str, Any]:
-    """What `compact_engine` did, as plain data. Raises ApiError.
+async def compact(engine: AsyncEngine, num_blocks: int | None, most: int) -> dict[str, Any]:
+    """What `compact_engine` did, as plain data; to `most` blocks, no more. Raises ApiError.
 
     The engine's thread waits, and the loop's does the work: so no request is accepted for the old
     size and queued in the new one.
     """
+    if (num_blocks or 0) > most:
+        raise BadRequestError(
+            f"num_blocks is {num_blocks}, but this server was started with {most}; give at most "
+            "as many.",
+            param="num_blocks",
+        )
     from nanovllm.paging.compacting import CompactionError, compact_engine  # lab 05 may be missing
 
     loop, waits, done = asyncio.get_running_loop(), asyncio.Event(), threading.Event()

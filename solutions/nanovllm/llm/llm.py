@@ -94,6 +94,7 @@ class LLM:
         self.seed = seed
         self.runner = Runner(self.rung)
         self._requests = count()
+        self._most_blocks = weakref.WeakKeyDictionary[Any, int]()  # by engine, as it was made
 
     @property
     def engine_name(self) -> str:
@@ -297,15 +298,23 @@ class LLM:
     def compact(self, num_blocks: int | None = None) -> "Compaction":
         """Move what requests hold to the low end of the cache, and give the rest of it back.
 
-        num_blocks: of the cache from now on, fewer or more; None leaves its size. No text changes.
+        num_blocks: of the cache from now on, at most as many as at first; None leaves its size. No
+        text changes.
         Raises OptionError, and nothing has changed, where this engine or its open requests do not
         allow it.
         """
         self.level.require("lab05", "compact")
         from nanovllm.paging.compacting import CompactionError, compact_engine
 
+        engine = self.runner.engine
+        most = self._most_blocks.setdefault(engine, engine.store.num_blocks)
+        if isinstance(num_blocks, int) and num_blocks > most:
+            raise OptionError(
+                f"compact: num_blocks is {num_blocks}, but the cache was made with {most}; give at "
+                "most as many."
+            )
         try:
-            return compact_engine(self.runner.engine, num_blocks)
+            return compact_engine(engine, num_blocks)
         except CompactionError as error:
             raise OptionError(str(error)) from None
 

@@ -40,7 +40,7 @@ class Option:
         return f"{self.name}={self.value!r}"
 
 
-COMPACT = "LLM.compact(num_blocks=12)"
+COMPACT = "LLM.compact(num_blocks=8)"
 OPTIONS = (
     Option("max_num_seqs", 2),
     Option("max_num_batched_tokens", 64),

@@ -84,15 +84,6 @@ class BlockPool:
         self.free_queue[old] = None
         self.free_queue.move_to_end(old, last=False)
 
-    def resize(self, num_blocks: int) -> None:
-        if max(self.owners, default=-1) >= num_blocks:
-            raise BlockOwnershipError(f"A block is held that {num_blocks} blocks do not have.")
-        for block_id in self.free_queue:
-            if block_id in self.keeper:
-                self.keeper.evict(block_id)
-        free = (block_id for block_id in range(num_blocks) if block_id not in self.owners)
-        self.num_blocks, self.free_queue = num_blocks, OrderedDict.fromkeys(free)
-
     def check(self) -> None:
         blocks = sorted([*self.free_queue, *self.owners])
         require(blocks == list(range(self.num_blocks)), "a block is lost, or free and held")

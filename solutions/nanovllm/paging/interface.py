@@ -186,14 +186,3 @@ class MovingManager(BlockManagerInterface, Protocol):
 
         All tables name the new one, a cached block is found there, and `transfers` has the copy.
         """
-
-
-class ResizableManager(MovingManager, Protocol):
-    """A manager whose pool may change its size. No task asks for it: `compacting.py` does."""
-
-    def resize(self, num_blocks: int) -> None:
-        """Blocks 0 .. num_blocks - 1 from now on; of blocks that nobody holds, none is cached.
-
-        Raises:
-            BlockOwnershipError: a block that would go is held; nothing has changed.
-        """

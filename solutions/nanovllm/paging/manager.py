@@ -162,11 +162,6 @@ class BlockManager:
         self.prefix.index.move(old, new)
         self.transfers.append(Transfer(Direction.COPY, old, new))
 
-    def resize(self, num_blocks: int) -> None:
-        self.pool.resize(num_blocks)
-        self.num_blocks = num_blocks
-        self.total_tokens = num_blocks * self.block_size
-
     def check(self, requests: Iterable[Request] | None = None) -> None:
         for part in (self.pool, self.swap.pool, self.prefix.index):
             part.check()

@@ -98,6 +98,7 @@ class Server:
         self.fragmentation = self.metrics.registry.gauge(
             "kv_cache_internal_fragmentation", "Share of the slots in held blocks without a token."
         )
+        self.most_blocks: int = getattr(engine.store, "num_blocks", 0)
         self.tell_cache = export_cache_config(self.metrics.registry, engine.store)
         urgency = WithUrgency(engine)
         self.engine = AsyncEngine(cast(Any, urgency), observers)

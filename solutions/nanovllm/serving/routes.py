@@ -155,7 +155,7 @@ def _cache(app: FastAPI, server: "Server") -> None:
     async def compact_blocks(body: CompactRequest) -> Response:
         """Move what requests hold to the low end of the KV cache; then, if asked, resize it."""
         check_model(body.model, server.config.model_name)
-        done = await compact(server.engine, body.num_blocks)
+        done = await compact(server.engine, body.num_blocks, server.most_blocks)
         server.tell_cache()
         return JsonResponse(done)
 
