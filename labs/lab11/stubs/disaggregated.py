@@ -54,7 +54,9 @@ class TransferHandlers(Handlers):
             return params
         if len(writer.prompts) != 1:
             raise BadRequestError("A transfer is of one prompt.", param="kv_transfer_params")
-        headers = {"authorization": request.headers.get("authorization", "")}
+        # A router may send "Bearer " with nothing behind it, which no client may send on.
+        key = request.headers.get("authorization", "").strip()
+        headers = {"authorization": key} if key else {}
         try:
             side = await self.handshake.take_part(given, len(writer.prompts[0]), headers)
         except ClusterError as error:

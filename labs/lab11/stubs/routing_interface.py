@@ -88,7 +88,7 @@ class MakePolicy(Protocol):
     Raises ClusterError for any other name, and says which there are.
 
     - round_robin: one after another in the order of their names, from the one behind the last that
-      was chosen; behind the last name stands the first.
+      was chosen; behind the last name stands the first, and with it begins a new policy.
     - least_loaded: the one with the fewest open requests; of equals, the first by name.
     - power_of_two: two are drawn, by a generator of its own that `seed` begins, and the one with
       fewer open requests is chosen. Every pair is as likely as any other.
