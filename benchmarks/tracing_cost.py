@@ -1,4 +1,4 @@
-"""What tracing costs a server: `python -m benchmarks.tracing_cost --out FOLDER`.
+"""What tracing costs a server: `python -m benchmarks.tracing_cost`.
 
 Processor time of the server's process for the same requests, with spans to a collector and without,
 in turns; client and collector are processes of their own. A round's ratio is with / without.
@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import quantiles
 from time import process_time
 
@@ -109,7 +108,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     found = measure(given.rounds, given.requests, given.tokens)
     ratios = [with_ / without for without, with_ in found]

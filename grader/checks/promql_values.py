@@ -51,8 +51,8 @@ def value_of(expression: Any, data: World, at: float) -> Vector:
         left = value_of(expression.left, data, at)
         return _combined(expression, left, value_of(expression.right, data, at))
     raise ValueError(
-        f"{expression} has {kind}, which this check cannot evaluate; it knows Metric, Number, sums, "
-        "rate, increase, vector, absent, and operators."
+        f"{expression} has {kind}, which this check cannot evaluate; it knows Metric, Number, "
+        "sums, rate, increase, vector, absent, and operators."
     )
 
 

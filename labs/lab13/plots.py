@@ -45,7 +45,7 @@ def arrivals(times: Mapping[str, Sequence[float]], seconds: float = 1800.0) -> N
 
 
 def tails(points: Mapping[str, Sequence[tuple[float, float]]]) -> None:
-    """Share of requests that are longer, on logarithmic axes; dashed: a lognormal of equal p50, p90."""
+    """Share of requests that are longer, and a lognormal with the same p50 and p90 (dashed)."""
     _, axis = plt.subplots(figsize=(8, 3.6), layout="constrained")
     for number, (name, line) in enumerate(points.items()):
         values, shares = np.array(line).T
@@ -96,7 +96,7 @@ def replicas(
     for number, (name, line) in enumerate(found.items()):
         axis.plot(list(line), list(line.values()), "o-", color=f"C{number}", label=name)
     axis.axhline(limit, color="black", lw=1)
-    axis.text(1, limit, "objective", va="bottom")
+    axis.text(10, limit, "objective", va="bottom", ha="right")
     if guess is not None and guess > 0:
         axis.axvline(guess, color="C4", ls="--", label="your guess")
     numbers = sorted({n for line in found.values() for n in line})

@@ -68,14 +68,14 @@ QUESTIONS = [
     ),
     Question(
         key="b",
-        text="Gaps of Poisson arrivals vary by 1 (deviation over mean). And those of the code trace?",
-        unit="(coefficient of variation)",
+        text="Gaps of Poisson arrivals vary by 1 (deviation over mean). What of the code trace?",
+        unit="(deviation over mean)",
         tasks=(1, 2),
         answer=variation_of_code,
     ),
     Question(
         key="c",
-        text="Mean lengths and Poisson arrivals ask for 2 replicas. How many does the trace ask for?",
+        text="Means and Poisson arrivals ask for 2 replicas. How many does the trace ask for?",
         unit="replicas",
         tasks=(1, 3),
         answer=replicas_of_the_trace,

@@ -272,6 +272,17 @@ def test_samples(seed):
         len({top.trace_id, others[0].trace_id, others[1].trace_id}) == 3,
         "requests without a caller have traces of their own",
     )
+    tops = {span.attributes.get("nanovllm.request_id"): span for span in spans
+            if span.kind == "server"}  # fmt: skip
+    inner = [span for span in spans if span.kind == "internal"]
+    owners = [tops[span.attributes.get("nanovllm.request_id")] for span in inner]
+    expect(
+        [[span.trace_id == top.trace_id, span.parent_id == top.span_id]
+         for span, top in zip(inner, owners, strict=True)],
+        [[True, True]] * len(inner),
+        call="whether each phase is in its request's trace, below its request's span",
+        cause="several requests are in one batch; a phase belongs to its own",
+    )  # fmt: skip
     for span in spans:
         expect.that(
             span.end > span.start,

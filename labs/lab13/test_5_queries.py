@@ -43,6 +43,14 @@ def test_increase(seed):
                 "intervals, else by half an interval, and never below a counter of 0",
                 rtol=1e-9,
             )
+            expect(
+                rate(scraped(text, shift), shift + at, window),
+                answer / window,
+                call=f"rate(samples, at={shift + at}, window={window})",
+                given={"every 15 s": text},
+                cause="the increase over the window's seconds, not those between its samples",
+                rtol=1e-9,
+            )
 
 
 @pytest.mark.check(task=5, points=1, title="A counter that began anew")

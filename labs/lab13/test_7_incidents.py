@@ -85,14 +85,21 @@ def one_cause(seed, cause):
 
 @pytest.mark.check(task=7, points=1, title="A server that hangs, and says it is well")
 def test_hang(seed):
+    stuck = (replace(IDLE, waiting=3), replace(IDLE, running=1), replace(BUSY, tokens=0))
+    nights = [
+        [*usual(seed, 15), *[replace(second, healthy=healthy)] * 12]
+        for second in stuck
+        for healthy in (False, True)
+    ]
+    expect(
+        [found(recording) for recording in nights],
+        [["hang", 15]] * 6,
+        call="diagnose of a server without progress: three kinds, each with a bad health check and "
+        "a good one",
+        given={"seconds": stuck},
+        cause="whatever the health check says, work that waits while no token comes is a hang",
+    )
     one_cause(seed, "hang")
-    for stuck in (replace(IDLE, waiting=3), replace(IDLE, running=1), replace(BUSY, tokens=0)):
-        for healthy in (True, False):
-            recording = [*usual(seed, 15), *[replace(stuck, healthy=healthy)] * 12]
-            expect(found(recording), ["hang", 15], call="diagnose of a server without progress",
-                   given={"second": recording[15]},
-                   cause="whatever the health check says, work that waits while no token comes "
-                   "is a hang")  # fmt: skip
     expect(found([IDLE] * 40)[0], "none", call="diagnose of a server without work",
            cause="who has nothing to do makes no tokens")  # fmt: skip
 

@@ -216,6 +216,7 @@ with needs("04", 1, 2, 3, 4, 7):
 #
 # **Predict** first: of 80 requests, how many deadlines will your policy meet that "deadline" misses?
 
+
 # %% nbgrader={"grade": false, "grade_id": "lab04-experiment-2", "locked": false, "schema_version": 3, "solution": true, "task": false, "cell_type": "code"}
 class Mine(Policy):
     """Smaller keys go first."""

@@ -39,7 +39,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Alert:
-    """An alert: it fires when `expr` has had a value for the time `wait`.
+    """An alert: it fires when `expr` has had a value for the time `wait` (given).
 
     >>> alert = Alert("NoReplicas", Metric("up").sum() < 1, "1m", "page", "Nobody answers", "docs")
     >>> alert.to_dict()["for"], alert.to_dict()["annotations"]["runbook_url"]
@@ -63,7 +63,6 @@ class Alert:
                 minutes, hours or days ("2m"), the severity neither "page" nor "ticket", or the
                 summary empty.
         """
-        ### BEGIN SOLUTION
         if not (self.name.isidentifier() and self.name[0].isupper() and "_" not in self.name):
             raise ObservabilityError(f"An alert's name is a CamelCase word, got {self.name!r}.")
         if not (self.wait[:-1].isdigit() and self.wait[-1] in "smhd"):
@@ -84,7 +83,6 @@ class Alert:
                 "runbook_url": f"{self.runbooks}/{self.name}.md",
             },
         }
-        ### END SOLUTION
 
 
 def error_share(objective: Objective, window: str) -> Expression:

@@ -1,6 +1,6 @@
 """Grafana dashboards as code."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ class Panel:
 
 
 def panel_dict(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
-    """Grafana's form of a panel at a place.
+    """Grafana's form of a panel at a place (given).
 
     Keys: id (number), type "timeseries", title, description (the note), gridPos (x, y, w, h),
     datasource {"type": "prometheus", "uid": "${datasource}"}, fieldConfig {"defaults": {"unit"},
@@ -33,7 +33,6 @@ def panel_dict(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
     Raises:
         ObservabilityError: no lines, more than 26, or a width that is not 1 to 24.
     """
-    ### BEGIN SOLUTION
     if not 1 <= len(panel.lines) <= 26:
         raise ObservabilityError(f"{panel.title}: 1 to 26 lines, got {len(panel.lines)}.")
     if not 1 <= panel.width <= COLUMNS:
@@ -51,36 +50,33 @@ def panel_dict(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
             for i, (legend, expr) in enumerate(panel.lines)
         ],
     }
-    ### END SOLUTION
 
 
-def dashboard(title: str, uid: str, rows: dict[str, Sequence[Panel]]) -> dict[str, Any]:
-    """Grafana's form of a page: under each row's title its panels, from left to right.
+def row_dict(title: str, number: int, y: int) -> dict[str, Any]:
+    """Grafana's form of a row's title: a panel of its own, over the whole width (given)."""
+    place = {"x": 0, "y": y, "w": COLUMNS, "h": 1}
+    head = {"id": number, "type": "row", "title": title, "gridPos": place}
+    return head | {"collapsed": False, "panels": []}
+
+
+def layout(rows: Mapping[str, Sequence[Panel]]) -> list[dict[str, Any]]:
+    """The panels of a page: under each row's title its panels, from left to right.
 
     A panel that has no room beside the one before it begins a new line, below the highest panel
-    of its line. A row's title is a panel of its own: type "row", title, gridPos with w 24 and h 1,
-    collapsed False, panels []. Ids count from 1 in the order of the page, rows included.
+    of its line. A row begins below all panels of the row before it. Titles are `row_dict`, panels
+    `panel_dict`; their numbers count from 1 in the order of the page, titles included.
 
-    Keys of the page: title, uid, schemaVersion 39, timezone "browser", refresh "10s", time
-    {"from": "now-1h", "to": "now"}, tags ["nanovllm"], panels, templating: a list with the
-    variable `datasource` ({"name": "datasource", "type": "datasource", "query": "prometheus"}).
+    >>> from nanovllm.observability.promql import Metric
+    >>> up = [("up", Metric("up"))]
+    >>> found = layout({"Fleet": [Panel("a", up, width=16), Panel("b", up, width=16)]})
+    >>> [(p["id"], p["gridPos"]["x"], p["gridPos"]["y"]) for p in found]
+    [(1, 0, 0), (2, 0, 1), (3, 0, 9)]
     """
     ### BEGIN SOLUTION
     panels: list[dict[str, Any]] = []
     y = 0
     for name, members in rows.items():
-        place = {"x": 0, "y": y, "w": COLUMNS, "h": 1}
-        number = len(panels) + 1
-        panels.append(
-            {
-                "id": number,
-                "type": "row",
-                "title": name,
-                "gridPos": place,
-                "collapsed": False,
-                "panels": [],
-            }
-        )
+        panels.append(row_dict(name, len(panels) + 1, y))
         x, y, highest = 0, y + 1, 0
         for panel in members:
             if x + panel.width > COLUMNS:
@@ -88,6 +84,12 @@ def dashboard(title: str, uid: str, rows: dict[str, Sequence[Panel]]) -> dict[st
             panels.append(panel_dict(panel, len(panels) + 1, x, y))
             x, highest = x + panel.width, max(highest, panel.height)
         y += highest
+    return panels
+    ### END SOLUTION
+
+
+def dashboard(title: str, uid: str, rows: Mapping[str, Sequence[Panel]]) -> dict[str, Any]:
+    """Grafana's form of a page, with a choice of the data source (given)."""
     source = {"name": "datasource", "type": "datasource", "query": "prometheus"}
     return {
         "title": title,
@@ -98,6 +100,5 @@ def dashboard(title: str, uid: str, rows: dict[str, Sequence[Panel]]) -> dict[st
         "time": {"from": "now-1h", "to": "now"},
         "tags": ["nanovllm"],
         "templating": {"list": [source]},
-        "panels": panels,
+        "panels": layout(rows),
     }
-    ### END SOLUTION

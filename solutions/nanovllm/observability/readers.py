@@ -24,7 +24,7 @@ def in_order(requests: Sequence[TracedRequest]) -> list[TracedRequest]:
 
 
 def whole(number: int, row: Mapping[str, Any], column: str, least: int = 0) -> int:
-    """A field that must be a whole number of at least `least`, written as text or not.
+    """A field that must be a whole number of at least `least`, written as text or not (given).
 
     Raises:
         TraceError: it is missing, no whole number, or too small. The message has the line's
@@ -36,7 +36,6 @@ def whole(number: int, row: Mapping[str, Any], column: str, least: int = 0) -> i
     Traceback (most recent call last):
     nanovllm.observability.errors.TraceError: line 7: n must be a whole number (>= 0), got 'x'.
     """
-    ### BEGIN SOLUTION
     value = row.get(column)
     try:
         found = float(value)  # pyright: ignore[reportArgumentType]  # None is refused below
@@ -47,12 +46,10 @@ def whole(number: int, row: Mapping[str, Any], column: str, least: int = 0) -> i
             f"line {number}: {column} must be a whole number (>= {least}), got {value!r}."
         ) from None
     return int(found)
-    ### END SOLUTION
 
 
 def seconds(number: int, row: Mapping[str, Any], column: str) -> float:
-    """A field that must be a finite number. Raises TraceError as `whole` does."""
-    ### BEGIN SOLUTION
+    """A field that must be a finite number (given). Raises TraceError as `whole` does."""
     try:
         found = float(row.get(column))  # pyright: ignore[reportArgumentType]  # None: refused below
         if found - found != 0:  # not finite
@@ -62,7 +59,6 @@ def seconds(number: int, row: Mapping[str, Any], column: str) -> float:
             f"line {number}: {column} must be a finite number, got {row.get(column)!r}."
         ) from None
     return found
-    ### END SOLUTION
 
 
 def read_azure(rows: Iterable[Row]) -> list[TracedRequest]:

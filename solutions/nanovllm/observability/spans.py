@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from nanovllm.batching.events import Aborted, Admitted, EngineEvent, Failed, Preempted, Queued
 from nanovllm.generation.events import Finished, TokenGenerated
-from nanovllm.observability.span import RequestInfo, Span
+from nanovllm.observability.span import RequestInfo, Span, request_span
 
 
 @dataclass
@@ -49,15 +48,10 @@ class SpanBuilder:
     left out. What a sample's phases last is what it lasts.
 
     The request's span begins with its first Queued and ends with its last sample, whatever order
-    they end in. Its name is "{operation} {model}", its kind "server". It is in the caller's trace,
-    below the caller's span; without a caller it has a new trace. Its attributes, by the names of
-    OpenTelemetry's conventions for generative AI: `gen_ai.operation.name`,
-    `gen_ai.request.model`, `gen_ai.usage.input_tokens` (of the prompt, once),
-    `gen_ai.usage.output_tokens` (of all samples), `gen_ai.response.finish_reasons` (a list by
-    sample: "stop", "length", "abort" or "error"), and, where it is known, `gen_ai.response.id`
-    (the info's name) and `gen_ai.response.time_to_first_chunk` (seconds from the start to the
-    first token of any sample); beside them `nanovllm.request_id`. With a Failed its status is
-    "error", and `error.type` is the name of the error's class.
+    they end in; `request_span` makes it. It is in the caller's trace; without a caller it has a new
+    one. Its reasons are a list by sample: the completion's "stop" or "length", "abort" or "error".
+    Output tokens are those of all samples, the first token is the first of any sample. With a
+    Failed, its error is the name of the error's class.
 
     >>> from itertools import count
     >>> builder = SpanBuilder(count(1).__next__)
@@ -128,37 +122,17 @@ class SpanBuilder:
             request.reasons[index] = "abort"
         if len(request.reasons) == request.info.samples:
             del self.requests[request.info.request_id]
-            spans.append(self._span_of(request, event.time))
+            spans.append(
+                request_span(
+                    request.info,
+                    (request.trace_id, request.span_id),
+                    (request.start or 0.0, event.time),
+                    [request.reasons[i] for i in sorted(request.reasons)],
+                    request.tokens,
+                    request.first_token,
+                    request.error,
+                )
+            )
         return spans
-
-    @staticmethod
-    def _span_of(request: OpenRequest, end: float) -> Span:
-        info, start = request.info, request.start
-        assert start is not None
-        attributes: dict[str, Any] = {
-            "gen_ai.operation.name": info.operation,
-            "gen_ai.request.model": info.model,
-            "gen_ai.usage.input_tokens": info.prompt_tokens,
-            "gen_ai.usage.output_tokens": request.tokens,
-            "gen_ai.response.finish_reasons": [request.reasons[i] for i in sorted(request.reasons)],
-            "nanovllm.request_id": info.request_id,
-        }
-        if info.name:
-            attributes["gen_ai.response.id"] = info.name
-        if request.first_token is not None:
-            attributes["gen_ai.response.time_to_first_chunk"] = request.first_token - start
-        if request.error:
-            attributes["error.type"] = request.error
-        return Span(
-            f"{info.operation} {info.model}",
-            request.trace_id,
-            request.span_id,
-            info.context.span_id if info.context else 0,
-            start,
-            end,
-            attributes,
-            kind="server",
-            status="error" if request.error else "ok",
-        )
 
     ### END SOLUTION
