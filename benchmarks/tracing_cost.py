@@ -1,11 +1,10 @@
 """What tracing costs a server: `python -m benchmarks.tracing_cost`.
 
 Processor time of the server's process for the same requests, with spans to a collector and without,
-in turns; client and collector are processes of their own. A round's ratio is with / without.
+in turns; a client and the collector are processes of their own. A round's ratio is with / without.
 """
 
 import argparse
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -14,7 +13,7 @@ from time import process_time
 
 import httpx
 
-CLIENTS, WORDS = 1, "Once upon a time there was a little cat who lived in a big house. "
+WORDS = "Once upon a time there was a little cat who lived in a big house. "
 
 
 class Collector(BaseHTTPRequestHandler):
@@ -42,14 +41,14 @@ def collect(line: Connection) -> None:
 def ask(line: Connection, url: str, requests: int, tokens: int) -> None:
     """A process: sends a round of requests each time it is told to, and says when all are there."""
     body = {"max_tokens": tokens, "ignore_eos": True, "stream": True}
-    with httpx.Client(timeout=120) as client, ThreadPoolExecutor(CLIENTS) as pool:
+    with httpx.Client(timeout=120) as client:
 
         def one(number: int) -> int:
             prompt = f"{number} {WORDS * 4}"
             return len(client.post(url + "/v1/completions", json=body | {"prompt": prompt}).content)
 
         while (start := line.recv()) is not None:
-            line.send(sum(pool.map(one, range(start, start + requests))))
+            line.send(sum(map(one, range(start, start + requests))))
 
 
 def measure(rounds: int, requests: int, tokens: int) -> list[tuple[float, float]]:
