@@ -1,21 +1,19 @@
-"""What tracing costs a server: `python -m benchmarks.tracing_cost --out FOLDER`.
+"""What tracing costs a server: `python -m benchmarks.tracing_cost`.
 
 Processor time of the server's process for the same requests, with spans to a collector and without,
-in turns; client and collector are processes of their own. A round's ratio is with / without.
+in turns; a client and the collector are processes of their own. A round's ratio is with / without.
 """
 
 import argparse
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import quantiles
 from time import process_time
 
 import httpx
 
-CLIENTS, WORDS = 1, "Once upon a time there was a little cat who lived in a big house. "
+WORDS = "Once upon a time there was a little cat who lived in a big house. "
 
 
 class Collector(BaseHTTPRequestHandler):
@@ -43,14 +41,14 @@ def collect(line: Connection) -> None:
 def ask(line: Connection, url: str, requests: int, tokens: int) -> None:
     """A process: sends a round of requests each time it is told to, and says when all are there."""
     body = {"max_tokens": tokens, "ignore_eos": True, "stream": True}
-    with httpx.Client(timeout=120) as client, ThreadPoolExecutor(CLIENTS) as pool:
+    with httpx.Client(timeout=120) as client:
 
         def one(number: int) -> int:
             prompt = f"{number} {WORDS * 4}"
             return len(client.post(url + "/v1/completions", json=body | {"prompt": prompt}).content)
 
         while (start := line.recv()) is not None:
-            line.send(sum(pool.map(one, range(start, start + requests))))
+            line.send(sum(map(one, range(start, start + requests))))
 
 
 def measure(rounds: int, requests: int, tokens: int) -> list[tuple[float, float]]:
@@ -109,7 +107,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     found = measure(given.rounds, given.requests, given.tokens)
     ratios = [with_ / without for without, with_ in found]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from monitoring.alerts import GROUPS
-from monitoring.metrics import SLOW_FIRST_TOKENS
+from monitoring.metrics import SLOW, TTFT
 
 A, B = (f'job="nanovllm",instance="{name}",model_name="m"' for name in "ab")
 ONE = {"job": "nanovllm", "instance": "a", "model_name": "m"}
@@ -33,15 +33,6 @@ def _requests(good: str, bad: str) -> Series:
     }
 
 
-def _first_tokens(all_of_them: str, slow: str) -> Series:
-    name = SLOW_FIRST_TOKENS.name
-    return {
-        **_of("time_to_first_token_seconds_count", all_of_them),
-        **_of("time_to_first_token_seconds_bucket", all_of_them, A + ',le="+Inf"'),
-        f"{name}{{{A}}}": slow,
-    }
-
-
 def _state(running: str, steps: str) -> Series:
     return {
         **_of("num_requests_running", running),
@@ -58,7 +49,7 @@ def _queue(long: str) -> Series:
     }
 
 
-CASES: dict[str, tuple[Case, Case]] = {  # by alert: it fires, and it does not
+CASES: dict[str, tuple[Case, ...]] = {  # by alert: it fires, and it does not
     "ServerDown": (
         Case({'up{job="nanovllm",instance="a"}': "1x5 0x10"}, "8m",
              {"job": "nanovllm", "instance": "a"}),
@@ -100,29 +91,55 @@ CASES: dict[str, tuple[Case, Case]] = {  # by alert: it fires, and it does not
         Case(_requests("0+1x45", "0x45"), "40m"),
     ),
 }  # fmt: skip
-BURNS = {  # window: how many times as fast as allowed, minutes between samples, samples
-    "1H": (14.4, 1, 180),
-    "6H": (6.0, 5, 120),
-    "3D": (1.0, 30, 192),
+BURNS = {  # window: how many times as fast as allowed, minutes between samples, samples, a spike
+    "1H": (14.4, 1, 180, 10),
+    "6H": (6.0, 5, 120, 12),
+    "3D": (1.0, 30, 192, 24),
 }
-GOOD = 10_000  # a sample, of which the budget allows 10 (of first tokens 100) to be bad
-for _name, _series, _budget in (("Requests", _requests, 10), ("FirstToken", _first_tokens, 100)):
-    for _window, (_factor, _every, _all) in BURNS.items():
-        _bad, _last = int(_factor * _budget * 1.5), _all // 10
+ALL = 10_000  # requests a sample, of which the budget allows 10 to fail, and 100 to be slow
+Parts = tuple[tuple[int, int], ...]  # how many a sample, for so many samples
+
+
+def _counter(parts: Parts) -> str:
+    """A counter that grows like this, in promtool's notation.
+
+    >>> _counter(((5, 3), (0, 2)))
+    '0+5x2 15+0x1'
+    """
+    words, value = [], 0
+    for step, samples in parts:
+        words.append(f"{value}+{step}x{samples - 1}")
+        value += step * samples
+    return " ".join(words)
+
+
+def _failed(bad: Parts) -> Series:
+    return _requests(_counter(((ALL, sum(n for _, n in bad)),)), _counter(bad))
+
+
+def _slow(bad: Parts) -> Series:
+    every = _counter(((ALL, sum(n for _, n in bad)),))
+    fast = _counter(tuple((ALL - step, samples) for step, samples in bad))
+    return {
+        **_of(f"{TTFT}_count", every),
+        **_of(f"{TTFT}_bucket", every, A + ',le="+Inf"'),
+        **_of(f"{TTFT}_bucket", fast, A + f',le="{SLOW}"'),
+    }
+
+
+for _name, _series, _budget in (("Requests", _failed, 10), ("FirstToken", _slow, 100)):
+    for _window, (_factor, _every, _samples, _spike) in BURNS.items():
+        _bad, _well = int(_factor * _budget * 1.5), _samples // 10
+        _at = f"{_every * (_samples - 1)}m"
         CASES[f"{_name}Burn{_window}"] = (
-            Case(_series(f"0+{GOOD}x{_all}", f"0+{_bad}x{_all}"), f"{_every * _all}m", {}, _every),
-            Case(  # as bad, but good of late: over within the short window, not within the long one
-                _series(
-                    f"0+{GOOD}x{_all}", f"0+{_bad}x{_all - _last} {_bad * (_all - _last)}x{_last}"
-                ),
-                f"{_every * _all}m",
-                None,
-                _every,
-            ),
+            Case(_series(((_bad, _samples),)), _at, {}, _every),
+            # good of late: only the long window is over; bad of late: only the short one
+            Case(_series(((_bad, _samples - _well), (0, _well))), _at, None, _every),
+            Case(_series(((0, _samples - _spike), (_bad, _spike))), _at, None, _every),
         )
 
 
-EVERY = sorted({case.every for pair in CASES.values() for case in pair})
+EVERY = sorted({case.every for cases in CASES.values() for case in cases})
 
 
 def promtool(every: int) -> dict[str, Any]:
@@ -147,7 +164,7 @@ def promtool(every: int) -> dict[str, Any]:
             ],
         }
 
-    found = [(name, case) for name, pair in CASES.items() for case in pair if case.every == every]
+    found = [(name, case) for name, cases in CASES.items() for case in cases if case.every == every]
     return {
         "rule_files": ["rules.yml"],
         "evaluation_interval": f"{every}m",

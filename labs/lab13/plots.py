@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
@@ -16,7 +17,7 @@ from nanovllm.observability.shapes import AZURE_CODE, AZURE_CONVERSATION, MOONCA
 
 if TYPE_CHECKING:
     from nanovllm.observability.span import Span
-    from nanovllm.observability.trace import Trace
+    from nanovllm.observability.trace import Trace, TracedRequest
 
 style()
 NAMES = {
@@ -26,6 +27,23 @@ NAMES = {
 }
 REPLICA = Replica(step_cost(LLAMA_8B, CARDS["h100"]), 426_784, 256, 2048)
 SPAN_COLOURS = {"queue": "0.7", "prefill": "C0", "decode": "C2", "preempted": "C1"}
+
+
+@cache
+def traces() -> dict[str, list[TracedRequest]]:
+    """Half an hour of each shape, by your generator."""
+    from nanovllm.observability.generator import generate
+
+    return {name: generate(shape, 1800.0, 1) for name, shape in NAMES.items()}
+
+
+@cache
+def code() -> list[TracedRequest]:
+    """The demo's trace: ten minutes of Azure's code, four times as fast."""
+    from nanovllm.observability.generator import generate
+    from nanovllm.observability.trace import faster
+
+    return faster(generate(AZURE_CODE, 600.0, 1), 4)
 
 
 def arrivals(times: Mapping[str, Sequence[float]], seconds: float = 1800.0) -> None:
@@ -118,23 +136,20 @@ def burst(trace: Trace, replica: Replica = REPLICA) -> list[Span]:
     from nanovllm.observability.spans import SpanBuilder
     from nanovllm.observability.trace import arrivals as of
 
-    scheduler = Scheduler(
-        CountingStore(replica.kv_tokens),
-        None,
-        FixedBudget(replica.max_num_batched_tokens),
-        max_num_seqs=replica.max_num_seqs,
-        clock=ManualClock(),
-    )
+    room, budget = CountingStore(replica.kv_tokens), FixedBudget(replica.max_num_batched_tokens)
+    most, clock = replica.max_num_seqs, ManualClock()
+    scheduler = Scheduler(room, None, budget, max_num_seqs=most, clock=clock)
     given = of(trace)
     builder, draw = SpanBuilder(lambda: draw.getrandbits(63) | 1), random.Random(0)
     left, spans = {}, []
     for event in simulate(given, scheduler, replica.cost).events:
-        if isinstance(event, Queued):
+        kind = type(event)
+        if kind is Queued:
             number = event.request_id
             builder.begin(RequestInfo(number, "tiny", given[number].prompt))
             left[number] = given[number].output
         spans += builder.on(event)
-        if isinstance(event, TokenGenerated):
+        if kind is TokenGenerated:
             left[event.request_id] -= 1
             if left[event.request_id] == 0:
                 done = Completion(0, (), "", "length")

@@ -183,10 +183,10 @@ def test_dashboard(seed):
     }
     page = layout(rows)
     expected, y = [], 0
-    for name, members in rows.items():
+    for name, row in rows.items():
         expected.append(["row", name, 0, y, 24, 1])
         x, y, high = 0, y + 1, 0
-        for panel in members:
+        for panel in row:
             if x + panel.width > 24:
                 x, y, high = 0, y + high, 0
             expected.append(["timeseries", panel.title, x, y, panel.width, panel.height])

@@ -33,9 +33,7 @@ plots = plots_of("13")
 
 # %%
 with needs("13", 1):
-    from nanovllm.observability.generator import generate
-
-    traces = {name: generate(shape, 1800.0, 1) for name, shape in plots.NAMES.items()}
+    traces = plots.traces()
     plots.arrivals({name: [r.time for r in trace] for name, trace in traces.items()})
 
 # %% nbgrader={"grade": true, "grade_id": "lab13-task-1", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="13" nanovllm_task=1
@@ -56,7 +54,8 @@ predict("13", "a", ...)
 with needs("13", 1, 2):
     from nanovllm.observability.analysis import ccdf
 
-    plots.tails({name: ccdf([r.output for r in trace]) for name, trace in traces.items()})
+    outputs = {name: [r.output for r in trace] for name, trace in plots.traces().items()}
+    plots.tails({name: ccdf(values) for name, values in outputs.items()})
     answer("13", "a")
 
 # %% [markdown]
@@ -91,7 +90,7 @@ with needs("13", 1, 2):
 
     from nanovllm.observability.analysis import dispersion
 
-    lines = {name: [r.time for r in trace] for name, trace in traces.items()}
+    lines = {name: [r.time for r in trace] for name, trace in plots.traces().items()}
     lines["code, as Poisson"] = poisson(lines["code"])
     windows = [0.1, 0.3, 1, 3, 10, 30, 100]
     plots.dispersion({name: partial(dispersion, times) for name, times in lines.items()}, windows)
@@ -108,9 +107,10 @@ with needs("13", 1, 2):
 with needs("13", 1, 2):
     from nanovllm.observability.analysis import prefix_hits
 
-    reach, total = prefix_hits(traces["Mooncake"])
+    mooncake = plots.traces()["Mooncake"]
+    reach, total = prefix_hits(mooncake)
     sizes = [300, 1000, 3000, 10_000, 30_000, 100_000]
-    curve = {size: prefix_hits(traces["Mooncake"], size)[0] / total for size in sizes}
+    curve = {size: prefix_hits(mooncake, size)[0] / total for size in sizes}
     plots.cache({"least recently used": curve}, reach / total)
 
 # %% nbgrader={"grade": true, "grade_id": "lab13-task-2", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="13" nanovllm_task=2
@@ -145,9 +145,7 @@ def ttft_by_replicas(trace: list, numbers: list[int]) -> dict[int, float]:
 with needs("13", 1, 3):
     from dataclasses import replace
 
-    from nanovllm.observability.trace import faster
-
-    code = faster(generate(plots.AZURE_CODE, 600.0, 1), 4)
+    code = plots.code()
     calm = [replace(r, time=t) for r, t in zip(code, poisson([r.time for r in code]), strict=True)]
     numbers = [1, 2, 3, 4, 6, 8, 10]
     found = {"Poisson": calm, "the trace": code}
@@ -175,6 +173,7 @@ check_task("13", 3)
 with needs("13", 1, 4):
     from nanovllm.observability.trace import between
 
+    code = plots.code()
     start = max(range(len(code) - 14), key=lambda i: code[i].time - code[i + 13].time)
     plots.waterfall(plots.burst(between(code, code[start].time, code[start].time + 6)))
 
