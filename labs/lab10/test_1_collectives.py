@@ -70,6 +70,15 @@ def test_all_gather(rng):
             cause="each rank passes on what it got last, and runs may have another length than "
             "its own",
         )
+    x = whole(rng, 7)
+    call = "all_gather(comm, run, total=7), each run a view with gaps, on 3 ranks"
+    found = on_ranks(
+        3,
+        lambda comm: all_gather(comm, runs(x, 3)[comm.rank].repeat_interleave(2)[::2], 7),
+        call=call,
+        cause="a view is sent as it lies in memory: make it contiguous",
+    )
+    expect([result.tolist() for result in found], [x.tolist()] * 3, call=call)
 
 
 @pytest.mark.check(task=1, points=2, title="The sum on each rank")
@@ -88,6 +97,12 @@ def test_all_reduce(rng):
                        call=f"shape and dtype of {call}, rank {rank}")  # fmt: skip
                 expect(result, sum(xs), call=f"{call}, rank {rank}",
                        cause="the sum of all ranks' x, each once", rtol=0, atol=0)  # fmt: skip
+    for dtype, base in ((torch.int64, 2**40), (torch.float64, 2.0**40)):
+        xs = [torch.tensor([base + rank, -rank, 1]).to(dtype) for rank in range(3)]
+        call = f"all_reduce(comm, x [3]) of {dtype}, numbers beyond 2 to the 40th, on 3 ranks"
+        for result in on_ranks(3, lambda comm, xs=xs: all_reduce(comm, xs[comm.rank]), call=call):
+            expect(result, sum(xs), call=call, cause="sums have x's dtype, on the way, too",
+                   rtol=0, atol=0)  # fmt: skip
     views = [whole(rng, 4, 6)[:, ::2].T for _ in range(3)]
     for result in on_ranks(
         3, lambda comm: all_reduce(comm, views[comm.rank]), call="all_reduce of a view [3, 4]"
@@ -97,8 +112,9 @@ def test_all_reduce(rng):
 
 @pytest.mark.check(task=1, points=2, title="Bytes of a ring")
 def test_bytes(rng):
-    for size, count in ((1, 9), (2, 7), (3, 12), (4, 10), (6, 8)):
-        x = whole(rng, count)
+    kinds = (torch.float32, torch.bfloat16)
+    for number, (size, count) in enumerate(((1, 9), (2, 7), (3, 12), (4, 10), (6, 8))):
+        x = whole(rng, count).to(kinds[number % 2])
         lengths = [len(run) for run in runs(x, size)]
 
         def counted(comm, name, work):
@@ -126,8 +142,8 @@ def test_bytes(rng):
         found = on_ranks(size, all_three, call=call, cause=RING)
         for rank, of_rank in enumerate(found):
             for name, cost in zip(names, of_rank, strict=True):
-                summed = 4 * (count - lengths[rank])
-                passed = 4 * (count - lengths[(rank + 1) % size])
+                summed = x.itemsize * (count - lengths[rank])
+                passed = x.itemsize * (count - lengths[(rank + 1) % size])
                 wanted = {
                     "reduce_scatter": (summed, size - 1),
                     "all_gather": (passed, size - 1),
@@ -142,7 +158,7 @@ def test_bytes(rng):
                         "bytes": wanted[0],
                         "to": [(rank + 1) % size] if size > 1 else [],
                     },
-                    call=f"what {name} of {count} float32 values sends on rank {rank} of {size}",
+                    call=f"what {name} of {count} {x.dtype} values sends on rank {rank} of {size}",
                     cause="a run a message, n - 1 messages for each half, all to the next rank, "
                     f"counted within comm.counting({name!r})",
                 )
@@ -195,7 +211,7 @@ def test_same_bits(generator):
 @pytest.mark.check(task=1, points=2, title="Parts joined along the last dimension")
 def test_gather_last(rng):
     for size, total, lead in ((1, 4, (3,)), (2, 5, (3,)), (3, 8, (2, 2)), (4, 3, (2,)), (3, 7, ())):
-        x = whole(rng, *lead, total)
+        x = whole(rng, *lead, total).to(torch.bfloat16 if size == 2 else torch.float32)
         parts = x.tensor_split(size, dim=-1)
         call = f"gather_last(comm, x, total={total}) on {size} ranks"
         found = on_ranks(
@@ -214,6 +230,7 @@ def test_gather_last(rng):
                 given={"x of each rank": [list(part.shape) for part in parts]},
                 cause="side by side along the last dimension, whose widths differ",
             )
+            expect(result.dtype, x.dtype, call=f"dtype of {call}, x of {x.dtype}, rank {rank}")
 
 
 def one(comm, kind, xs):

@@ -43,6 +43,11 @@ def test_embedding(generator):
                 atol=0,
             )
             expect(given, ids, call=f"the ids after {call}", cause="they are the caller's")
+    weight = torch.tensor([[1.0], [2.0], [torch.inf], [torch.nan]])
+    call = "VocabParallelEmbedding(comm, 4, 1) of [0, 1], on 2 ranks; rank 1 has inf and nan"
+    for rank, (rows, *_) in enumerate(embedded(2, weight, torch.tensor([0, 1]), call)):
+        expect(rows, weight[:2], call=f"{call}, rank {rank}",
+               cause="0 for tokens of others, not 0 times a row: that is nan here")  # fmt: skip
 
 
 def spans(total, size):

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from grader import expect
 from grader.checks.on_ranks import on_ranks
 from nanovllm.model.attend import RecomputeAttend
-from nanovllm.model.config import ModelConfig
+from nanovllm.model.config import ModelConfig, RopeScaling
 from nanovllm.model.loader import dummy_model
 from nanovllm.parallel.checkpoint import Checkpoint
 from nanovllm.parallel.errors import ParallelError
@@ -26,6 +26,9 @@ FAMILIES = {
     "qwen3, tied": dataclasses.replace(QWEN3, tie_embeddings=True),
     "qwen2": ModelConfig("qwen2", 29, 12, 2, 4, 2, 6, 14, 32, qkv_bias=True),
     "llama": ModelConfig("llama", 30, 12, 2, 4, 4, 6, 13, 32, norm_eps=0.1, **BIASED),
+    "llama, stretched": ModelConfig(
+        "llama", 29, 12, 2, 4, 2, 6, 14, 32, rope_scaling=RopeScaling("linear", 4.0, 8)
+    ),
     "mistral": ModelConfig("mistral", 29, 12, 2, 4, 1, 6, 14, 32, windows=(3, None)),
     "gpt2": ModelConfig("gpt2", 31, 24, 2, 4, 4, 6, 14, 32, tie_embeddings=True, **BIASED),
 }
@@ -358,6 +361,17 @@ def test_load(rng, tmp_path):
                 )
                 if dtype is torch.float32:
                     expect(logits, wanted, call=f"logits after {call}, rank {rank}")
+    nowhere = on_ranks(
+        1,
+        lambda comm: load_shard(Checkpoint(tmp_path / "qwen3"), comm, device="meta"),
+        call='load_shard(checkpoint, comm, device="meta")',
+    )[0]
+    expect(
+        {str(parameter.device) for parameter in nowhere.parameters()},
+        {"meta"},
+        call='the devices of the parameters after load_shard(checkpoint, comm, device="meta")',
+        cause="perhaps `device` is not used: on a GPU, weights would stay on the CPU",
+    )
     for size in (3, 8):
         expect.raises(
             ParallelError,

@@ -140,6 +140,24 @@ def test_stages():
             expect(found[0], hidden, call=f"hidden states of {what}",
                    cause="the first stage embeds, the last norm is the last stage's")  # fmt: skip
             expect(found[1], logits, call=f"logits of {what}")
+    for tied in (False, True):
+        model = dummy_model(shape(tied=tied), seed=3)
+        model.__class__ = type("Doubled", (type(model),), {"logits": doubled})
+        with torch.inference_mode():
+            hidden = model(ids, positions, RecomputeAttend(model.config))
+            logits = model.logits(hidden[-2:])
+        expect(
+            in_stages(model, 2, ids, positions)[1],
+            logits,
+            call=f"logits of a {'tied ' * tied}model in 2 stages, whose `logits` are its own",
+            cause="perhaps the last stage multiplies by the table itself; a ParallelTransformer's "
+            "`logits` join the scores of all ranks",
+        )
+
+
+def doubled(model, hidden):
+    """Scores that the table alone does not give."""
+    return 2 * super(type(model), model).logits(hidden)
 
 
 @pytest.mark.check(task=6, points=2, title="A stage has a cache of its own layers")
@@ -190,6 +208,17 @@ def test_stage_cache():
             hidden,
             call=f"hidden states of {stages} stages with a ContiguousCache each, in chunks",
         )
+        whole, recompute = [], RecomputeAttend(config)
+
+        def watched(layer, q, k, v, whole=whole, recompute=recompute):
+            whole.append(layer)
+            return recompute(layer % 5, q, k, v)
+
+        with torch.inference_mode():
+            again = model(ids, torch.arange(9), watched)
+        expect(whole, list(range(5)), cause="the model is not changed",
+               call=f"layer numbers the whole model tells after {stages} stages of it")  # fmt: skip
+        expect(again, hidden, call=f"the model's hidden states after {stages} stages of it")
 
 
 @pytest.mark.check(task=6, points=1, title="A stage holds no other weights")
@@ -277,12 +306,13 @@ def whole_model(model, lengths, seed=0):
 @pytest.mark.check(task=6, points=2, title="Micro-batches through the stages")
 def test_run_stage():
     model = dummy_model(shape(), seed=7)
-    half = dummy_model(shape(3, "llama"), seed=1, dtype=torch.bfloat16)
+    wide = replace(shape(3, "llama"), head_dim=6)  # H x D = 24, E = 16
+    half = dummy_model(wide, seed=1, dtype=torch.bfloat16)
     expect(
         run_pipeline(half, 2, (3, 2))[-1][0],
         whole_model(half, (3, 2)),
-        call="what the last of two stages returns, of a model in bfloat16",
-        cause="hidden states have the dtype of the model's weights",
+        call="what the last of two stages returns, of a model in bfloat16, E = 16, H x D = 24",
+        cause="hidden states are [T, E], and have the dtype of the model's weights",
     )
     for stages, lengths in ((1, (3, 2)), (2, (4,)), (2, (3, 1, 5)), (3, (2, 6)), (5, (1, 4, 2, 3))):
         ranks = run_pipeline(model, stages, lengths)
@@ -317,13 +347,13 @@ def test_overlap():
         stage = Stage(model, comm.rank, comm.size)
         parts = batches_of(stage, (2, 2, 2), log=log)
         sends = []
-        send = comm.send
+        start_send = comm._start_send
 
         def noted(x, to):
             sends.append(len(log))
-            send(x, to)
+            return start_send(x, to)
 
-        comm.send = noted
+        comm._start_send = noted
         with torch.inference_mode():
             run_stage(stage, comm, parts)
         return sends
@@ -332,8 +362,8 @@ def test_overlap():
     expect(
         sends[:2],
         [[1, 2, 3]] * 2,
-        call="how many micro-batches stages 0 and 1 have computed when they send; three in all",
-        cause="send each micro-batch before you begin the next one, or the next stage waits",
+        call="how many micro-batches stages 0 and 1 have begun when they send; three in all",
+        cause="perhaps a micro-batch is sent after the next one is begun: the next stage waits",
     )
 
 

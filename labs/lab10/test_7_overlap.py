@@ -72,6 +72,7 @@ def test_messages(seed):
 @pytest.mark.check(task=7, points=1, title="Memory of a rank")
 def test_memory():
     tied = ModelConfig("llama", 40, 8, 5, 4, 2, 2, 16, 64, tie_embeddings=True)
+    thirds = ModelConfig("llama", 40, 8, 5, 6, 3, 2, 16, 64)  # 2*8*12 + 2*8*6 + 3*8*16 a layer
     for config, tp, pp, size, weights, kv in (
         (CONFIG, 1, 1, 2, 2 * (5 * 576 + 2 * 320), 2 * 5 * 2 * 2 * 2),
         (CONFIG, 2, 1, 2, 5 * 576 + 2 * 320, 2 * 5 * 1 * 2 * 2),
@@ -80,10 +81,11 @@ def test_memory():
         (CONFIG, 2, 4, 2, 2 * 576 + 320, 2 * 2 * 1 * 2 * 2),
         (tied, 1, 1, 2, 2 * (5 * 576 + 320), 2 * 5 * 2 * 2 * 2),
         (tied, 2, 3, 4, 2 * (2 * 576 + 320), 2 * 2 * 1 * 2 * 4),
+        (thirds, 2, 1, 2, 5 * 672 + 2 * 320, 2 * 5 * 2 * 2 * 2),  # 3 key heads on 2 ranks
     ):
         cost = cost_of(tp, pp, config=config, dtype_bytes=size)
         given = {"tp": tp, "pp": pp, "dtype_bytes": size, "tied": config.tie_embeddings,
-                 "L, H, G, D": "5, 4, 2, 2"}  # fmt: skip
+                 "L, H, G, D": (5, config.num_heads, config.num_kv_heads, 2)}  # fmt: skip
         expect(
             cost.kv_bytes(),
             float(kv),
@@ -213,6 +215,9 @@ def test_best():
     slow = Cluster(Card(32.0, 128.0, 1e6), Link(1e6, 8.0), Link(1e6, 8.0))
     fast = Cluster(Card(32.0, 128.0, 1e6), Link(0.0, 1e9), Link(1e6, 8.0), node_size=4)
     narrow = Cluster(Card(32.0, 128.0, 2500.0), Link(1e6, 8.0), Link(1e6, 8.0))
+    eight_heads = ModelConfig("llama", 40, 16, 5, 8, 8, 2, 16, 64)
+    even = Cluster(Card(32.0, 128.0, 1e6), Link(0.0, 1e9), Link(0.0, 1e9), node_size=4)
+    full = cost_of(cluster=slow).capacity()
     for name, config, cluster, cards, step, wanted in (
         ("8B on 2 H100, one request", LLAMA_8B, real("h100", "nvlink"), 2, (1, 2048, 1), (2, 1)),
         ("8B on 8 H100 over PCIe", LLAMA_8B, real("h100", "pcie5"), 8, (1, 2048, 1), (4, 1)),
@@ -222,6 +227,9 @@ def test_best():
         ("six heads on 4 cards that are near", three_heads, fast, 4, (1, 10, 1), (3, 1)),
         ("no room on fewer cards, slow links", CONFIG, narrow, 5, (1, 20, 1), (1, 5)),
         ("links cost nothing, 5 cards, 4 near", CONFIG, fast, 5, (1, 10, 1), (4, 1)),
+        ("links cost nothing, nodes of 4 cards", eight_heads, even, 8, (1, 10, 1), (8, 1)),
+        ("slow links, and one card is just full", CONFIG, slow, 2, (1, full, 1), (1, 1)),
+        ("no token: all are equally fast", CONFIG, CLUSTER, 8, (0, 0, 1), (1, 1)),
     ):
         found = best_layout(config, cluster, cards, *step)
         expect(
@@ -230,7 +238,7 @@ def test_best():
             call="tp and pp of best_layout(config, cluster, cards, tokens, places, rows)",
             given={"case": name, "cards": cards, "tokens, places, rows": step},
             cause="tried are all tp that divide H, all pp up to L, on up to so many cards; only "
-            "those with capacity for the places count",
+            "those with capacity for the places count; of equally fast ones the fewest cards win",
         )
     expect(
         best_layout(LLAMA_8B, real("h100", "pcie5"), 4, 4096, 4096, 1),
@@ -239,6 +247,14 @@ def test_best():
         cause="1 to 4 x pp micro-batches: many shrink the bubble, too many read weights for "
         "nothing",
     )
+    one_head = ModelConfig("llama", 40, 8, 5, 1, 1, 8, 16, 64)
+    for pp, tokens in ((2, 72), (5, 420)):
+        expect(
+            best_layout(one_head, even, pp, tokens, tokens, 1),
+            Layout(1, pp, 4 * pp),
+            call=f"best_layout of one head on {pp} cards for {tokens} tokens; links cost nothing",
+            cause="1 to 4 x pp micro-batches are tried, and here most are best",
+        )
     expect(
         best_layout(CONFIG, CLUSTER, 1, 4, 12, 1, dtype_bytes=1),
         Layout(1, 1, 1),

@@ -189,7 +189,7 @@ def best_layout(
 
     Tried are all tp that H is a multiple of, with 1 to L stages and 1 to 4 x pp micro-batches (one
     if there is one stage). The places must fit into `capacity`. Of equally fast ones it takes one
-    with the fewest cards.
+    with the fewest cards, whichever.
 
     Raises:
         ParallelError: the model and the places fit into none of them.

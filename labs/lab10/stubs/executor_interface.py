@@ -83,8 +83,8 @@ class WorkerFunction(Protocol):
 
     - Every call of the share runs in `torch.inference_mode()`, which is a thread's own.
     - Only the rank that answers sends results back; the others send a few bytes.
-    - What `load` or a call raises (an Exception) goes back as an error. After a call that raised
-      it goes on; when `load` raised, it returns.
+    - What `load` or a call raises (an Exception) goes back as an error, and so does a result that
+      cannot be pickled. After a call that raised it goes on; when `load` raised, it returns.
     - What is sent is a copy: a share may write over its result in its next call.
     """
 
@@ -126,17 +126,19 @@ class ExecutorInterface(Protocol):
         """Call `method(*args)` on every rank's share; what the rank returned that answers.
 
         One message to each rank, and one back from each. It is over when all have answered.
+        Arguments that cannot be pickled raise what pickle raises, before anything is sent.
 
         Raises:
             what the method raised, if it raised the same kind of error on all ranks: the executor
                 goes on. The error of any one of them, by choice. Same type, same message; a
-                RuntimeError that holds both where the error cannot be pickled.
+                RuntimeError that holds both where pickle does not give the error back as it was.
             ExecutorDied: it raised on some ranks, and the others did not say so within `grace`
                 seconds after the first (an answer without an error may end it before that); a rank
-                ended (noticed within a second), said nothing for `timeout` seconds, or answered a
-                call twice or before it was asked (noticed in this call or the next). The sentence
-                names the rank, or one that is out of step. All ranks are gone. Every further call
-                raises ExecutorDied at once.
+                ended (noticed within a second, once all ranks have the call), said nothing for
+                `timeout` seconds, or answered a call twice or before it was asked (noticed in
+                this call or the next). The sentence names the rank, or one that is out of step;
+                of a rank that ended while it was waited for, it holds `why_ended()`. All ranks
+                are gone. Every further call raises ExecutorDied at once.
 
         A call that is interrupted (KeyboardInterrupt) while it waits was not in vain: the next
         one throws its late answers away. If it is interrupted while it sends, the executor dies.
@@ -149,7 +151,7 @@ class ExecutorInterface(Protocol):
         ...
 
     def rows(self) -> list[RankRow]:
-        """Each rank in numbers, in order of rank."""
+        """Each rank in numbers, in order of rank; also after the end."""
         ...
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ class ColumnParallelLinear(nn.Module):
     [N'] or None; neither is trained.
 
     `load(tensors, name)` fills them from `name.weight` [N, K] and `name.bias` [N], of which it
-    reads the rank's rows alone.
+    reads the rank's rows alone; one that stands in `rows` twice may be read once or twice.
 
     >>> from nanovllm.parallel.stored import Reads
     >>> linear = ColumnParallelLinear(2, rows=[0, 2])
@@ -44,7 +44,7 @@ class MergedColumnParallelLinear(nn.Module):
 
     `load(tensors, name)`, with the name of the module that the parts lie in, fills them from
     `name.part.weight` and `name.part.bias` for each part, of which it reads the rank's rows alone;
-    a row that stands in `rows` twice may be read twice.
+    one that stands in `rows` twice may be read once or twice.
 
     >>> from nanovllm.parallel.stored import Reads
     >>> merged = MergedColumnParallelLinear(2, {"gate": range(1), "up": range(1)})

@@ -17,7 +17,8 @@ def load_weights(model: nn.Module, tensors: Tensors) -> None:
 
     `tensors` has the names of lab 02's `Transformer`: those of the model's own modules, but each
     part of a merged linear has its own name beside it. A module with a `load` of its own loads
-    itself; what is not cut, as norms and GPT-2's positions, is read whole.
+    itself; what is not cut, as norms and GPT-2's positions, is read whole. A module that loads
+    itself, or a merged one's, has a name: to load one alone, put it into an `nn.ModuleDict`.
     """
     raise NotImplementedError("lab10 task 4: load_weights")
 

@@ -35,7 +35,7 @@ def schedule(num_stages: int, num_micro_batches: int) -> list[tuple[int, int, in
 
 
 def bubble(num_stages: int, num_micro_batches: int) -> float:
-    """The share of the ticks, over all stages, in which a stage waits.
+    """The share of the ticks, over all stages, in which a stage waits; there is a micro-batch.
 
     >>> bubble(1, 8), bubble(2, 1), bubble(4, 9)
     (0.0, 0.5, 0.25)

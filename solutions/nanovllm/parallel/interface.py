@@ -16,8 +16,9 @@ class Collectives(Protocol):
     Values are cut into n runs like `torch.tensor_split` cuts them: lengths differ by one at most,
     longer runs come first, and there may be empty ones. Values go round the ring: a rank sends to
     the next one only, and receives from the one before. Sums have x's dtype, all ranks get the same
-    bits, and x stays as it is; no result shares memory with it. Each function counts itself as
-    one call of a kind that has its name: `with comm.counting("all_reduce"):`.
+    bits, and x stays as it is; no result shares memory with it. What they get and what they give
+    may be views that are not contiguous. Each function counts itself as one call of a kind that has
+    its name: `with comm.counting("all_reduce"):`.
     """
 
     @staticmethod
