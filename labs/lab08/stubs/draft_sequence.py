@@ -30,6 +30,8 @@ class DraftSequence:
         salt_of_prompt = sequence.params.cache_salt
         if salt_of_prompt or params.prompt_logprobs is not None:
             params = replace(params, cache_salt=salt_of_prompt, prompt_logprobs=None)
+        if salt and params.has_mask:  # the judge must know what a guess was drawn from
+            params = replace(params, allowed_token_ids=None, bad_words_token_ids=None, grammar=None)
         self.params = params
         self.seed = sample_seed(sequence.seed, SALT) if salt else sequence.seed
         self.eos_token_ids = sequence.eos_token_ids

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nanovllm.generation import chain, keys
 from nanovllm.generation.events import Sampled
-from nanovllm.generation.masks import apply_masks
+from nanovllm.generation.masks import apply_masks, without_dead_ends
 from nanovllm.generation.rows import SamplingRow
 from nanovllm.speculative.draft_sequence import SALT
 from nanovllm.speculative.proposer import Guesses
@@ -22,7 +22,8 @@ def judge(
     """Rejection sampling of one request's guesses, with noise from (seed, position) of each row."""
     seeds = [keys.sample_seed(row.seed, SALT + 1) for row in rows]
     key = keys.key_tensors(seeds, [row.position for row in rows], logits.device)
-    p = distribution(apply_masks(logits, rows), rows)
+    masked = apply_masks(logits, rows)
+    p = distribution(masked, without_dead_ends(masked, rows))
     tokens = rejection_sample(p, guesses.probs, guesses.token_ids, keys.uniform(*key, 2))
     count = rows[0].params.logprobs
     return tuple(
