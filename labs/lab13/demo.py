@@ -54,7 +54,7 @@ def main() -> None:
         f"at most {SLO.ttft_p99:g} s and {1000 * SLO.tpot_p99:g} ms; $ / M: a million tokens",
     )
     table.add_column("planned with", no_wrap=True)
-    for column in ("by mean", "replicas", "TTFT", "TPOT", "busy", "$ / M"):
+    for column in ("by mean", "replicas", "TTFT s", "TPOT ms", "busy", "$ / M"):
         table.add_column(column, justify="right")
 
     def row(name: str, requests: Trace, replica: Replica) -> None:
@@ -64,8 +64,8 @@ def main() -> None:
             name,
             str(plan.by_mean),
             str(plan.replicas),
-            f"{seen.ttft_p99:.2f} s",
-            f"{1000 * seen.tpot_p99:.1f} ms",
+            f"{seen.ttft_p99:.2f}",
+            f"{1000 * seen.tpot_p99:.1f}",
             f"{seen.busy:.0%}",
             f"{bill(requests, plan.replicas, DOLLARS_AN_HOUR).a_million:.2f}",
         )
@@ -75,7 +75,7 @@ def main() -> None:
     tuned = Replica(
         cost, settings.kv_tokens, settings.max_num_seqs, settings.max_num_batched_tokens
     )
-    row(f"the trace, steps of {tuned.max_num_batched_tokens}", trace, tuned)
+    row(f"trace, steps of {tuned.max_num_batched_tokens}", trace, tuned)
     console.print(table)
     for name in ("max_num_batched_tokens", "max_num_seqs", "block_size"):
         console.print(f"{name}: {settings.reasons[name]}", highlight=False)
