@@ -39,6 +39,7 @@ from nanovllm.serving.ranks import RankGauges, rank_rows
 from nanovllm.serving.readable import readable
 from nanovllm.serving.request_sizes import RequestSizes
 from nanovllm.serving.responses import error_response
+from nanovllm.serving.restart_count import RestartCount
 from nanovllm.serving.routes import add_routes
 from nanovllm.serving.snapshot import kv_facts
 from nanovllm.serving.streaming import ClientGoneError
@@ -89,6 +90,8 @@ class Server:
             observers.append(SwapCounts(self.metrics.registry, swapping).observe)
         if rank_rows(engine):
             observers.append(RankGauges(self.metrics.registry, engine).observe)
+        if hasattr(engine, "restarts"):  # with lab 12
+            observers.append(RestartCount(self.metrics.registry, engine).observe)
         self.memory = Memory(engine)
         self.kv_use = KvUse(self.metrics.registry, kv_facts(engine.store))
         observers.append(self.kv_use.observe)

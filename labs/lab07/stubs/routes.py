@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 import nanovllm
+from nanovllm.serving.compaction import compact
 from nanovllm.serving.errors import BadRequestError, EngineDeadError, NotFoundError, OverloadedError
 from nanovllm.serving.failures import check_model
 from nanovllm.serving.memory import fragmentation
@@ -16,6 +17,7 @@ from nanovllm.serving.monitor import WINDOW
 from nanovllm.serving.protocol import (
     CancelRequest,
     ChatCompletionRequest,
+    CompactRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
@@ -46,6 +48,7 @@ def add_routes(app: FastAPI, server: "Server") -> None:
     _openai(app, server)
     _tokens(app, server)
     _health(app, server)
+    _cache(app, server)
     _dashboard(app, server)
 
 
@@ -145,6 +148,16 @@ def _health(app: FastAPI, server: "Server") -> None:
                 held = await server.engine.call(lambda engine: engine_state(engine, {}))
             server.fragmentation.set(fragmentation(held["kv"], held["running"]))
         return Response(server.metrics.registry.text(), headers={"Content-Type": PROMETHEUS})
+
+
+def _cache(app: FastAPI, server: "Server") -> None:
+    @app.post("/compact")
+    async def compact_blocks(body: CompactRequest) -> Response:
+        """Move what requests hold to the low end of the KV cache; then, if asked, resize it."""
+        check_model(body.model, server.config.model_name)
+        done = await compact(server.engine, body.num_blocks, server.most_blocks)
+        server.tell_cache()
+        return JsonResponse(done)
 
 
 def _dashboard(app: FastAPI, server: "Server") -> None:

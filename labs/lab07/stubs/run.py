@@ -4,13 +4,21 @@ import asyncio
 import gc
 import logging
 import socket
+from typing import Protocol
 
 import uvicorn
-
-from nanovllm.serving.app import Server
+from fastapi import FastAPI
 
 log = logging.getLogger("nanovllm.serving")
 GRACE = 5.0  # seconds for cut-short answers to be sent, after the drain
+
+
+class Drains(Protocol):
+    """An app, and what ends its requests in good order."""
+
+    app: FastAPI
+
+    async def drain(self) -> None: ...
 
 
 class GracefulServer(uvicorn.Server):
@@ -19,7 +27,7 @@ class GracefulServer(uvicorn.Server):
     A second signal stops it at once.
     """
 
-    def __init__(self, server: Server, config: uvicorn.Config) -> None:
+    def __init__(self, server: Drains, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.server = server
 
@@ -36,7 +44,7 @@ class GracefulServer(uvicorn.Server):
         self.should_exit = True
 
 
-def run(server: Server, sock: socket.socket) -> None:
+def run(server: Drains, sock: socket.socket) -> None:
     """Serve on a bound socket until a signal says stop.
 
     What is here by then stays: the garbage collector need not look through a model at every turn.

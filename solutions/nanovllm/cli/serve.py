@@ -179,7 +179,7 @@ def serve(
         run(server, sock)
 
 
-def _tracing(url: str | None) -> "Callable[[Server], AbstractContextManager[object]]":
+def _tracing(url: str | None) -> "Callable[[Any], AbstractContextManager[object]]":
     """Spans for a collector, if there is one: without it nothing of OpenTelemetry is imported.
 
     Raises Refused.
