@@ -193,7 +193,7 @@ def test_codes_move_without_another_size() -> None:
 
 KNOWN_TO_OTHERS = (
     "nanovllm.gpu.engine:GpuEngine",
-    "nanovllm.parallel.engine:ParallelEngine",
+    "nanovllm.llm.parallel_level:ParallelRung",
     "nanovllm.cluster.connected_store:ConnectedStore",
 )
 

@@ -32,6 +32,7 @@ class ParallelRung(PagedRung):
     """Lab 05's rung, whose steps are computed by ranks; they end with it, or with this process."""
 
     step = "plain: the compiled step knows no shards"
+    why_not_compact = "the ranks hold K and V, each its share; use one rank"
 
     def prepare(self) -> None:
         """Start the ranks: what cannot be is told before any request. Raises OptionError."""
@@ -79,7 +80,7 @@ class ParallelRung(PagedRung):
     def make_engine(self) -> ParallelEngine:
         """An engine on the ranks, which hold nothing of an earlier one."""
         made: Any = scoring(ParallelEngine)
-        return made(
+        engine = made(
             cast(RemoteModel, self.model),
             self.config,
             executor=self._ready(),
@@ -89,6 +90,8 @@ class ParallelRung(PagedRung):
             salt_of=salt_of,
             make_scheduler=scheduler_for(self.config.make_policy()),
         )
+        engine.why_not_compact = self.why_not_compact
+        return engine
 
     def beam_search(
         self, prompt_token_ids: Sequence[int], params: BeamSearchParams

@@ -27,8 +27,6 @@ class ParallelEngine(Engine):
     ExecutorDied, and whoever runs it fails the open requests.
     """
 
-    why_not_compact = "the ranks hold K and V, each its share; use one rank"
-
     def __init__(
         self,
         model: RemoteModel,
