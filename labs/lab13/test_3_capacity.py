@@ -258,6 +258,8 @@ def test_tried(seed):
         )
         for n, measured in plan.tried.items():
             expect(measured.replicas, n, call=f"plan.tried[{n}].replicas")
+    plan = plan_replicas(trace, replica, Slo(99.0, 99.0), most=1)
+    expect([plan.replicas, sorted(plan.tried)], [1, [1]], call="a plan for at most one replica")
     far = requests(seed, 200, 0.4, prompt=60)
     plan = plan_replicas(far, replica, Slo(0.5, 1.0))
     expect.that(

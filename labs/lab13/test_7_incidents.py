@@ -146,6 +146,8 @@ def test_overload(seed):
     expect(found(long)[0], "none", call="diagnose of a long queue that does not grow")
     small = [replace(BUSY, running=90, waiting=i) for i in range(30)]
     expect(found(small)[0], "none", call="diagnose of a queue shorter than the batch")
+    equal = [replace(BUSY, running=5 + i, waiting=5 + i) for i in range(30)]
+    expect(found(equal)[0], "none", call="diagnose of a queue as long as the batch")
 
 
 @pytest.mark.check(task=7, points=2, title="What came first")
