@@ -35,6 +35,8 @@ class ConnectedStore(PagedStore):
     fetched. loaded: tokens loaded so far.
     """
 
+    why_not_compact = "blocks are parked for other engines by their numbers; leave --role out"
+
     def __init__(self, *args: Any, model: str, seconds: float = 60.0, **options: Any) -> None:
         super().__init__(*args, **options)
         self.header = Header.of(self.cache, model)
