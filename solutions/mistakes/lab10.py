@@ -857,14 +857,6 @@ MISTAKES = [
         says="kv_bytes counts the blocks a rank has memory for, not those it was given.",
     ),
     Mistake(
-        name="closes-twice",
-        task=5,
-        symbol="executor:Executor.close",
-        old="        if self._closed:\n            return\n",
-        new="        if self._closed and not self._dead:\n            return\n",
-        says="A second close() stops the ranks a second time.",
-    ),
-    Mistake(
         name="the-dead-has-no-name",
         task=5,
         symbol="executor:Executor._read",
