@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # Lab 13: Observability and trace analysis
+# # Lab 13: Observability and traces
 #
 # The handout is `labs/lab13/README.md`; your code is in `nanovllm/observability/`. Here you look at what
 # real traces are like, what they ask for, and how trouble shows. You write three experiments. A cell that
