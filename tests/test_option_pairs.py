@@ -15,7 +15,10 @@ from tests.processes import ROOT
 PROMPTS = ["Once upon a time there was a little cat. " * 4, "1, 2, 3, 4, " * 5, "12 + 30 ="]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 # On a CPU always refused; with a table and tests of their own (test_parallel_options.py).
-NOT_IN_PAIRS = {"gpu_memory_utilization", "tensor_parallel_size", "pipeline_parallel_size"}
+NOT_IN_PAIRS = {
+    "gpu_memory_utilization", "tensor_parallel_size", "pipeline_parallel_size",
+    "distributed_executor_backend", "executor_timeout",
+}  # fmt: skip
 
 
 def texts(**options: object) -> list[str]:

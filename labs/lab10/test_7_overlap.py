@@ -72,7 +72,7 @@ def test_messages(seed):
 @pytest.mark.check(task=7, points=1, title="Memory of a rank")
 def test_memory():
     tied = ModelConfig("llama", 40, 8, 5, 4, 2, 2, 16, 64, tie_embeddings=True)
-    thirds = ModelConfig("llama", 40, 8, 5, 6, 3, 2, 16, 64)  # 2*8*12 + 2*8*6 + 3*8*16 a layer
+    thirds = ModelConfig("llama", 40, 12, 5, 6, 3, 2, 16, 64)  # 2*12*12 + 2*12*6 + 3*12*16 a layer
     for config, tp, pp, size, weights, kv in (
         (CONFIG, 1, 1, 2, 2 * (5 * 576 + 2 * 320), 2 * 5 * 2 * 2 * 2),
         (CONFIG, 2, 1, 2, 5 * 576 + 2 * 320, 2 * 5 * 1 * 2 * 2),
@@ -81,7 +81,7 @@ def test_memory():
         (CONFIG, 2, 4, 2, 2 * 576 + 320, 2 * 2 * 1 * 2 * 2),
         (tied, 1, 1, 2, 2 * (5 * 576 + 320), 2 * 5 * 2 * 2 * 2),
         (tied, 2, 3, 4, 2 * (2 * 576 + 320), 2 * 2 * 1 * 2 * 4),
-        (thirds, 2, 1, 2, 5 * 672 + 2 * 320, 2 * 5 * 2 * 2 * 2),  # 3 key heads on 2 ranks
+        (thirds, 2, 1, 2, 5 * 1008 + 2 * 480, 2 * 5 * 2 * 2 * 2),  # 3 key heads on 2 ranks
     ):
         cost = cost_of(tp, pp, config=config, dtype_bytes=size)
         given = {"tp": tp, "pp": pp, "dtype_bytes": size, "tied": config.tie_embeddings,

@@ -583,14 +583,6 @@ MISTAKES = [
         says="Your text keeps the space that SentencePiece put before it (strip_space).",
     ),
     Mistake(
-        name="every-space-stripped",
-        task=3,
-        symbol="decode:Decoder.decode",
-        old='text.removeprefix(" ")',
-        new='text.lstrip(" ")',
-        says="You take all leading spaces away; the text loses one.",
-    ),
-    Mistake(
         name="skip-special-ignored",
         task=3,
         symbol="decode:Decoder.decode",
@@ -637,14 +629,6 @@ MISTAKES = [
         old="data = self.decode_bytes(id for id in token_ids if id not in skipped)",
         new='data = b"".join(\n            self.token_bytes(id).removeprefix(b" " if self.strip_space else b"")\n            for id in token_ids\n            if id not in skipped\n        )',
         says="Every token loses its leading space, so words run together; only the text loses one, at its beginning.",
-    ),
-    Mistake(
-        name="decode-collapses-spaces",
-        task=3,
-        symbol="decode:Decoder.decode",
-        old='text = data.decode("utf-8", "replace")',
-        new='text = data.decode("utf-8", "replace")\n        while self.strip_space and "  " in text:\n            text = text.replace("  ", " ")',
-        says="Your text has one space where there were several; only one at its beginning goes.",
     ),
     Mistake(
         name="byte-tokens-as-text",

@@ -801,14 +801,6 @@ MISTAKES = [
         says="Your executor dies of answers to a call that was interrupted; they are only late.",
     ),
     Mistake(
-        name="half-a-call",
-        task=5,
-        symbol="executor:Executor._send",
-        old='            self._dead = f"call {self._number} was interrupted before all ranks had it"\n            self.close(at_once=True)\n            raise\n',
-        new="            raise\n",
-        says="After an interrupt between two messages of a call, you go on with ranks out of step.",
-    ),
-    Mistake(
         name="survivors-left-alone",
         task=5,
         symbol="executor:Executor.close",

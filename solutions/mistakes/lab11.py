@@ -331,7 +331,7 @@ MISTAKES = [
         task=3,
         symbol="handshake:Handshake.take_part",
         old="uuid.uuid4().hex",
-        new="uuid.uuid4().hex[:8]",
+        new='"5f0c12ab"',
         says="Your transfer's name is not 32 hexadecimal digits: the other side refuses it.",
     ),
     Mistake(
