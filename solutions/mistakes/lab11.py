@@ -399,14 +399,6 @@ MISTAKES = [
         says="You refuse K and V of a part of the prompt, though the rest can be computed here.",
     ),
     Mistake(
-        name="decode-prefills",
-        task=3,
-        symbol="handshake:Handshake.take_part",
-        old='            if self.role.role != "prefill":\n                raise ClusterError("This server has the role decode: ask it to do_remote_prefill.")\n',
-        new="",
-        says="A decode server takes prefill's part.",
-    ),
-    Mistake(
         name="prefill-decodes",
         task=3,
         symbol="handshake:Handshake.take_part",
