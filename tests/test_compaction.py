@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import httpx
@@ -225,9 +226,14 @@ def test_too_small_for_what_is_open_says_how_much_is_needed() -> None:
 
 def test_a_server_compacts_while_it_answers() -> None:
     body = {"prompt": "Once", "temperature": 0, "max_tokens": 60, "ignore_eos": True}
-    with live(plain(40)) as server:
+    engine, go = plain(40), threading.Event()
+    step, steps = engine.step, iter(range(3))
+    with live(engine) as server:
         url = server.url
         wanted = httpx.post(url + "/v1/completions", json=body, timeout=60).json()["choices"]
+        # From here the engine stands after three steps, still asked for more, until `go`.
+        held: Any = engine
+        held.step = lambda: step() if next(steps, 3) < 3 or go.wait(0.01) else []
         with httpx.stream(
             "POST", url + "/v1/completions", json=body | {"stream": True}, timeout=60
         ) as answer:
@@ -237,6 +243,7 @@ def test_a_server_compacts_while_it_answers() -> None:
             assert (done["num_blocks_before"], done["num_blocks"]) == (40, 10)
             assert httpx.get(url + "/dashboard/state").json()["kv"]["num_blocks"] == 10
             refused = httpx.post(url + "/compact", json={"num_blocks": 1})
+            go.set()
             text = "".join(lines)
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "num_blocks"
         assert 'finish_reason":"length"' in text.replace(" ", "")
