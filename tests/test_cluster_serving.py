@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
+from fastapi.testclient import TestClient
 
+from grader.sandbox.memory_use import descendants
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
+from nanovllm.bench.serve_process import server_process
 from nanovllm.cluster.connected_store import ConnectedStore
 from nanovllm.cluster.disaggregated import DisaggregatedServer
 from nanovllm.cluster.errors import ClusterError
@@ -207,3 +214,90 @@ def test_roles_and_routers_that_cannot_be() -> None:
     ):
         with pytest.raises(ClusterError):
             wrong()
+
+
+def refusing(status: dict[str, int]) -> tuple[Router, list[str]]:
+    """A router before servers that answer with these status codes; and who was asked."""
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.host)
+        said = json.dumps({"from": request.url.host}).encode()
+        return httpx.Response(status[request.url.host], stream=httpx.ByteStream(said))
+
+    client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    urls = tuple(f"http://{name}" for name in status)
+    return Router(RouterConfig(urls, policy="round_robin"), client), asked
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ({"a": 503, "b": 200}, 200),
+        ({"a": 200, "b": 503}, 200),
+        ({"a": 503, "b": 503}, 503),
+        ({"a": 400, "b": 200}, 400),  # its own answer to this request: nobody else is asked
+        ({"a": 503}, 503),
+    ],
+)
+def test_who_refuses_with_a_503_is_passed_over_once(status: dict[str, int], expected: int) -> None:
+    router, asked = refusing(status)
+    with TestClient(router.app) as client:
+        got = client.post("/v1/completions", json={"prompt": "Once"})
+        assert got.status_code == expected == status[got.json()["from"]]
+        assert len(set(asked)) == len(asked)
+        assert client.get("/health").json()["ready"] == [f"http://{name}" for name in status]
+        assert not any(router.pool.work.load(url).requests for url in router.pool.urls)
+
+
+@pytest.mark.parametrize("where", ["at once", "before it answers", "in its answer"])
+def test_who_prefills_may_die_at_any_moment(where: str) -> None:
+    class Cut(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b'{"kv_'
+            raise httpx.ReadError("cut")
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "decode":
+            assert not json.loads(request.content)["kv_transfer_params"]
+            return httpx.Response(200, stream=httpx.ByteStream(b"{}"))
+        if where == "in its answer":
+            return httpx.Response(200, stream=Cut())
+        kind = httpx.ConnectError if where == "at once" else httpx.RemoteProtocolError
+        raise kind("gone")
+
+    client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    config = RouterConfig(prefill=("http://prefill",), decode=("http://decode",))
+    router = Router(config, client)
+    with TestClient(router.app) as user:
+        assert user.post("/v1/completions", json={"prompt": "Once"}).status_code == 200
+    assert not router.prefill.work.load("http://prefill").requests
+
+
+def test_one_command_starts_servers_and_router() -> None:
+    command = [sys.executable, "-m", "nanovllm.cli", "route", "--port", "0"]
+    command += ["--start-prefill", "1", "--start-decode", "1", "--", "--max-num-seqs", "3"]
+    found = re.compile(r"router listens at (http://\S+)/v1").search
+    with server_process(command, lambda said: (at := found(said)) and at[1]) as (url, pid):
+        servers = descendants(pid)
+        answer = ask(url, {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 5})
+        assert answer.json()["usage"]["completion_tokens"] == 5
+        said = httpx.get(url + "/metrics", trust_env=False).text
+        assert said.count('status="200"} 1.0') == len(servers) == 2
+    assert not any(Path("/proc", str(one)).exists() for one in servers)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--start-prefill", "1"],
+        ["--", "--model", "x"],
+        ["--start", "1", "--", "--model", "x"],  # which no server can load
+    ],
+)
+def test_servers_that_cannot_be_started_are_said_in_one_line(words: list[str]) -> None:
+    got = subprocess.run(
+        [sys.executable, "-m", "nanovllm.cli", "route", *words], capture_output=True, text=True
+    )
+    assert got.returncode == 2
+    assert got.stderr.startswith("nanovllm: ") and got.stderr.count("\n") == 1

@@ -6,6 +6,8 @@ import ast
 import json
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +16,11 @@ import pytest
 from grader.authoring import mistakes, mistakes_json
 from grader.checks import hints_file
 from grader.checks.markers import collect_checks
-from grader.checks.run_checks import Run, fresh_processes, run_checks
+from grader.checks.run_checks import Record, Run, fresh_processes, run_checks
 from grader.course import checks_json
 from grader.course.lab_toml import Lab
 from grader.course.outcome import Status
+from grader.course.paths import ROOT
 from grader.course.stubs import BEGIN, functions
 
 SEEDS = range(20)
@@ -43,21 +46,26 @@ def all_needs(lab: Lab, task: int) -> set[int]:
     return {*direct, *(far for near in direct for far in all_needs(lab, near))}
 
 
-def test_reference_passes(lab: Lab) -> None:
-    passes(lab, SEEDS[:1])
+@pytest.mark.proof
+def test_reference_passes_for_every_seed(lab: Lab) -> None:
+    for record in fresh_processes(run_checks, [Run(lab.key, seed=seed) for seed in SEEDS]):
+        passes(record)
+
+
+def passes(record: Record) -> None:
+    """Every check of a run has passed, and all points are there."""
+    wrong = [f"{o.check}: {o.reason}" for o in record.outcomes if o.status is not Status.PASSED]
+    assert not wrong, "\n".join(wrong) + record.printed
+    assert sum(outcome.earned for outcome in record.outcomes) == 100
 
 
 @pytest.mark.proof
-def test_reference_passes_for_every_seed(lab: Lab) -> None:
-    passes(lab, SEEDS)
-
-
-def passes(lab: Lab, seeds: range) -> None:
-    """Every check passes on the reference, at each seed."""
-    for record in fresh_processes(run_checks, [Run(lab.key, seed=seed) for seed in seeds]):
-        wrong = [f"{o.check}: {o.reason}" for o in record.outcomes if o.status is not Status.PASSED]
-        assert not wrong, "\n".join(wrong) + record.printed
-        assert sum(outcome.earned for outcome in record.outcomes) == 100
+def test_shape_annotations_hold_in_the_checks(lab: Lab) -> None:
+    checks = ["-p", "tests.shape_checks", str(lab.folder), "--reference", "-q"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *checks], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 def recorded(lab: Lab) -> dict[str, list[dict]]:
@@ -110,13 +118,12 @@ def test_a_card_names_the_mistake(lab: Lab, tmp_path: Path) -> None:
     assert " ".join(mistake.says.split())[:40] in " ".join(re.sub("│", "", record.printed).split())
 
 
-def test_every_solution_is_run_by_a_check_of_its_task(lab: Lab, tmp_path: Path) -> None:
+def test_reference_passes_and_its_checks_run_every_solution(lab: Lab, tmp_path: Path) -> None:
     """Every body that a student writes says so when it runs, and under which check."""
     notes = tmp_path / "notes"
     plant_notes(lab, tmp_path, notes)
     [record] = fresh_processes(run_checks, [Run(lab.key, tmp_path)], 1)
-    wrong = [f"{o.check}: {o.reason}" for o in record.outcomes if o.status is not Status.PASSED]
-    assert not wrong, "\n".join(wrong)
+    passes(record)
     task_of_check = {check.id: check.task for check in collect_checks(lab)}
     ran = set()
     for line in notes.read_text(encoding="utf-8").splitlines():

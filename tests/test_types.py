@@ -35,14 +35,8 @@ class Server:
 """
 
 
-def test_shape_annotations_hold_in_the_checks_of_every_lab() -> None:
-    command = [sys.executable, "-m", "pytest", "-p", "tests.shape_checks", "labs", "--reference"]
-    done = subprocess.run([*command, "-q"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:]
-
-
 def test_a_wrong_shape_is_noticed() -> None:
-    """Or the test above would prove nothing."""
+    """Or the proof that shapes hold in the checks of every lab would prove nothing."""
     call = "import tests.shape_checks, torch; from nanovllm.model.norms import rms_norm; "
     call += "rms_norm(torch.ones(2, 4), torch.ones(3), 1e-6)"
     done = subprocess.run(

@@ -152,7 +152,10 @@ class Router:
     async def _prefill(
         self, path: str, headers: dict[str, str], body: dict[str, Any], query: Query
     ) -> dict[str, Any]:
-        """What the prefill server says of the K and V that it has parked; {} if none could."""
+        """What the prefill server says of the K and V that it has parked; {} if none could.
+
+        Then the server that decodes computes the prompt itself.
+        """
         alone = {**body, "max_tokens": 1, "stream": False, "n": 1, "min_tokens": 0}
         alone.pop("stream_options", None)
         if "max_completion_tokens" in alone:
@@ -162,9 +165,9 @@ class Router:
         async with AsyncExitStack() as stack:
             try:
                 url, got = await self._ask(self.prefill, query, sent, stack)
-            except OverloadedError:
-                return {}  # nobody there to help: decode computes the prompt itself
-            answer = await got.aread()
+                answer = await got.aread()
+            except (ApiError, httpx.HTTPError):
+                return {}  # nobody is there, or it died in the middle
             self.requests.labels(url, got.status_code).inc()
             if got.status_code != 200:
                 return {}  # the other side says what is wrong with the request
@@ -176,12 +179,15 @@ class Router:
     ) -> tuple[str, httpx.Response]:
         """The first server that answers: one that cannot be reached rests, and the next is asked.
 
-        The request is open there until the stack is closed.
+        So is the next of one that refuses with a 503, since it drains or is full; the last one's
+        503 is the answer. The request is open there until the stack is closed.
         """
+        refused: set[str] = set()
         while True:
             here = AsyncExitStack()
+            left = [url for url in pool.choosable() if url not in refused]
             try:
-                url = here.enter_context(pool.work.on(query, pool.choosable()))
+                url = here.enter_context(pool.work.on(query, left))
             except NoReplicaError as error:
                 raise OverloadedError(str(error)) from None
             target = httpx.URL(url.rstrip("/") + sent.url.path)
@@ -202,6 +208,11 @@ class Router:
                     raise ApiError(f"{url} did not answer: {error!r}.", status=502) from None
                 raise
             here.push_async_callback(got.aclose)
+            if got.status_code == 503 and len(left) > 1:
+                await here.aclose()
+                refused.add(url)
+                self.requests.labels(url, 503).inc()
+                continue
             await stack.enter_async_context(here)
             return url, got
 

@@ -1,4 +1,4 @@
-"""A server of our own, in a process of its own, for as long as it is measured."""
+"""A server of our own, in a process of its own, for as long as it is asked."""
 
 import os
 import re
@@ -45,7 +45,7 @@ def server_process(
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=log, cwd=ROOT, env=os.environ | environment
+            command, stdout=subprocess.DEVNULL, stderr=log, env=os.environ | environment
         )
         try:
             yield _wait(process, log, find), process.pid

@@ -1,5 +1,7 @@
-"""`nanovllm route`: one address in front of several servers."""
+"""`nanovllm route`: one address in front of several servers, its own or others'."""
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -10,12 +12,22 @@ from nanovllm.cli.options import Code
 from nanovllm.cli.screen import complain
 
 Urls = list[str] | None
+Count = Annotated[int, typer.Option(min=0, help="Servers to start here, and to stop at the end.")]
 
 
 def route(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- OPTIONS OF nanovllm serve]", help="Each server started here gets them."
+        ),
+    ] = None,
     server: Annotated[Urls, typer.Option(help="URL of a server; may be repeated.")] = None,
     prefill: Annotated[Urls, typer.Option(help="URL of one with --role prefill.")] = None,
     decode: Annotated[Urls, typer.Option(help="URL of one with --role decode.")] = None,
+    start: Count = 0,
+    start_prefill: Count = 0,
+    start_decode: Count = 0,
     policy: Annotated[
         str,
         typer.Option(help="round_robin, least_loaded, power_of_two, rendezvous or prefix_aware."),
@@ -25,21 +37,58 @@ def route(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for a server's bytes.")] = 600.0,
     code: Code = None,
 ) -> None:
-    """Send OpenAI's clients to one of several servers: /v1/..., /health, /metrics."""
+    """Send OpenAI's clients to one of several servers: /v1/..., /health, /metrics.
+
+    nanovllm route --start-prefill 2 --start-decode 2 -- --model models/target
+    """
     select_code(code)
     import uvicorn
 
     from nanovllm.cluster.router import Router, RouterConfig
     from nanovllm.serving.run import bind
 
-    urls = (tuple(given or ()) for given in (server, prefill, decode))
-    router = Router(RouterConfig(*urls, policy=policy, timeout=timeout))
-    try:
-        sock = bind(host, port)
-    except OSError as error:
+    if arguments and not start + start_prefill + start_decode:
         raise Refused(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port."
-        ) from None
-    complain(f"the router listens at http://{host}:{sock.getsockname()[1]}/v1; policy {policy}")
-    settings = uvicorn.Config(router.app, log_config=None, access_log=False, server_header=False)
-    uvicorn.Server(settings).run(sockets=[sock])
+            f"{arguments[0]} is for servers started here, and there are none; give --start, or "
+            "--start-prefill and --start-decode."
+        )
+    if bool(start_prefill) > bool(start_decode or decode):
+        raise Refused("--start-prefill needs servers that decode; give --start-decode too.")
+    with ExitStack() as stack:
+        both = [*(server or ()), *_started(stack, start, arguments)]
+        first = [*(prefill or ()), *_started(stack, start_prefill, arguments, "prefill")]
+        peers = [word for url in first for word in ("--kv-peer", url.split("//")[1])]
+        second = _started(stack, start_decode, [*(arguments or ()), *peers], "decode")
+        config = RouterConfig(
+            tuple(both), tuple(first), (*(decode or ()), *second), policy, timeout
+        )
+        try:
+            sock = bind(host, port)
+        except OSError as error:
+            raise Refused(
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another --port."
+            ) from None
+        where = f"http://{host}:{sock.getsockname()[1]}/v1"
+        complain(f"the router listens at {where}; policy {policy}")
+        settings = uvicorn.Config(
+            Router(config).app, log_config=None, access_log=False, server_header=False
+        )
+        uvicorn.Server(settings).run(sockets=[sock])
+
+
+def _started(
+    stack: ExitStack, count: int, arguments: Sequence[str] | None, role: str = ""
+) -> list[str]:
+    """Addresses of servers that live as long as the stack. Raises Refused."""
+    from nanovllm.bench.serve_client import ServerError
+    from nanovllm.bench.serve_process import own_server
+
+    words, urls = [*(arguments or ()), *(["--role", role] * bool(role))], []
+    for number in range(count):
+        try:
+            url, pid = stack.enter_context(own_server(words))
+        except ServerError as error:
+            raise Refused(str(error)) from None
+        complain(f"{role or 'server'} {number}: {url}, process {pid}")
+        urls.append(url)
+    return urls
