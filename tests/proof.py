@@ -23,6 +23,17 @@ from grader.course.digest import IGNORED
 from grader.course.lab_toml import labs
 from grader.course.paths import ROOT
 
+ENGINE = {  # parts by name: their tests, and the packages that these are about
+    "options": (
+        ("option_pairs", "compaction", "devices", "speculative_options",
+         "quantized_kv"),
+        ("llm", "batching", "paging", "fast", "gpu", "quantization", "speculative"),
+    ),
+    "ranks": (("parallel_engine", "parallel_kills", "parallel_server"), ("parallel",)),
+    "fleet": (("cluster_routing",), ("cluster",)),
+    "faults": (("resilience_server", "resilience_supervisor"), ("resilience",)),
+    "traces": (("traces", "prometheus"), ("observability", "telemetry")),
+}  # fmt: skip
 RECORD = Path(__file__).parent / "proofs.json"
 app = typer.Typer(add_completion=False)
 
@@ -76,6 +87,9 @@ def parts() -> dict[str, Part]:
         files = ("proof", "variants", "mutants", "scenarios")
         tests = tuple(f"tests/test_{name}.py" for name in files)
         found.append(Part(lab.key, tests, tuple(homes), lab.key))
+    for name, (tests, packages) in ENGINE.items():
+        homes = [f"solutions/nanovllm/{package}" for package in packages]
+        found.append(Part(name, tuple(f"tests/test_{test}.py" for test in tests), tuple(homes)))
     return {part.name: part for part in found}
 
 

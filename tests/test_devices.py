@@ -64,7 +64,14 @@ SAYS = (
 @pytest.mark.usefixtures("on_graphs")
 @pytest.mark.parametrize(
     ("place", "number"),
-    [("__init__", 0), ("compute", 0), ("decode", 0), ("decode", 3), ("read", 0), ("read", 3)],
+    [
+        ("__init__", 0),
+        ("read", 3),
+        *(
+            pytest.param(*each, marks=pytest.mark.proof)
+            for each in (("compute", 0), ("decode", 0), ("decode", 3), ("read", 0))
+        ),
+    ],
 )
 def test_whatever_fails_in_the_gpu_path_the_plain_step_goes_on(
     place, number, monkeypatch, capsys

@@ -22,6 +22,7 @@ from grader.course.lab_toml import Lab
 from grader.course.outcome import Status
 from grader.course.paths import ROOT
 from grader.course.stubs import BEGIN, functions
+from tests.proof import parts
 
 SEEDS = range(20)
 
@@ -195,3 +196,10 @@ def test_changed_checks_are_noticed(lab: Lab, change: str, tmp_path: Path) -> No
         victim.write_text("def test_free_points(): pass\n")
     [problem] = checks_json.problems(lab)
     assert victim.name in problem
+
+
+def test_every_test_that_is_long_belongs_to_a_part_of_the_proof() -> None:
+    marked = {path.name for path in Path(__file__).parent.glob("test_*.py")
+              if "mark.proof" in path.read_text(encoding="utf-8")}  # fmt: skip
+    run = {Path(test).name for part in parts().values() for test in part.tests}
+    assert marked == run

@@ -220,7 +220,14 @@ ROWS: dict[str, Callable[[], None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("check", ROWS.values(), ids=ROWS)
+LONG = ("penalties, `logit_bias`, `top_k`, `top_p`, `min_p`", "`structured_outputs`, each kind")
+CHECKS = [
+    pytest.param(check, id=name, marks=[pytest.mark.proof] if name in LONG else [])
+    for name, check in ROWS.items()
+]
+
+
+@pytest.mark.parametrize("check", CHECKS)
 def test_option(check: Callable[[], None]) -> None:
     check()
 
