@@ -138,6 +138,30 @@ def test_shows_who_runs_who_waits_and_whose_blocks(busy, page: Page) -> None:
     expect(page.locator("#ranks-card")).to_be_hidden()
 
 
+def test_a_click_tells_where_the_time_of_a_request_went(busy, page: Page) -> None:
+    server, answers = busy
+    page.goto(server.url + "/dashboard")
+    waits = list(server.server.engine.streams.values())[-1].name
+    expect(page.locator("#one")).to_be_hidden()
+    page.locator("#running .name").first.click()
+    first = page.locator("#one-name").inner_text().removeprefix("Request ")
+    expect(page.locator("#one-fall")).to_contain_text("decode from")
+    answers[-1].result()
+    page.get_by_role("button", name=f"Where the time of {waits} went").last.click()
+    expect(page.locator("#one-name")).to_have_text(f"Request {waits}")
+    expect(page.locator("#one-note")).to_contain_text("finished; 240 tokens")
+    told = page.locator("#one-fall > :nth-child(3n + 1)").all_inner_texts()
+    assert [line.split()[0] for line in told] == ["queued", "prefill", "decode"]
+    assert first != waits
+    widths = page.locator("#one-fall .track i:last-child").evaluate_all(
+        "parts => parts.map(p => parseFloat(p.style.width))"
+    )
+    assert sum(widths) == pytest.approx(100, abs=0.1)
+    page.get_by_role("button", name="1 hour").click()
+    expect(page.get_by_role("button", name="1 hour")).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#percentiles tr").first).to_contain_text("4")  # samples
+
+
 def test_shows_a_row_for_each_rank(page: Page) -> None:
     engine = thread_engine(spec_of(FOLDER, 2, 1, blocks=200), tokenizer=TOKENIZER)
     with live(engine) as server:
@@ -193,11 +217,11 @@ def test_cancel_ends_a_request_for_its_client_and_lets_the_next_one_in(busy, pag
     assert (choice["finish_reason"], choice["stop_reason"]) == ("abort", "cancelled")
     assert not answers[0].done()
     expect(page.locator("#said")).to_have_text(f"Request {name} is cancelled.")
-    expect(page.locator(f'[data-row="{name} 0"]')).to_have_count(0)
+    expect(page.locator(f'#running [data-row="{name} 0"]')).to_have_count(0)
     expect(page.locator("#queue li")).to_have_count(0)  # the one that waited runs now
     expect(page.locator("#no-queue")).to_be_visible()
     expect(page.locator("#running tr")).to_have_count(3)
-    page.locator("#running button").nth(0).focus()
+    page.locator("#running").get_by_role("button", name="Cancel").first.focus()
     page.keyboard.press("Enter")
     assert len(answers[0].result(60)["choices"]) == 2
     expect(page.locator("#running tr")).to_have_count(1)
@@ -359,7 +383,11 @@ def test_stops_when_hidden_and_says_when_the_server_is_gone(page: Page) -> None:
     expect(page.get_by_role("alert")).to_contain_text("cannot be reached")
     assert page.evaluate("getComputedStyle($('live')).opacity") < "0.5"
     paths = {url.removeprefix(server.url) for url in asked}
-    assert paths == {"/dashboard", "/dashboard/state"}, "one file, and nothing from elsewhere"
+    assert {url.partition("?")[0] for url in paths} == {
+        "/dashboard",
+        "/dashboard/state",
+        "/dashboard/history",
+    }, "one file, and nothing from elsewhere"
 
 
 HIDE = """(hidden) => {

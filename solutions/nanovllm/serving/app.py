@@ -27,6 +27,7 @@ from nanovllm.serving.errors import ApiError
 from nanovllm.serving.failures import api_error
 from nanovllm.serving.guess_counts import GuessCounts
 from nanovllm.serving.handlers import Handlers
+from nanovllm.serving.history import History
 from nanovllm.serving.kv_use import KvUse
 from nanovllm.serving.memory import Memory
 from nanovllm.serving.metrics import Metrics
@@ -42,6 +43,7 @@ from nanovllm.serving.responses import error_response
 from nanovllm.serving.restart_count import RestartCount
 from nanovllm.serving.routes import add_routes
 from nanovllm.serving.snapshot import kv_facts
+from nanovllm.serving.stepping import Observer
 from nanovllm.serving.streaming import ClientGoneError
 from nanovllm.serving.swap_counts import SwapCounts
 from nanovllm.serving.urgency import WithUrgency
@@ -76,7 +78,9 @@ class Server:
         adaptive = budget if isinstance(budget, CountedBudget) else None
         self.monitor = Monitor(engine.clock, budget=adaptive)
         sizes = RequestSizes(self.metrics.registry)
-        observers = [self.metrics.observe, self.monitor.observe, sizes.observe]
+        self.history = History(engine.clock, self._name_of)
+        watching = (self.metrics, self.monitor, self.history, sizes)
+        observers: list[Observer] = [each.observe for each in watching]
         hits = PromptHits() if getattr(engine.store, "prefix_stats", None) else None
         if hits is not None:
             observers.append(hits.observe)
@@ -130,6 +134,10 @@ class Server:
                 expose_headers=["X-Request-Id", "Retry-After"],
             )
         add_routes(self.app, self)
+
+    def _name_of(self, request_id: int) -> str:
+        stream = self.engine.streams.get(request_id)
+        return str(request_id) if stream is None else stream.name
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:

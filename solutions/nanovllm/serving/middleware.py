@@ -16,7 +16,8 @@ from nanovllm.serving.responses import error_response
 
 log = logging.getLogger("nanovllm.serving.access")
 _GOOD_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-POLLED = "/dashboard/state"  # twice a second by every open dashboard: too much for the log
+# By every open dashboard, some of it twice a second: too much for the log.
+POLLED = ("/dashboard/state", "/dashboard/history")
 BODY_SECONDS = 60.0  # a client that sends its body slower than this is not waited for
 
 
@@ -92,7 +93,7 @@ class RequestMiddleware:
             "seconds": round(seconds, 4),
             **scope["log"],
         }
-        level = logging.DEBUG if scope["path"] == POLLED and status == 200 else logging.INFO
+        level = logging.DEBUG if scope["path"] in POLLED and status == 200 else logging.INFO
         log.log(level, "request", extra={"fields": fields})
 
 

@@ -5,13 +5,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from starlette.responses import Response
 
 import nanovllm
 from nanovllm.serving.compaction import compact
 from nanovllm.serving.errors import BadRequestError, EngineDeadError, NotFoundError, OverloadedError
 from nanovllm.serving.failures import check_model
+from nanovllm.serving.history import ROWS, SECONDS
 from nanovllm.serving.memory import fragmentation
 from nanovllm.serving.monitor import WINDOW
 from nanovllm.serving.protocol import (
@@ -185,6 +186,11 @@ def _dashboard(app: FastAPI, server: "Server") -> None:
             "ended_kv": server.kv_use.recent(server.monitor.clock(), WINDOW),
         }
         return JsonResponse(about | held | recent)
+
+    @app.get("/dashboard/history")
+    async def history(window: float = Query(600.0, gt=0, le=ROWS * SECONDS)) -> Response:
+        """The last seconds in rows of ten, and where each request's time went."""
+        return JsonResponse(server.history.recent(window))
 
     @app.post("/dashboard/cancel")
     async def cancel(body: CancelRequest) -> Response:
