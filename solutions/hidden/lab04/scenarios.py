@@ -60,7 +60,7 @@ def a_random_queue(nanovllm, rng):
 
     found = {}
     kinds = [kind() for kind in POLICIES] + [SizeQueues(20, 40, 30.0), RoundRobin(3)]
-    kinds.append(PriorityWithAging(points_per_minute=7.5, points_per_token=0.125))
+    kinds.append(PriorityWithAging(patience=480.0, size=512.0))
     for number, policy in enumerate(kinds):
         requests = []
         for i in range(20):
@@ -81,7 +81,7 @@ def a_random_queue(nanovllm, rng):
             requests.append(request)
         some = [requests[int(i)] for i in rng.choice(20, size=8, replace=False)]
         name = f"{policy.name} {number}"
-        if policy != PriorityWithAging():  # at 0.1 a token equal scores may differ in rounding
+        if policy.name != PriorityWithAging.name:  # equal scores may differ in rounding
             ranked = sorted(requests, key=lambda request, p=policy: p.rank(request, 300.0))
             found[f"{name}: order"] = [request.number for request in ranked]
             found[f"{name}: victim"] = policy.victim((r for r in some), 285.0).number
@@ -284,7 +284,7 @@ def trouble_of_every_kind(nanovllm, rng):
         max_num_batched_tokens=int(rng.integers(6, 20)),
         max_chunk=[None, 2, 5][int(rng.integers(3))],
         policy=[
-            PriorityWithAging(points_per_minute=312.7),
+            PriorityWithAging(patience=9.594),
             EarliestDeadline(),
             SizeQueues(small=8, medium=14, patience=2.0),
             RoundRobin(2),
@@ -386,7 +386,7 @@ def random_traces_replayed(nanovllm, rng):
     policies = [
         *(make_policy(name) for name in ("fcfs", "sjf", "deadline")),
         RoundRobin(3),
-        PriorityWithAging(points_per_minute=312.7),  # no two scores are nearly equal
+        PriorityWithAging(patience=9.594),  # no two scores are nearly equal
         SizeQueues(small=10, medium=25, patience=5.0),
     ]
     for number, policy in enumerate(policies):
