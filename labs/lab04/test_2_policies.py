@@ -125,7 +125,7 @@ def test_priority_score():
         call="score of requests of 80 tokens after 0, 60, 900 s, with a patience of 80 s and a "
         "size of 64 tokens",
         given={"priorities": numbers},
-        cause="any integer is a priority; waiting lowers it to -1 at most; both prices are settings",
+        cause="any integer is a priority; waiting lowers it to -1 at most; prices are settings",
     )
 
 

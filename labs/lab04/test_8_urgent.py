@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from grader import expect
-from grader.checks.urgent_histories import Coming, UrgentHistory, play, shrunk, urgent_history
+from grader.checks.urgent_histories import play, shrunk, urgent_history
 from nanovllm.batching.budget import FixedBudget
 from nanovllm.batching.errors import ConfigError
 from nanovllm.batching.events import Admitted, Preempted
@@ -108,8 +109,8 @@ def test_levels():
     expect(
         found,
         [[1, 2, 0, 3], [1, 0, 2, 3], [1, 2, 0, 3], [1, 0, 2, 3]],
-        call="the order by rank at 102, 103, 110.5, 111 s of request 0, of priority 4, and of 1, 2, "
-        "3, of priorities 2, 3, 4, that came at 100 s",
+        call="the order by rank at 102, 103, 110.5, 111 s of request 0, of priority 4, and of 1, "
+        "2, 3, of priorities 2, 3, 4, that came at 100 s",
         given={"patience": 8.0, "request 0": "queued 0 to 5 s, ran to 100 s, is back since"},
         cause="all seconds in the queue count, before and after a preemption; those in the batch "
         "do not",
@@ -255,7 +256,9 @@ def test_questions():
     )
     for wrong in (0.0, -1.0, math.nan):
         expect.raises(
-            ConfigError, lambda: UrgentFirst(patience=wrong), call=f"UrgentFirst(patience={wrong})"
+            ConfigError,
+            partial(UrgentFirst, patience=wrong),
+            call=f"UrgentFirst(patience={wrong})",
         )
     made = make_policy("priority")
     expect(

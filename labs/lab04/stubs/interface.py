@@ -139,9 +139,7 @@ class UrgentFirstInterface(Protocol):
         """Whom to preempt when there is no room: the one with the largest rank."""
         ...
 
-    def displaced(
-        self, first: Request, running: Collection[Request], now: float
-    ) -> Request | None:
+    def displaced(self, first: Request, running: Collection[Request], now: float) -> Request | None:
         """Who of those that run gives way to the first of the queue, or nobody (None).
 
         Somebody does if, and only if, the level of somebody who runs is higher than that of

@@ -44,9 +44,7 @@ class Policy(ABC):
         """Whether a running request should make room for one that waits."""
         return False
 
-    def displaced(
-        self, first: Request, running: Collection[Request], now: float
-    ) -> Request | None:
+    def displaced(self, first: Request, running: Collection[Request], now: float) -> Request | None:
         """Who of those that run gives way to the first of the queue, which cannot come in.
 
         running: the batch, in order of admission, perhaps empty. None: nobody. Here it is the first

@@ -3,12 +3,12 @@
 from grader.checks.scenarios import scenario
 
 
-def _request(number, prompt, output, arrival=0.0, priority=None):
-    from nanovllm.batching.request import Priority, Request
+def _request(number, prompt, output, arrival=0.0, priority=0):
+    from nanovllm.batching.request import Request
     from nanovllm.batching.simulated import SimulatedSequence
 
     sequence = SimulatedSequence(number, prompt, output)
-    return Request(number, sequence, arrival, prompt + output - 1, priority or Priority.NORMAL)
+    return Request(number, sequence, arrival, prompt + output - 1, priority)
 
 
 def _config(**more):
@@ -409,4 +409,59 @@ def random_traces_replayed(nanovllm, rng):
         run = simulate_static(trace, seats, cost)
         found[f"static {seats}"] = [line.token_times for line in run.timelines]
         found[f"static {seats}: computed"] = run.tokens_computed
+    return found
+
+
+@scenario(task=8)
+def random_lives_by_urgency(nanovllm, rng):
+    """Requests that waited and ran at random: their order, and the level of who gives way."""
+    from grader.checks.urgent_histories import level
+    from nanovllm.batching.request import Status
+    from nanovllm.batching.urgent_first import UrgentFirst
+
+    found = {}
+    for patience in (float(rng.integers(1, 9)), 0.75, float("inf")):
+        policy, requests = UrgentFirst(patience=patience), []
+        for number in range(16):
+            now = float(rng.integers(0, 12))
+            request = _request(number, 4, 8, now, int(rng.integers(-3, 4)))
+            request.deadline = [float("inf"), float(rng.integers(20, 24))][int(rng.integers(2))]
+            for _ in range(int(rng.integers(0, 3))):
+                for state in (Status.SCHEDULED, Status.RUNNING, Status.PREEMPTED):
+                    now += float(rng.integers(0, 9)) / 4
+                    request.move_to(state, now)
+                request.num_preemptions += 1
+            requests.append(request)
+        answers = []
+        for now in (40.0, 40.75, 55.5):
+            ranked = sorted(requests, key=lambda r, p=policy, now=now: p.rank(r, now))
+            some = [requests[int(i)] for i in rng.choice(16, size=6, replace=False)]
+            gone = [policy.displaced(request, some, now) for request in requests]
+            levels = [r and level(r, now, patience) for r in gone]
+            numbers = [request.number for request in ranked]
+            answers.append([numbers, policy.victim(iter(some), now).number, levels])
+        found[f"patience {patience}"] = answers
+    return found
+
+
+@scenario(task=8)
+def two_engines_one_policy(nanovllm, rng):
+    """Histories with aborts, tight and roomy, under one policy object; which rule is broken."""
+    from dataclasses import replace
+
+    from grader.checks.urgent_histories import play, urgent_history
+    from nanovllm.batching.urgent_first import UrgentFirst
+
+    found, policy = {}, UrgentFirst(patience=float(rng.integers(2, 9)))
+    for number in range(10):
+        history = urgent_history(int(rng.integers(1 << 30)), tight=number % 2 == 0)
+        history = replace(
+            history,
+            patience=policy.patience,
+            seats=int(rng.integers(1, 6)),
+            ends=tuple((int(rng.integers(0, 25)), i) for i in range(0, len(history.coming), 3)),
+        )
+        played = play(history, policy)
+        ended = [request.ended for request in played.requests]
+        found[str(history)] = [played.broken or "nothing is broken", all(ended)]
     return found
