@@ -136,7 +136,7 @@ def play(history: UrgentHistory, policy: Any = None) -> Played:
                     scheduler.end(request, Status.FINISHED)
         if not scheduler.has_work and step > last:
             return played
-        before = Before(scheduler, now, history.patience)
+        before = Before(scheduler, now, history)
         store.refused = 0
         plan = scheduler.schedule()
         played.broken = before.broken(scheduler, plan, store.refused)
@@ -164,14 +164,14 @@ def play(history: UrgentHistory, policy: Any = None) -> Played:
 class Before:
     """What a scheduler stood before when it planned, and what the contract says to it."""
 
-    def __init__(self, scheduler: Any, now: float, patience: float) -> None:
-        self.now, self.patience = now, patience
+    def __init__(self, scheduler: Any, now: float, history: UrgentHistory) -> None:
+        self.now, self.patience = now, history.patience
         self.queue = scheduler.queue()
-        self.order = in_order(scheduler.waiting, now, patience)
+        self.order = in_order(scheduler.waiting, now, history.patience)
         self.running = list(scheduler.running)
         self.first = self.order[0] if self.order else None
         self.may_come_in = self.first is not None and (
-            len(self.running) < scheduler.max_num_seqs and scheduler.store.can_admit(self.first)
+            len(self.running) < history.seats and scheduler.store.can_admit(self.first)
         )
 
     def level(self, request: Any) -> int:
