@@ -84,14 +84,14 @@ def test_levels():
     for number, (priority, arrival) in came.items():
         scheduler.clock.now = arrival
         scheduler.add(new_request(number, priority, arrival))
-    found, moments = [], (7.75, 8.0, 15.25, 15.5, 16.0, 800.25)
+    found, moments = [], (7.75, 8.0, 15.25, 15.5, 16.0, 61.0, 800.25)
     for now in moments:
         scheduler.clock.now = now
         found.append([request.number for request in scheduler.queue()])
     behind = [4, 2, 5, 1, 6, 3, 7]  # each a level above who came later with its number
     expect(
         found,
-        [[4, 5, 2, 6, 1, 7, 3], behind, behind, [4, 5, 2, 6, 1, 7, 3], behind, behind],
+        [[4, 5, 2, 6, 1, 7, 3], behind, behind, [4, 5, 2, 6, 1, 7, 3], behind, behind, behind],
         call=f"the queue at {moments} s; patience is 8 s, and nobody gets a place",
         given={"(priority, arrival)": came},
         cause="a full patience in the queue is worth one number, and there is no end to that",
@@ -238,18 +238,19 @@ def test_no_thrash():
 def test_questions():
     policy = UrgentFirst(patience=10.0)
     batch = [new_request(i, priority) for i, priority in enumerate((3, 9, 1))]
-    first, late = new_request(7, 2), new_request(8, 9)
+    first, late, urgent = new_request(7, 2), new_request(8, 9), new_request(9, 0)
     found = []
     for _ in range(2):
-        for one, some in ((first, batch), (late, batch), (first, []), (first, batch[2:])):
+        asked = ((first, batch), (urgent, batch), (late, batch), (first, []), (first, batch[2:]))
+        for one, some in asked:
             gone = policy.displaced(one, some, 5.0)
             found.append(gone and gone.number)
         found.append(policy.displaced(late, batch, 25.0) is not None)
         found.append(policy.victim(iter(batch), 5.0).number)
     expect(
         found,
-        [1, None, None, None, False, 1] * 2,
-        call="twice: whom requests of priority 2 and 9 displace of a batch of 3, 9, 1; whom the "
+        [1, 1, None, None, None, False, 1] * 2,
+        call="twice: whom requests of priority 2, 0 and 9 displace of a batch of 3, 9, 1; whom the "
         "first displaces of nobody, and of one of 1; whether one of 9 displaces after 25 s, when "
         "all have waited as long; the victim",
         cause="an answer depends on what is asked alone",

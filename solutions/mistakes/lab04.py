@@ -894,7 +894,7 @@ MISTAKES = [
         task=8,
         symbol="urgent_first:UrgentFirst.key",
         old="request.waited(now)",
-        new="request.waited(now) - request.seconds.get(type(request.status).WAITING, 0.0) * (request.num_preemptions > 0)",
+        new="(request.waited(now) - request.seconds.get(type(request.status).WAITING, 0.0) * (request.num_preemptions > 0))",
         says="Your level forgets, after a preemption, what was waited before it.",
     ),
     Mistake(
