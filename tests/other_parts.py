@@ -85,12 +85,12 @@ class HeapScheduler:
 
     def schedule(self) -> Plan:
         preempted: list[Request] = []
-        over = [request for request in self._batch if self.policy.turn_is_over(request)]
-        if over and self._outside:
+        if self._outside:
             first = min(self._ranked())[1]
-            if len(self._batch) == self._seats or not self.store.can_admit(first):
-                self._put_back(over[0])
-                preempted.append(over[0])
+            over = self.policy.displaced(first, tuple(self._batch), self.clock())
+            if over and (len(self._batch) == self._seats or not self.store.can_admit(first)):
+                self._put_back(over)
+                preempted.append(over)
         handed_on = len(preempted)
         decodes = sum(request.remaining == 1 for request in self._batch)
         left = min(self.budget.highest, self.budget.limit, self.store.free_tokens)

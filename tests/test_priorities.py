@@ -13,9 +13,7 @@ from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Preempted
 from nanovllm.batching.policies import make_policy
-from nanovllm.batching.request import Priority, Request
-from nanovllm.batching.simulated import SimulatedSequence
-from nanovllm.batching.urgency import scheduler_for
+from nanovllm.batching.request import Priority
 from nanovllm.batching.urgent_first import UrgentFirst
 from nanovllm.generation.errors import RequestError
 from nanovllm.generation.events import Finished
@@ -35,8 +33,7 @@ class Clock:
 
 def engine_of(clock: Clock, seats: int = 1, policy: object = "priority") -> Engine:
     config = EngineConfig(max_num_seqs=seats, policy=policy)
-    make = scheduler_for(config.make_policy())
-    return Engine(MODEL, config, clock=clock, make_scheduler=make)
+    return Engine(MODEL, config, clock=clock)
 
 
 def told(engine: Engine) -> tuple[list[int], list[int]]:
@@ -57,10 +54,11 @@ def test_lower_numbers_go_first_then_earlier_deadlines_then_arrival() -> None:
 
 
 def test_classes_are_minus_one_zero_and_one() -> None:
-    made = [Request(0, SimulatedSequence(0, 5, 9), 0.0, 13, priority)
-            for priority in (*Priority, -9, 0, 4)]  # fmt: skip
-    assert [request.urgency for request in made] == [-1, 0, 1, -9, 0, 4]
-    assert [request.priority for request in made] == [*Priority, *Priority]
+    assert list(Priority) == [Priority.HIGH, Priority.NORMAL, Priority.LOW] == [-1, 0, 1]
+    engine, one = engine_of(Clock()), SamplingParams(max_tokens=1, temperature=0)
+    for priority in (1, Priority.LOW, 0, Priority.NORMAL, -1, Priority.HIGH, -2):
+        engine.add_request([5, 6], one, priority=priority)
+    assert told(engine)[0] == [6, 4, 5, 2, 3, 0, 1]
 
 
 def test_who_waits_displaces_who_runs_only_if_it_is_more_urgent() -> None:

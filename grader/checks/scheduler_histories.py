@@ -112,7 +112,7 @@ def play(history: History) -> dict[str, Any]:
     quick = {  # settings with which a few steps matter
         ROUND_ROBIN: lambda: RoundRobin(history.quantum),
         # no two scores are nearly equal, whatever the order of arithmetic
-        "priority-with-ageing": lambda: PriorityWithAging(points_per_minute=312.7),
+        "priority-with-ageing": lambda: PriorityWithAging(patience=9.594),
         "size-queues": lambda: SizeQueues(small=8, medium=20, patience=5.0),
     }
     policy = quick.get(history.policy, lambda: make_policy(history.policy))()

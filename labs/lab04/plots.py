@@ -55,6 +55,20 @@ def aging(score: Callable[[str, float], float]) -> None:
     plt.show()
 
 
+def bounds(
+    waits: Callable[[int, float], float], priorities: Sequence[int], patiences: Sequence[float]
+) -> None:
+    """Seconds that each priority waits beside a stream of priority 0; dotted: at most so long."""
+    _, axis = plt.subplots(figsize=(6.5, 2.8), layout="constrained")
+    for patience, color in zip(patiences, ("C0", "C1", "C4"), strict=True):
+        seconds = [waits(priority, patience) for priority in priorities]
+        axis.plot(priorities, seconds, "o", color=color, label=f"patience {patience:g} s")
+        axis.plot(priorities, [(p + 1) * patience for p in priorities], color=color, ls=":", lw=0.9)
+    axis.set(xlabel="priority", ylabel="seconds waited", ylim=(0, None))
+    axis.legend()
+    plt.show()
+
+
 def controller(lines: Mapping[str, Sequence[int]], change: int) -> None:
     """The limit after each step; at step `change` the machine becomes slower."""
     _, axis = plt.subplots(figsize=(6.5, 2.8), layout="constrained")

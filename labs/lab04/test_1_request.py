@@ -13,7 +13,7 @@ def new_request(prompt=5, output=9, arrival=0.0):
     return Request(0, sequence, arrival, limit=prompt + output - 1)
 
 
-@pytest.mark.check(task=1, points=2, title="What may follow what")
+@pytest.mark.check(task=1, points=1, title="What may follow what")
 def test_may_follow():
     allowed = {old.value: [new.value for new in Status if may_follow(old, new)] for old in Status}
     batch = ["preempted", "finished", "failed"]
@@ -93,7 +93,7 @@ def test_time_in_states():
     )
 
 
-@pytest.mark.check(task=1, points=2, title="Computed tokens chase the total")
+@pytest.mark.check(task=1, points=1, title="Computed tokens chase the total")
 def test_remaining():
     request = new_request(prompt=5)
     seen = [request.remaining]

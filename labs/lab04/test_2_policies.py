@@ -59,7 +59,7 @@ def test_shortest_job():
     )
 
 
-@pytest.mark.check(task=2, points=2, title="Round robin: a turn is so many generated tokens")
+@pytest.mark.check(task=2, points=1, title="Round robin: a turn is so many generated tokens")
 def test_round_robin():
     policy, request = RoundRobin(quantum=3), new_request(0, prompt=9, output=20, arrival=1.0)
     seen = []
@@ -90,7 +90,7 @@ def test_round_robin():
     )
 
 
-@pytest.mark.check(task=2, points=3, title="Priority: class, aging, size")
+@pytest.mark.check(task=2, points=2, title="Priority: class, aging, size")
 def test_priority_score():
     policy = PriorityWithAging()
     seen, minutes = [], (0, 1.5, 6, 12, 300)
@@ -100,12 +100,12 @@ def test_priority_score():
     expect(
         seen,
         [
-            [92.0, 92.0, 92.0, 92.0, 92.0],
-            [42.0, 49.5, 72.0, 92.0, 92.0],
-            [2.0, 9.5, 32.0, 62.0, 92.0],
+            [-0.84, -0.84, -0.84, -0.84, -0.84],
+            [0.16, 0.01, -0.44, -0.84, -0.84],
+            [1.16, 1.01, 0.56, -0.04, -0.84],
         ],
         call="score of a high, normal, low request of 80 tokens after 0, 1.5, 6, 12, 300 minutes",
-        cause="base 100, 50, 10; + 5 a minute, fractions too, up to 100 in all; - 0.1 a token",
+        cause="-1, 0 or 1, less 1 for 10 minutes, parts too, down to -1; and 1 more for 500 tokens",
     )
     request = new_request(0, prompt=60, output=21)
     for status, now in ((Status.SCHEDULED, 60.0), (Status.RUNNING, 61.0), (Status.PREEMPTED, 600)):
@@ -113,21 +113,23 @@ def test_priority_score():
     request.num_computed_tokens = 30
     expect(
         policy.score(request, 720.0),
-        50 + 5 * 3 - 0.1 * 50,
+        -3 / 10 + 50 / 500,
         call="score with 30 of 80 tokens computed, 1 minute waiting, 9 running, 2 preempted",
         cause="only minutes in the queue count, before and after a preemption; size is work left",
     )
-    other = PriorityWithAging(points_per_minute=8.0, points_per_token=0.25)
+    other, numbers = PriorityWithAging(patience=80.0, size=64.0), (0, 4, -7)
+    requests = [new_request(0, 60, 21, priority=number) for number in numbers]
     expect(
-        [other.score(new_request(0, 60, 21), now) for now in (0.0, 90.0, 900.0)],
-        [30.0, 42.0, 80.0],
-        call="score of a normal request of 80 tokens after 0, 1.5, 15 minutes, with 8 points a "
-        "minute and 0.25 a token",
-        cause="both prices are settings of the policy",
+        [[other.score(request, now) for now in (0.0, 60.0, 900.0)] for request in requests],
+        [[1.25, 0.5, 0.25], [5.25, 4.5, 0.25], [-5.75, -5.75, -5.75]],
+        call="score of requests of 80 tokens after 0, 60, 900 s, with a patience of 80 s and a "
+        "size of 64 tokens",
+        given={"priorities": numbers},
+        cause="any integer is a priority; waiting lowers it to -1 at most; prices are settings",
     )
 
 
-@pytest.mark.check(task=2, points=1, title="A high score goes first")
+@pytest.mark.check(task=2, points=1, title="The lowest score goes first")
 def test_priority_order():
     policy = PriorityWithAging()
     requests = [
@@ -140,13 +142,13 @@ def test_priority_order():
         sorted(range(4), key=lambda i: policy.key(requests[i], 3.0)),
         [2, 1, 3, 0],
         call="the order of a low, a normal, a high, and a long normal request by key",
-        cause="the highest score must have the smallest key",
+        cause="the class counts more than a few seconds or tokens",
     )
     expect(
         sorted(range(4), key=lambda i: policy.key(requests[i], 3600.0)),
         [0, 1, 2, 3],
         call="the order of a low, a normal, a high, and a long normal request by key, an hour "
-        "later: all classes have reached 100, only size differs",
+        "later: all classes have reached -1, only size differs",
     )
 
 

@@ -48,7 +48,7 @@ def test_rules():
     )
 
 
-@pytest.mark.check(task=3, points=2, title="The controller stays in its bounds and settles")
+@pytest.mark.check(task=3, points=1, title="The controller stays in its bounds and settles")
 def test_bounds():
     expect(
         limits(AdaptiveBudget(limit=18, lowest=16, highest=20), [(0.09, 0.5)] * 2)

@@ -110,7 +110,7 @@ def expect_steps(play, expected, call, cause):
     )
 
 
-@pytest.mark.check(task=4, points=2, title="Computed tokens chase the total, chunk by chunk")
+@pytest.mark.check(task=4, points=1, title="Computed tokens chase the total, chunk by chunk")
 def test_chunks():
     expect(
         [Chunk(None, 0, n, 8).completes for n in (7, 8)] + [Chunk(None, 5, 3, 8).completes],
@@ -182,7 +182,7 @@ def test_mixed_batch():
 
 @pytest.mark.check(
     task=4,
-    points=2,
+    points=1,
     title="Admission: in order, while there are places in the batch, room and tokens",
 )
 def test_admission():
@@ -228,7 +228,7 @@ def test_admission():
     )
 
 
-@pytest.mark.check(task=4, points=3, title="Preemption: the last one gives way and comes back")
+@pytest.mark.check(task=4, points=2, title="Preemption: the last one gives way and comes back")
 def test_preemption():
     play = Play(room=24, budget=16, seats=4)
     requests = [play.add(prompt=6, output=8) for _ in range(3)]
@@ -327,7 +327,7 @@ def test_no_admission_after_preemption():
     )
 
 
-@pytest.mark.check(task=4, points=2, title="What can never fit is refused at once")
+@pytest.mark.check(task=4, points=1, title="What can never fit is refused at once")
 def test_refusal():
     play = Play(room=20)
     for prompt, output in ((20, 2), (2, 20), (300, 1)):
@@ -375,7 +375,7 @@ def test_refusal():
     )
 
 
-@pytest.mark.check(task=4, points=3, title="A request can be ended anywhere, and leaves nothing")
+@pytest.mark.check(task=4, points=2, title="A request can be ended anywhere, and leaves nothing")
 def test_end_anywhere():
     for status in (Status.FINISHED, Status.FAILED):
         play = Play(room=24, budget=16, seats=3)
@@ -602,7 +602,7 @@ def test_moves_are_booked():
     )
 
 
-@pytest.mark.check(task=4, points=2, title="The queue, in the order of the policy now")
+@pytest.mark.check(task=4, points=1, title="The queue, in the order of the policy now")
 def test_queue():
     play = Play(budget=4, seats=1, policy=make_policy("priority-with-ageing"))
     play.add(prompt=9, output=3)

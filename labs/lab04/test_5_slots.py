@@ -168,7 +168,7 @@ def test_room(generator):
     )
 
 
-@pytest.mark.check(task=5, points=3, title="A chunk sees its own slot, up to its own end")
+@pytest.mark.check(task=5, points=2, title="A chunk sees its own slot, up to its own end")
 def test_chunks(generator):
     store = SlotStore(CONFIG, num_slots=4, capacity=CAPACITY)
     twin = Twin(store, generator)
@@ -186,7 +186,7 @@ def test_chunks(generator):
             )
 
 
-@pytest.mark.check(task=5, points=3, title="Decodes of ragged lengths, all in one call")
+@pytest.mark.check(task=5, points=2, title="Decodes of ragged lengths, all in one call")
 def test_decodes(generator):
     store = SlotStore(CONFIG, num_slots=5, capacity=CAPACITY)
     twin = Twin(store, generator)
@@ -208,7 +208,7 @@ def test_decodes(generator):
             )  # fmt: skip
 
 
-@pytest.mark.check(task=5, points=2, title="Mixed batches come back in the order of the plan")
+@pytest.mark.check(task=5, points=1, title="Mixed batches come back in the order of the plan")
 def test_mixed(generator):
     store = SlotStore(CONFIG, num_slots=5, capacity=CAPACITY)
     twin = Twin(store, generator)

@@ -61,7 +61,7 @@ def test_jain():
     expect.raises(ValueError, lambda: jain_fairness([]), call="jain_fairness([])")
 
 
-@pytest.mark.check(task=7, points=2, title="A trace through the scheduler, to the second")
+@pytest.mark.check(task=7, points=1, title="A trace through the scheduler, to the second")
 def test_simulate():
     run = simulate(TRACE, scheduler_of(), COST)
     # steps: 0.0 [4]; 2.0 [1, 2, 3]; 4.5 [1, 5]; 7.0 [1]; idle until 20.0 [1]; 21.25 [1]
@@ -161,7 +161,7 @@ def test_reports():
     )
 
 
-@pytest.mark.check(task=7, points=2, title="The same trace in static batches")
+@pytest.mark.check(task=7, points=1, title="The same trace in static batches")
 def test_static():
     run = simulate_static(TRACE, 2, StepCost(base=1.0, per_token=0.25, per_place=0.125))
     # batch [0] at 0: W 4; steps 1 + 1 + 0.5, 1 + 0.25 + 0.625, 1 + 0.25 + 0.75

@@ -48,7 +48,7 @@ with needs("04", 1):
         request.move_to(Status[name], now)
     print({status.value: request.time_in(status, 10.0) for status in Status})
 
-# %% nbgrader={"grade": true, "grade_id": "lab04-task-1", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=1
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-1", "locked": true, "points": 6, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=1
 from grader.student.notebook import check_task
 
 check_task("04", 1)
@@ -56,8 +56,8 @@ check_task("04", 1)
 # %% [markdown]
 # ## 2. Who comes first, as time goes by
 #
-# **Predict.** A low, a normal and a high request of 80 tokens wait. After how many minutes is the low
-# one as urgent as the high one?
+# **Predict.** A low, a normal and a high request of 80 tokens wait; the lower score goes first. After
+# how many minutes is the low one as urgent as the high one?
 
 
 # %%
@@ -69,7 +69,7 @@ def score(name: str, minutes: float) -> float:
 with needs("04", 1, 2):
     plots.aging(score)
 
-# %% nbgrader={"grade": true, "grade_id": "lab04-task-2", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=2
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-2", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=2
 from grader.student.notebook import check_task
 
 check_task("04", 2)
@@ -92,7 +92,7 @@ with needs("04", 3):
             lines[name].append(budget.limit)
     plots.controller(lines, change=40)
 
-# %% nbgrader={"grade": true, "grade_id": "lab04-task-3", "locked": true, "points": 6, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=3
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-3", "locked": true, "points": 5, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=3
 from grader.student.notebook import check_task
 
 check_task("04", 3)
@@ -123,7 +123,7 @@ with needs("04", 1, 2, 3, 4, 7):
     plots.lives({"static": static, "continuous": continuous})
     answer("04", "a"), answer("04", "c")
 
-# %% nbgrader={"grade": true, "grade_id": "lab04-task-4", "locked": true, "points": 32, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=4
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-4", "locked": true, "points": 26, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=4
 from grader.student.notebook import check_task
 
 check_task("04", 4)
@@ -244,7 +244,7 @@ with needs("04", 1, 2, 3, 4, 7):
     found = {name: [met(name, seed) for seed in (1, 4, 5)] for name in names}
     plots.deadlines(found | {"mine": [met(Mine(), seed) for seed in (1, 4, 5)]}, of=80)
 
-# %% nbgrader={"grade": true, "grade_id": "lab04-task-7", "locked": true, "points": 8, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=7
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-7", "locked": true, "points": 6, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=7
 from grader.student.notebook import check_task
 
 check_task("04", 7)
@@ -254,7 +254,7 @@ check_task("04", 7)
 #
 # The slot store first (task 5), then the loop around it.
 
-# %% nbgrader={"grade": true, "grade_id": "lab04-task-5", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=5
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-5", "locked": true, "points": 11, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=5
 from grader.student.notebook import check_task
 
 check_task("04", 5)
@@ -318,7 +318,39 @@ with needs("04", 1, 2, 3, 4, 5, 6, 7):
     print(Replay(answered(plots.tight_store(model, 4, 60), model)).text(0, 90))
     answer("04", "b")
 
-# %% nbgrader={"grade": true, "grade_id": "lab04-task-6", "locked": true, "points": 20, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=6
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-6", "locked": true, "points": 16, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=6
 from grader.student.notebook import check_task
 
 check_task("04", 6)
+
+# %% [markdown]
+# ## 8. How long the unimportant wait
+#
+# A request waits beside a stream of requests of priority 0, each with a deadline, that keeps one place
+# busy. **Predict** for your policy of task 8: how long does it wait with priority 0, and how much longer
+# for each number more? What is the slope with twice the patience?
+
+
+# %%
+def waits(priority: int, patience: float) -> float:
+    """Seconds until the request comes in."""
+    from nanovllm.batching.traces import Arrival
+    from nanovllm.batching.urgent_first import UrgentFirst
+
+    stream = [Arrival(3.0 * i, 2, 3, 0, 3.0 * i + 4.0) for i in range(90)]
+    scheduler = scheduler_of(UrgentFirst(patience), seqs=1)
+    run = simulate([Arrival(0.0, 2, 5, priority), *stream], scheduler, StepCost(1.0, 0.0, 0.0))
+    return run.timelines[0].token_times[0] - 1.0
+
+
+with needs("04", 1, 2, 3, 4, 7, 8):
+    plots.bounds(waits, priorities=range(7), patiences=(10.0, 20.0, 40.0))
+
+# %% [markdown]
+# Dotted is the handout's bound. Why do the points lie on it, and not below? What would they do without
+# the deadlines of the stream?
+
+# %% nbgrader={"grade": true, "grade_id": "lab04-task-8", "locked": true, "points": 20, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="04" nanovllm_task=8
+from grader.student.notebook import check_task
+
+check_task("04", 8)

@@ -15,7 +15,7 @@ class Scheduler(SchedulerBase):
 
     def queue(self) -> list[Request]:
         """Who waits, in order."""
-        return sorted(self.waiting, key=lambda r: (-r.priority.value, r.number))
+        return sorted(self.waiting, key=lambda r: (r.priority, r.number))
 
     def add(self, request: Request) -> None:
         """One more."""

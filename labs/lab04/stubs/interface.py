@@ -6,7 +6,7 @@ wraps one. The store's interface is in store.py, a plan's in plan.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from nanovllm.batching.request import Priority, Request, Status
@@ -117,6 +117,38 @@ class SchedulerInterface(Protocol):
 SchedulerMaker = Callable[..., SchedulerInterface]
 
 
+class UrgentFirstInterface(Protocol):
+    """A Policy that reads priorities and deadlines, ages, and displaces: `priority` by name.
+
+    Made by `UrgentFirst(patience=60.0)`; ConfigError unless patience is above 0 (infinite: nobody
+    ages). The *level* of a request is its priority, less one for each full `patience` seconds of
+    all its time in the queue. One object may serve several schedulers, and is asked at any moment,
+    as often as one likes: an answer depends on what is asked alone, and changes nothing.
+    """
+
+    name: str
+    ages: bool
+    reads_priority: bool
+    reads_deadline: bool
+
+    def rank(self, request: Request, now: float) -> tuple[float, ...]:
+        """Smallest first: the lower level, then the earlier deadline, the arrival, the number."""
+        ...
+
+    def victim(self, running: Iterable[Request], now: float) -> Request:
+        """Whom to preempt when there is no room: the one with the largest rank."""
+        ...
+
+    def displaced(self, first: Request, running: Collection[Request], now: float) -> Request | None:
+        """Who of those that run gives way to the first of the queue, or nobody (None).
+
+        Somebody does if, and only if, the level of somebody who runs is higher than that of
+        `first`. It is one of those with the highest level of all that run; which of them is left
+        open. running: in order of admission, perhaps empty.
+        """
+        ...
+
+
 class EngineInterface(Protocol):
     """Many requests, one model: they join, share steps and leave, each as if it were alone.
 
@@ -146,7 +178,7 @@ class EngineInterface(Protocol):
         prompt_token_ids: Sequence[int],
         params: SamplingParams | None = None,
         *,
-        priority: Priority | int = Priority.NORMAL,
+        priority: int = Priority.NORMAL,
         seed: int | None = None,
         request_id: int | None = None,
         deadline: float | None = None,
@@ -157,10 +189,10 @@ class EngineInterface(Protocol):
         Each of its n samples becomes a Request of its own. Without a request_id, the smallest
         number that was not given out yet and is not in use; whether one that a caller has chosen is
         given out after its request has ended is left open. deadline: seconds from now in which the
-        answer should be complete. priority: a class, or vLLM's number, which the policy must read
-        (`check_urgency`, given); a Request takes either. output_token_ids: what another engine has
-        generated of it (see EngineBase). A refused request leaves nothing behind; whether its
-        number is given out is left open.
+        answer should be complete. priority: any integer, lower first; the policy must read it
+        (`check_urgency`, given), unless it is a member of Priority. output_token_ids: what another
+        engine has generated of it (see EngineBase). A refused request leaves nothing behind;
+        whether its number is given out is left open.
 
         Raises:
             RequestError: it can never be answered (`make_sequences`, or `refuse_unfit`).

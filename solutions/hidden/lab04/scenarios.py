@@ -3,12 +3,12 @@
 from grader.checks.scenarios import scenario
 
 
-def _request(number, prompt, output, arrival=0.0, priority=None):
-    from nanovllm.batching.request import Priority, Request
+def _request(number, prompt, output, arrival=0.0, priority=0):
+    from nanovllm.batching.request import Request
     from nanovllm.batching.simulated import SimulatedSequence
 
     sequence = SimulatedSequence(number, prompt, output)
-    return Request(number, sequence, arrival, prompt + output - 1, priority or Priority.NORMAL)
+    return Request(number, sequence, arrival, prompt + output - 1, priority)
 
 
 def _config(**more):
@@ -60,7 +60,7 @@ def a_random_queue(nanovllm, rng):
 
     found = {}
     kinds = [kind() for kind in POLICIES] + [SizeQueues(20, 40, 30.0), RoundRobin(3)]
-    kinds.append(PriorityWithAging(points_per_minute=7.5, points_per_token=0.125))
+    kinds.append(PriorityWithAging(patience=480.0, size=512.0))
     for number, policy in enumerate(kinds):
         requests = []
         for i in range(20):
@@ -81,7 +81,7 @@ def a_random_queue(nanovllm, rng):
             requests.append(request)
         some = [requests[int(i)] for i in rng.choice(20, size=8, replace=False)]
         name = f"{policy.name} {number}"
-        if policy != PriorityWithAging():  # at 0.1 a token equal scores may differ in rounding
+        if policy.name != PriorityWithAging.name:  # equal scores may differ in rounding
             ranked = sorted(requests, key=lambda request, p=policy: p.rank(request, 300.0))
             found[f"{name}: order"] = [request.number for request in ranked]
             found[f"{name}: victim"] = policy.victim((r for r in some), 285.0).number
@@ -284,7 +284,7 @@ def trouble_of_every_kind(nanovllm, rng):
         max_num_batched_tokens=int(rng.integers(6, 20)),
         max_chunk=[None, 2, 5][int(rng.integers(3))],
         policy=[
-            PriorityWithAging(points_per_minute=312.7),
+            PriorityWithAging(patience=9.594),
             EarliestDeadline(),
             SizeQueues(small=8, medium=14, patience=2.0),
             RoundRobin(2),
@@ -386,7 +386,7 @@ def random_traces_replayed(nanovllm, rng):
     policies = [
         *(make_policy(name) for name in ("fcfs", "sjf", "deadline")),
         RoundRobin(3),
-        PriorityWithAging(points_per_minute=312.7),  # no two scores are nearly equal
+        PriorityWithAging(patience=9.594),  # no two scores are nearly equal
         SizeQueues(small=10, medium=25, patience=5.0),
     ]
     for number, policy in enumerate(policies):
@@ -409,4 +409,59 @@ def random_traces_replayed(nanovllm, rng):
         run = simulate_static(trace, seats, cost)
         found[f"static {seats}"] = [line.token_times for line in run.timelines]
         found[f"static {seats}: computed"] = run.tokens_computed
+    return found
+
+
+@scenario(task=8)
+def random_lives_by_urgency(nanovllm, rng):
+    """Requests that waited and ran at random: their order, and the level of who gives way."""
+    from grader.checks.urgent_histories import level
+    from nanovllm.batching.request import Status
+    from nanovllm.batching.urgent_first import UrgentFirst
+
+    found = {}
+    for patience in (float(rng.integers(1, 9)), 0.75, float("inf")):
+        policy, requests = UrgentFirst(patience=patience), []
+        for number in range(16):
+            now = float(rng.integers(0, 12))
+            request = _request(number, 4, 8, now, int(rng.integers(-3, 4)))
+            request.deadline = [float("inf"), float(rng.integers(20, 24))][int(rng.integers(2))]
+            for _ in range(int(rng.integers(0, 3))):
+                for state in (Status.SCHEDULED, Status.RUNNING, Status.PREEMPTED):
+                    now += float(rng.integers(0, 9)) / 4
+                    request.move_to(state, now)
+                request.num_preemptions += 1
+            requests.append(request)
+        answers = []
+        for now in (40.0, 40.75, 55.5):
+            ranked = sorted(requests, key=lambda r, p=policy, now=now: p.rank(r, now))
+            some = [requests[int(i)] for i in rng.choice(16, size=6, replace=False)]
+            gone = [policy.displaced(request, some, now) for request in requests]
+            levels = [r and level(r, now, patience) for r in gone]
+            numbers = [request.number for request in ranked]
+            answers.append([numbers, policy.victim(iter(some), now).number, levels])
+        found[f"patience {patience}"] = answers
+    return found
+
+
+@scenario(task=8)
+def two_engines_one_policy(nanovllm, rng):
+    """Histories with aborts, tight and roomy, under one policy object; which rule is broken."""
+    from dataclasses import replace
+
+    from grader.checks.urgent_histories import play, urgent_history
+    from nanovllm.batching.urgent_first import UrgentFirst
+
+    found, policy = {}, UrgentFirst(patience=float(rng.integers(2, 9)))
+    for number in range(10):
+        history = urgent_history(int(rng.integers(1 << 30)), tight=number % 2 == 0)
+        history = replace(
+            history,
+            patience=policy.patience,
+            seats=int(rng.integers(1, 6)),
+            ends=tuple((int(rng.integers(0, 25)), i) for i in range(0, len(history.coming), 3)),
+        )
+        played = play(history, policy)
+        ended = [request.ended for request in played.requests]
+        found[str(history)] = [played.broken or "nothing is broken", all(ended)]
     return found

@@ -82,7 +82,7 @@ class EngineBase:
         prompt_token_ids: Seq[int],
         params: SamplingParams | None = None,
         *,
-        priority: Priority | int = Priority.NORMAL,
+        priority: int = Priority.NORMAL,
         seed: int | None = None,
         request_id: int | None = None,
         deadline: float | None = None,
@@ -110,7 +110,7 @@ class EngineBase:
         self,
         prompt_token_ids: Seq[int],
         params: SamplingParams | None,
-        priority: Priority | int,
+        priority: int,
         seed: int | None,
         request_id: int,
     ) -> list[Request]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any, Protocol
 
 from nanovllm.batching.errors import IllegalTransitionError
@@ -20,16 +20,12 @@ class Status(Enum):
     FAILED = "failed"  # ended by an error of its own
 
 
-class Priority(Enum):
-    """How urgent a request is, in classes; the value is its base score (see policies.py).
+class Priority(IntEnum):
+    """Names for three priorities. Any integer is one, as in vLLM: the lower goes first."""
 
-    Who gives a number (vLLM's: any integer, lower first) means a class by its sign, too: HIGH is
-    -1 or less, NORMAL 0, LOW 1 or more.
-    """
-
-    HIGH = 100
-    NORMAL = 50
-    LOW = 10
+    HIGH = -1
+    NORMAL = 0
+    LOW = 1
 
 
 class Tokens(Protocol):
@@ -68,15 +64,15 @@ class Request:
 
     number: unique, in order of arrival. limit: the most tokens it can ever have to compute
     (prompt and output but the last). deadline: when its answer should be complete; infinite if it
-    does not matter. priority: a class, or a number; `urgency` is that number (-1, 0 or 1 of a
-    class), and `priority` its class. All times are in seconds of the scheduler's clock.
+    does not matter. priority: any integer, lower first. All times are in seconds of the scheduler's
+    clock.
     """
 
     number: int
     sequence: Any  # Tokens is all that is asked of it here; an engine knows more of its own
     arrival: float
     limit: int
-    priority: Priority | int = Priority.NORMAL
+    priority: int = Priority.NORMAL
     num_computed_tokens: int = 0
     status: Status = Status.WAITING
     entered: float = field(init=False)  # when it came into its present state
@@ -85,15 +81,8 @@ class Request:
     num_preemptions: int = 0
     deadline: float = math.inf
 
-    urgency: int = field(init=False)
-
     def __post_init__(self) -> None:
         self.entered = self.arrival
-        if isinstance(self.priority, Priority):
-            self.urgency = {Priority.HIGH: -1, Priority.NORMAL: 0, Priority.LOW: 1}[self.priority]
-        else:
-            self.urgency, sign = self.priority, (self.priority > 0) - (self.priority < 0)
-            self.priority = {-1: Priority.HIGH, 0: Priority.NORMAL, 1: Priority.LOW}[sign]
 
     def __repr__(self) -> str:
         return (

@@ -63,9 +63,12 @@ class Scheduler(SchedulerBase):
         )
 
     def _end_a_turn(self, draft: _Draft) -> None:
-        """If the first in the queue cannot come in, end one turn that is used up."""
-        over = next((r for r in self.running if self.policy.turn_is_over(r)), None)
-        if over and self.waiting and not self._can_admit(self.waiting.first(draft.now)):
+        """If the first in the queue cannot come in, send away whom the policy displaces for it."""
+        if not self.waiting:
+            return
+        first = self.waiting.first(draft.now)
+        over = self.policy.displaced(first, self.running, draft.now)
+        if over and not self._can_admit(first):
             self._preempt(over, draft)
 
     def _can_admit(self, request: Request) -> bool:

@@ -18,7 +18,7 @@ class Arrival:
     time: float
     prompt: int
     output: int
-    priority: Priority = Priority.NORMAL
+    priority: int = Priority.NORMAL
     deadline: float = math.inf
 
 

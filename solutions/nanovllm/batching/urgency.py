@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-from nanovllm.batching.interface import SchedulerMaker
 from nanovllm.batching.policies import Policy
 from nanovllm.generation.errors import RequestError
 
@@ -36,19 +35,3 @@ reads none; start the engine with scheduling_policy="priority", or leave it out.
                 f"{name} is {given}, but the scheduling policy here, {policy.name}, reads none; "
                 f'start the engine with scheduling_policy="{use}", or leave it out.'
             )
-
-
-def scheduler_for(policy: Policy) -> SchedulerMaker:
-    """Lab 04's Scheduler; where a policy displaces who runs, one that asks it before each step."""
-    from nanovllm.batching.scheduler import Scheduler
-
-    if not hasattr(policy, "choose_displaced"):
-        return Scheduler
-
-    class Displacing(Scheduler):
-        def schedule(self):  # noqa: ANN202, as the Scheduler's own
-            policy: Any = self.policy
-            policy.choose_displaced(self)
-            return super().schedule()
-
-    return Displacing

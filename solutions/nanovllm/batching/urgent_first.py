@@ -1,58 +1,49 @@
-"""`UrgentFirst`: priorities with vLLM's meaning, deadlines beside them, no starving (given)."""
+"""`UrgentFirst`: priorities with vLLM's meaning, deadlines beside them, and nobody starves."""
 
-from __future__ import annotations
-
+### BEGIN SOLUTION
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from nanovllm.batching.policies import Policy
+from nanovllm.batching.errors import ConfigError
+from nanovllm.batching.policies import URGENT_FIRST, Policy, Rank
 from nanovllm.batching.request import Request
 
-if TYPE_CHECKING:
-    from nanovllm.batching.interface import SchedulerInterface
 
-
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class UrgentFirst(Policy):
-    """The lower priority number first; of equal ones the earlier deadline, then the arrival.
-
-    The level of a request is its number, less one for each full `patience` of all its time in the
-    queue: so everybody comes forward in the end. vLLM's policy of this name has no such ageing.
-    Who waits displaces who runs, if its level is lower and it cannot come in otherwise; the one
-    that would have been admitted last gives way, one a step.
+    """By level, deadline, arrival and number; a lower level displaces the last of those that run.
 
     >>> from nanovllm.batching.simulated import SimulatedSequence
     >>> request = Request(3, SimulatedSequence(3, 5, 9), arrival=1.5, limit=13, priority=2)
-    >>> [UrgentFirst(patience=60.0).level(request, now) for now in (1.5, 61.0, 61.5, 181.5)]
+    >>> [UrgentFirst(patience=60.0).key(request, now) for now in (1.5, 61.0, 61.5, 181.5)]
     [2, 2, 1, -1]
     """
 
     patience: float = 60.0  # seconds waited that are worth one priority
-    displaced: Request | None = None  # who is to give way in the step that is planned
-    name: ClassVar[str] = "priority"
+    name: ClassVar[str] = URGENT_FIRST
     ages: ClassVar[bool] = True
     reads_priority: ClassVar[bool] = True
     reads_deadline: ClassVar[bool] = True
 
-    def level(self, request: Request, now: float) -> int:
-        """The priority, as it is by now."""
-        return request.urgency - int(request.waited(now) // self.patience)
+    def __post_init__(self) -> None:
+        if not self.patience > 0:
+            raise ConfigError(f"patience must be above 0 seconds, got {self.patience}.")
 
-    def key(self, request: Request, now: float) -> float:
-        return self.level(request, now)
+    def key(self, request: Request, now: float) -> int:
+        """The level: the priority, as it is by now."""
+        return request.priority - int(request.waited(now) // self.patience)
 
-    def rank(self, request: Request, now: float) -> tuple[float, ...]:
+    def rank(self, request: Request, now: float) -> Rank:
         """Also by deadline, before arrival and number."""
-        return (self.level(request, now), request.deadline, request.arrival, request.number)
+        return (self.key(request, now), request.deadline, request.arrival, request.number)
 
-    def turn_is_over(self, request: Request) -> bool:
-        return request is self.displaced
+    def displaced(self, first: Request, running: Collection[Request], now: float) -> Request | None:
+        """Whoever would have been admitted last, if its level is higher."""
+        if not running:
+            return None
+        last = self.victim(running, now)
+        return last if self.key(first, now) < self.key(last, now) else None
 
-    def choose_displaced(self, scheduler: SchedulerInterface) -> None:
-        """Before a step is planned: who gives way if the first in the queue cannot come in."""
-        self.displaced = None
-        if scheduler.waiting and scheduler.running:
-            now = scheduler.clock()
-            last = self.victim(scheduler.running, now)
-            if self.level(scheduler.queue()[0], now) < self.level(last, now):
-                self.displaced = last
+
+### END SOLUTION

@@ -1,11 +1,8 @@
 """Lab 04's rung: requests join and leave at every step, each with a slot of its own."""
 
-from typing import Any
-
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Aborted, Failed, Stepped
 from nanovllm.batching.slot_store import SlotStore
-from nanovllm.batching.urgency import scheduler_for
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_levels import EventKinds
 from nanovllm.llm.kv_codes import token_bytes
@@ -36,8 +33,7 @@ class ContinuousRung(StaticRung):
         store = SlotStore(
             self.model.config, num_slots, self.max_model_len, weight.dtype, weight.device
         )
-        settings: Any = {"make_scheduler": scheduler_for(self.config.make_policy())}
-        return Engine(self.model, self.config, tokenizer=self.tokenizer, store=store, **settings)
+        return Engine(self.model, self.config, tokenizer=self.tokenizer, store=store)
 
     def describe(self, engine: Engine) -> str:
         """How many slots there are."""

@@ -1,7 +1,6 @@
 """The engines on lab 05's blocks: with a plain step, a compiled one, or CUDA graphs."""
 
 from nanovllm.batching.engine import Engine
-from nanovllm.batching.urgency import scheduler_for
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_options import EngineOptions
 from nanovllm.llm.guessing import Guessing, NoGuesses, speculation
@@ -121,7 +120,6 @@ def make_engine(
     config = options.config(max_model_len)
     guessing = guessing or speculation(model, max_model_len, options)
     kind = step_kind(model, options)
-    make_scheduler = scheduler_for(config.make_policy())
     if kind.startswith("compiled"):
         from nanovllm.fast import FastEngine
 
@@ -143,10 +141,9 @@ def make_engine(
             draws=not is_mine("generation"),
             kv_cache_dtype=options.kv_cache_dtype,
             num_host_blocks=num_host_blocks,
-            make_scheduler=make_scheduler,
         )
     store = make_store(model, max_model_len, options)
-    parts = {"tokenizer": tokenizer, "store": store, "make_scheduler": make_scheduler}
+    parts = {"tokenizer": tokenizer, "store": store}
     if kind == "CUDA graphs":
         from nanovllm.gpu.engine import GpuEngine
         from nanovllm.gpu.fallback import went_plain

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from nanovllm.batching.urgency import scheduler_for
 from nanovllm.generation.beam import BeamSearchParams, Hypothesis
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_options import DEFAULT_KV_BYTES
@@ -88,7 +87,6 @@ class ParallelRung(PagedRung):
             block_size=self.options.block_size,
             enable_prefix_caching=self.options.enable_prefix_caching,
             salt_of=salt_of,
-            make_scheduler=scheduler_for(self.config.make_policy()),
         )
         engine.why_not_compact = self.why_not_compact
         return engine
