@@ -82,7 +82,7 @@ MISTAKES = [
     wrong("chunks-launched", 4, "step_ahead:plan_ahead", "        if not chunk.completes or position", "        if position", "A part of a prompt has no next token, and you launch one."),
     wrong("places-by-chunk", 4, "step_ahead:plan_ahead", "source = next(sources) if chunk.completes else None", "source = next(sources, None)", "places has one entry for each chunk that completes, and none for the others."),
     wrong("not-reserved", 4, "step_ahead:plan_ahead", "if not store.reserve(request, chunk.length + 1):", "if False:", "Nobody reserved the slot that the row writes."),
-    wrong("one-token-reserved", 4, "step_ahead:plan_ahead", "store.reserve(request, chunk.length + 1)", "store.reserve(request, 1)", "The plan's own tokens are not yet counted as stored: reserve length + 1."),
+    wrong("one-token-reserved", 4, "step_ahead:plan_ahead", "not store.reserve(request, chunk.length + 1)", "not store.reserve(request, 1)", "The plan's own tokens are not yet counted as stored: reserve length + 1."),
     wrong("rest-launched", 4, "step_ahead:plan_ahead", "            return None\n", "            continue\n", "Where one has no room, somebody has to give way: launch nothing."),
     wrong("position-of-this-step", 4, "step_ahead:plan_ahead", "request, position = chunk.request, chunk.end", "request, position = chunk.request, chunk.start", "The next token stands at the chunk's end."),
     wrong("moved-taken", 4, "step_ahead:Flight.places", "if c.request not in moved}", "}", "A late result goes to a request that has other blocks now."),
