@@ -3,8 +3,6 @@
 A decode reads whole tables, as wide as the longest context may be, so that its shapes never change.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -14,10 +12,11 @@ from nanovllm.model.transformer import Transformer
 from nanovllm.paging.attention import paged_attention
 from nanovllm.paging.batch import PagedBatch
 from nanovllm.paging.cache import PagedCache
+from nanovllm.performance.errors import PerformanceError
 from nanovllm.performance.fusion import FusedTransformer
 
 
-def write_row(cache: Tensor, new: Float[Tensor, "N G D"], slots: Int[Tensor, N]) -> None:
+def write_row(cache: Tensor, new: Float[Tensor, "N G D"], slots: Int[Tensor, "N"]) -> None:
     """Put each row into its slot of a layer's cache [B, P, G, D]; -1: nowhere.
 
     Without a choice by a mask, whose size the host would have to know: a row that goes nowhere
@@ -51,15 +50,23 @@ def attend_tables(
 
 
 class TorchDecoder:
-    """`FusedTransformer` with the face of the GPU's decoder; `model` is lab 02's."""
+    """`FusedTransformer` with the face of the GPU's decoder; `model` is lab 02's.
+
+    Raises PerformanceError for a model that cannot be fused, or whose experts the host chooses.
+    """
 
     def __init__(self, model: Transformer) -> None:
+        if model.config.experts is not None:
+            raise PerformanceError(
+                "a mixture of experts asks the host how many visits each expert has, which a graph "
+                "cannot; use the plain engine."
+            )
         self.model, self.fused = model, FusedTransformer(model)
 
     def forward(
         self,
-        token_ids: Int[Tensor, T],
-        positions: Int[Tensor, T],
+        token_ids: Int[Tensor, "T"],
+        positions: Int[Tensor, "T"],
         cache: PagedCache,
         batch: PagedBatch,
     ) -> Float[Tensor, "T E"]:
