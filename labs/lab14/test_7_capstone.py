@@ -79,6 +79,8 @@ def test_greedy(seed):
     for family, shape in CONFIGS.items():
         config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=draw.randint(5, 30))
         jobs = jobs_of(draw, 6, [{"temperature": 0.0}])
+        long = [draw.randrange(3, 40) for _ in range(70)]
+        jobs.append((2, long, SamplingParams(temperature=0.0, max_tokens=5)))
         call = f"texts of your engine on a {family} model"
         same(
             dummy_model(shape, seed % 999), config, jobs, call, "one by one, as the plain engine's"

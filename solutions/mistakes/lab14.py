@@ -74,20 +74,20 @@ MISTAKES = [
         "You take intervals in the order given, which need not be that of time.",
     ),
     wrong(
+        "siblings-nested",
+        1,
+        "profile:time_tree",
+        "open_ones[-1][0].end < interval.end",
+        "open_ones[-1][0].end < interval.start",
+        "An interval becomes the child of one that does not contain it.",
+    ),
+    wrong(
         "shorter-first",
         1,
         "profile:time_tree",
         "(i.start, -i.end)",
         "(i.start, i.end)",
         "Of intervals that begin together you take the shorter one as the parent.",
-    ),
-    wrong(
-        "touching-is-inside",
-        1,
-        "profile:time_tree",
-        "open_ones[-1][0].end <= interval.start < interval.end",
-        "open_ones[-1][0].end < interval.start",
-        "An interval that begins where another ends becomes its child.",
     ),
     wrong(
         "calls-not-merged",
@@ -514,14 +514,6 @@ MISTAKES = [
         "lambda size=bucket: run(size), pool)",
         "lambda size=bucket: run(size), None)",
         "Every graph gets a pool of its own.",
-    ),
-    wrong(
-        "late-binding",
-        3,
-        "graphs:DecodeGraphs",
-        "lambda size=bucket: run(size)",
-        "lambda: run(bucket)",
-        "Each captured call reads the loop's variable when it is called.",
     ),
     wrong(
         "never-replayed",

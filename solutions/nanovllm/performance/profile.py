@@ -81,8 +81,6 @@ def time_tree(intervals: Iterable[Interval]) -> Node:
     for interval in sorted(intervals, key=lambda i: (i.start, -i.end)):
         while open_ones and open_ones[-1][0].end < interval.end:
             open_ones.pop()
-        while open_ones and open_ones[-1][0].end <= interval.start < interval.end:
-            open_ones.pop()
         parent = open_ones[-1][1] if open_ones else root
         node = parent.children.setdefault(interval.name, Node(interval.name))
         node.count += 1
