@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
@@ -15,6 +20,27 @@ if TYPE_CHECKING:
     from nanovllm.performance.profile import RooflinePoint
 
 style()
+
+
+@cache
+def demo() -> ModuleType:
+    """The demo's engines and their counts."""
+    spec = importlib.util.spec_from_file_location(
+        "demo_of_lab14", Path(__file__).with_name("demo.py")
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def target() -> Any:
+    """The bundled model."""
+    from grader.course.paths import MODELS
+    from nanovllm.model.loader import load_model
+
+    return load_model(MODELS / "target")
 
 
 def waterfall(launches: Mapping[str, float], guess: float | None = None) -> None:
@@ -98,4 +124,20 @@ def ranks(work: Mapping[str, Sequence[float]], guess: float | None = None) -> No
         axis.axhline(guess, color="C4", ls="--", label="your guess for the busiest")
     axis.set(xlabel="rank", ylabel="work over the mean", xticks=range(len(values)))
     axis.legend(frameon=False)
+    plt.show()
+
+
+def capstone(shares: Mapping[str, float]) -> None:
+    """Your engine's counts over the plain engine's; under the dashed line one is enough."""
+    _, axis = plt.subplots(figsize=(8, 2.4), layout="constrained")
+    names, values = list(shares), [100 * share for share in shares.values()]
+    axis.barh(
+        names, values, color=["C2" if v <= 75 else "C1" if v > 105 else "0.7" for v in values]
+    )
+    for place, value in enumerate(values):
+        axis.text(value, place, f" {value:.0f} %", va="center")
+    axis.axvline(75, color="black", ls="--", lw=1)
+    axis.axvline(100, color="black", lw=1)
+    axis.set(xlabel="% of the plain engine's", xlim=(0, 130))
+    axis.invert_yaxis()
     plt.show()

@@ -195,6 +195,13 @@ def test_busy(seed):
         given={"spans": spans},
         cause="where several run at once, the time counts once",
     )
+    nested = [Interval("long", 0, 9), Interval("short", 1, 2), Interval("later", 4, 11)]
+    expect(
+        busy_seconds(nested),
+        11,
+        call="busy_seconds of [0, 9], [1, 2] and [4, 11]",
+        cause="a short one inside of a long one does not end the long one",
+    )
     expect(busy_seconds([]), 0, call="busy_seconds([])", cause="nothing ran")
 
 

@@ -149,11 +149,7 @@ predict("14", "c", ...)
 
 # %%
 with needs("14", 2, 3, 4):
-    from grader.course.paths import MODELS
-    from labs.lab14 import demo
-    from nanovllm.model.loader import load_model
-
-    target = load_model(MODELS / "target")
+    demo, target = plots.demo(), plots.target()
     costs = {name: demo.measure(make, target) for name, make in demo.STAGES.items()}
     plots.waterfall({name: cost.launches for name, cost in costs.items()})
     print({name: f"{cost.idle_waits} idle waits" for name, cost in costs.items()})
@@ -251,6 +247,28 @@ with needs("14", 6):
 from grader.student.notebook import check_task
 
 check_task("14", 6)
+
+# %% [markdown]
+# ## 7. Your idea
+#
+# Operations and tokens of your engine on the demo's requests, over the plain engine's. **Predict**, before
+# you run it: how many percent of the operations are left?
+
+# %%
+with needs("14", 7):
+    from nanovllm.performance.capstone import make_engine
+    from nanovllm.performance.counting import CountOps
+
+    demo, target, counts = plots.demo(), plots.target(), []
+
+    def mine(model, store):
+        return make_engine(model, demo.CONFIG, store=store)
+
+    for make in (demo.plain, mine):
+        with CountOps() as ops:
+            demo.measure(make, target)
+        counts.append({"operations": ops.total, "tokens": ops.tokens})
+    plots.capstone({name: counts[1][name] / counts[0][name] for name in counts[0]})
 
 # %% nbgrader={"grade": true, "grade_id": "lab14-task-7", "locked": true, "points": 30, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="14" nanovllm_task=7
 from grader.student.notebook import check_task
