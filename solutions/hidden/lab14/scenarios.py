@@ -445,6 +445,7 @@ def steps_that_are_cheaper(nanovllm, rng):
     shape = ModelConfig("llama", 50, 16, 3, 4, 2, 8, 24, 128)
     model = dummy_model(shape, int(rng.integers(999)))
     config, verdicts = EngineConfig(max_num_seqs=8), []
+    answers = int(rng.integers(8, 40))
     for requests in (1, int(rng.integers(4, 9))):
         counts = []
         for make in (Engine, make_engine):
@@ -452,7 +453,7 @@ def steps_that_are_cheaper(nanovllm, rng):
             engine = make(model, config, store=store)
             for number in range(requests):
                 prompt = [3 + (number + i) % 40 for i in range(20)]
-                params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+                params = SamplingParams(temperature=0.0, max_tokens=answers, ignore_eos=True)
                 engine.add_request(prompt, params, seed=0, request_id=number)
             with CountOps() as ops:
                 while engine.has_unfinished:
