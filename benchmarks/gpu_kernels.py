@@ -25,16 +25,17 @@ from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.events import Failed
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.request import weight_of
-from nanovllm.gpu.buffers import DecodeRow
+from nanovllm.gpu.decoder import FusedDecoder
 from nanovllm.gpu.engine import GpuEngine
-from nanovllm.gpu.graphs import Capture, cuda_capture
-from nanovllm.gpu.runner import StepRunner
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.block_table import blocks_for
 from nanovllm.paging.cache import PagedCache
 from nanovllm.paging.store import PagedStore
+from nanovllm.performance.buffers import DecodeRow
+from nanovllm.performance.graphs import Capture, cuda_capture
+from nanovllm.performance.runner import StepRunner
 
 SHAPE = ModelConfig(
     "qwen3", 151936, 1024, 28, 16, 8, 128, 3072, 40960, rope_theta=1e6, tie_embeddings=True,
@@ -166,7 +167,7 @@ def decode_steps(card: Card, model: Transformer, num_seqs: int, context: int) ->
     """One captured decode step of the whole model, against the same steps uncaptured."""
     width = blocks_for(context + 1, BLOCK)
     cache = PagedCache(SHAPE, num_seqs * width, BLOCK, torch.bfloat16, "cuda")
-    runner = StepRunner(model, cache, num_seqs, width * BLOCK)
+    runner = StepRunner(FusedDecoder(model), cache, num_seqs, width * BLOCK)
     rows = []
     for i in range(num_seqs):
         blocks = list(range(i * width, (i + 1) * width))

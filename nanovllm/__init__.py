@@ -47,6 +47,7 @@ _PACKAGE_OF_LAB = {
     "lab11": "cluster",
     "lab12": "resilience",
     "lab13": "observability",
+    "lab14": "performance",
 }
 _MINE = Path(os.environ.get("NANOVLLM_MINE") or Path(__file__).parent).resolve()
 _ROOT = Path(__file__).resolve().parent.parent

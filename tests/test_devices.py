@@ -10,12 +10,12 @@ import torch
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.gpu.engine import GpuEngine
-from nanovllm.gpu.runner import StepRunner
 from nanovllm.llm import OptionError, read_options
 from nanovllm.llm.engine_options import EngineOptions
 from nanovllm.llm.paged_engines import step_kind, why_not_fast
 from nanovllm.paging.attention import paged_attention
 from nanovllm.paging.cache import PagedCache
+from nanovllm.performance.runner import StepRunner
 from tests.processes import environment, lines_of
 from tests.serving_tools import MODEL
 
@@ -78,7 +78,7 @@ def test_whatever_fails_in_the_gpu_path_the_plain_step_goes_on(
 ) -> None:
     want = texts_on_the_plain_step()
     if place == "read":
-        from nanovllm.gpu.launched_step import Launched
+        from nanovllm.performance.launched_step import Launched
 
         monkeypatch.setattr(Launched, "tokens", broken_from(Launched.tokens, number))
     else:

@@ -28,11 +28,8 @@ from nanovllm.generation.events import Finished, Prefilled
 from nanovllm.generation.params import SamplingParams
 from nanovllm.gpu import GpuPathError, available
 from nanovllm.gpu import availability as gpu_availability
-from nanovllm.gpu.buffers import HostInputs
-from nanovllm.gpu.chunks import ChunkInput
 from nanovllm.gpu.decoder import FusedDecoder
 from nanovllm.gpu.engine import GpuEngine
-from nanovllm.gpu.runner import Launch, StepRunner
 from nanovllm.llm import paged_engines
 from nanovllm.llm.engine_options import GPU_KV_SHARE, EngineOptions
 from nanovllm.llm.read_options import read_dtype
@@ -41,6 +38,9 @@ from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model
 from nanovllm.paging.attention import paged_attention
 from nanovllm.paging.store import PagedStore, carry_out
+from nanovllm.performance.buffers import HostInputs
+from nanovllm.performance.chunks import ChunkInput
+from nanovllm.performance.runner import Launch, StepRunner
 from nanovllm.tokenization.tokenizer import Tokenizer
 from tests.tiny_checkpoint import SMALL, TARGET, save_random
 
@@ -228,7 +228,9 @@ class TestSameEvents:
 
     @pytest.mark.usefixtures("torch_kernels")
     def test_a_batch_larger_than_the_largest_graph(self, model, monkeypatch) -> None:
-        monkeypatch.setattr("nanovllm.gpu.engine.StepRunner", partial(StepRunner, largest_bucket=2))
+        monkeypatch.setattr(
+            "nanovllm.performance.ahead_engine.StepRunner", partial(StepRunner, largest_bucket=2)
+        )
         config, jobs = EngineConfig(max_num_seqs=7), [(0, [5 + i], GREEDY) for i in range(7)]
         engine = gpu_engine(model, config)
         assert engine.runner.graphs.buckets == (1, 2)
@@ -496,7 +498,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> LateStream:
 
     monkeypatch.setattr(HostInputs, "fill", late_fill)
     monkeypatch.setattr(HostInputs, "send", late_send)
-    monkeypatch.setattr("nanovllm.gpu.engine.StepRunner", LateRunner)
+    monkeypatch.setattr("nanovllm.performance.ahead_engine.StepRunner", LateRunner)
     return stream
 
 

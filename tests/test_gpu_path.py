@@ -10,17 +10,18 @@ from nanovllm.generation.loop import generate
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.sampling import SamplingRow, sample
 from nanovllm.gpu import GpuPathError
-from nanovllm.gpu.buckets import batch_buckets, bucket_for
-from nanovllm.gpu.buffers import DecodeBuffers, DecodeRow, HostInputs
 from nanovllm.gpu.decoder import FusedDecoder
-from nanovllm.gpu.draw import Draw, draw_tokens, likeliest
-from nanovllm.gpu.graphs import DecodeGraphs
-from nanovllm.gpu.runner import StepRunner
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model
 from nanovllm.paging.batch import make_batch
 from nanovllm.paging.block_table import BlockTable
 from nanovllm.paging.cache import PagedCache
+from nanovllm.performance.buckets import batch_buckets, bucket_for
+from nanovllm.performance.buffers import DecodeBuffers, DecodeRow, HostInputs
+from nanovllm.performance.draw import Draw, draw_tokens, likeliest
+from nanovllm.performance.errors import PerformanceError
+from nanovllm.performance.graphs import DecodeGraphs
+from nanovllm.performance.runner import StepRunner
 
 CONFIG = ModelConfig("qwen3", 40, 16, 2, 4, 2, 8, 24, 32, qk_norm=True, eos_token_ids=(2,))
 
@@ -49,7 +50,7 @@ def test_padding_rows_point_nowhere_also_after_a_larger_batch() -> None:
     assert buffers.token_ids(4).tolist() == [3, 31, 0, 0]
     buffers.sampled[1] = -1  # it had no finite logit: its id must not reach the embedding
     assert buffers.token_ids(4).tolist() == [3, 0, 0, 0]
-    with pytest.raises(ValueError, match="9 rows do not fit into a bucket of 8"):
+    with pytest.raises(PerformanceError, match="9 rows do not fit into a bucket of 8"):
         buffers.load([DecodeRow(0, 0, [0])] * 9, 8)
 
 
@@ -158,7 +159,7 @@ def test_other_families_are_refused() -> None:
 def test_decodes_launched_before_the_last_is_read_equal_one_at_a_time() -> None:
     model = dummy_model(CONFIG, seed=3)
     cache, blocks, prompt = PagedCache(CONFIG, 6, 4), [4, 1, 3], [5, 9, 12, 30, 8]
-    runner = StepRunner(model, cache, 2, 12, capture=lambda f, pool: (f() or f, pool))
+    runner = StepRunner(FusedDecoder(model), cache, 2, 12, capture=lambda f, pool: (f() or f, pool))
     assert not cache.k.any()  # captures compute padding alone, which is stored nowhere
     batch = make_batch([(BlockTable(4, blocks), 0, len(prompt) - 1)])
     runner.decoder.forward(torch.tensor(prompt[:-1]), torch.arange(4), cache, batch)

@@ -84,6 +84,11 @@ def load_model(
             f"{folder} holds quantized weights, which lab 09 reads: load it with LLM, "
             "or choose the unquantized model."
         )
+    if config.experts is not None:
+        raise ModelFolderError(
+            f"{folder} holds a mixture of experts, which lab 14 reads: load it with LLM, "
+            "or choose a dense model."
+        )
     weights: dict[str, Tensor] = {}
     for name, tensor in read_tensors(folder):
         for target, value in module_tensors(config.family, name, tensor):

@@ -1,4 +1,4 @@
-"""The command `nanovllm`: generate, chat, serve, route, describe, quantize, plan, bench, trace."""
+"""The command `nanovllm`, and its subcommands."""
 
 import io
 import os
@@ -16,6 +16,7 @@ from nanovllm.cli.errors import fail
 from nanovllm.cli.generate import generate
 from nanovllm.cli.options import HELP
 from nanovllm.cli.plan import plan
+from nanovllm.cli.profile import profile
 from nanovllm.cli.quantize import quantize
 from nanovllm.cli.route import route
 from nanovllm.cli.serve import serve
@@ -33,6 +34,7 @@ app.command()(chat)
 app.command()(serve)
 app.command()(route)
 app.command()(describe)
+app.command()(profile)
 app.command()(quantize)
 app.command()(plan)
 bench.command("serve")(bench_serve)

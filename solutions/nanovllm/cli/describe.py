@@ -90,9 +90,11 @@ def shape_of(model: str | None) -> "ModelConfig":
 def parameters(config: "ModelConfig") -> int:
     """Weights of the model; norms and biases, under 0.1 %, are left out."""
     from nanovllm.model.accounting import matmul_parameters
+    from nanovllm.model.experts import extra_weights
 
     tables = 1 if config.tie_embeddings else 2
-    return matmul_parameters(config) + tables * config.vocab_size * config.hidden_size
+    dense = matmul_parameters(config) + tables * config.vocab_size * config.hidden_size
+    return dense + extra_weights(config)
 
 
 def rows(

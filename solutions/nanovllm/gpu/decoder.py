@@ -1,12 +1,10 @@
 """Lab 02's decoder by lab 06's kernels: fused projections, fused norms, K and V by slot."""
 
-from collections.abc import Sequence
 from typing import cast
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from nanovllm.gpu.availability import GpuPathError, unknown_family
 from nanovllm.kernels.attention import triton_paged_attention
@@ -20,18 +18,7 @@ from nanovllm.model.positions import RopeRotation
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.batch import PagedBatch
 from nanovllm.paging.cache import PagedCache
-
-
-def fuse(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """The weights of some projections one below another, and their biases.
-
-    The projections' own become views of them: no weight is in memory twice.
-    """
-    weight = torch.cat([part.weight.data for part in parts])
-    for part, view in zip(parts, weight.split([len(p.weight) for p in parts]), strict=True):
-        part.weight.data = view
-    biased = parts[0].bias is not None
-    return weight, torch.cat([part.bias.data for part in parts]) if biased else None
+from nanovllm.performance.fusion import merge_linears
 
 
 class FusedLayer:
@@ -39,8 +26,10 @@ class FusedLayer:
 
     def __init__(self, block: DecoderBlock) -> None:
         attention, mlp = block.self_attn, cast(SwiGLU, block.mlp)
-        self.qkv, self.qkv_bias = fuse((attention.q_proj, attention.k_proj, attention.v_proj))
-        self.gate_up, self.gate_up_bias = fuse((mlp.gate_proj, mlp.up_proj))
+        self.qkv, self.qkv_bias = merge_linears(
+            (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        self.gate_up, self.gate_up_bias = merge_linears((mlp.gate_proj, mlp.up_proj))
         self.block = block
 
 

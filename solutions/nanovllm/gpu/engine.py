@@ -1,48 +1,29 @@
-"""The plain engine, its steps launched on a GPU, and the next decode before this one is read."""
+"""Lab 14's engine on a GPU: lab 06's kernels, CUDA graphs, and a way back where they fail."""
 
 import time
-from collections import Counter
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 
 from jaxtyping import Float
 from torch import Tensor
 
 from nanovllm.batching.config import EngineConfig
-from nanovllm.batching.engine import Engine
 from nanovllm.batching.interface import Outcome, SchedulerMaker
-from nanovllm.batching.plan import Chunk, Plan
-from nanovllm.batching.request import Request
+from nanovllm.batching.plan import Plan
 from nanovllm.batching.scheduler import Scheduler
-from nanovllm.generation.events import Sampled
-from nanovllm.gpu.buffers import DecodeRow, slot_at
-from nanovllm.gpu.draw import NOT_FINITE, Draw
+from nanovllm.gpu.decoder import FusedDecoder
 from nanovllm.gpu.fallback import use_torch, went_plain
-from nanovllm.gpu.graphs import Capture, cuda_capture
-from nanovllm.gpu.launched_step import Launched
-from nanovllm.gpu.runner import StepRunner
-from nanovllm.gpu.step_ahead import Flight, FlightCounts
-from nanovllm.greedy_draws import wants_token_alone
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.store import PagedStore
+from nanovllm.performance.ahead_engine import AheadEngine
+from nanovllm.performance.graphs import Capture, cuda_capture
+from nanovllm.performance.launched_step import Launched
 from nanovllm.tokenization.tokenizer import Tokenizer
 
 
-class GpuEngine(Engine):
-    """Lab 04's Engine on a GPU: fused kernels, decodes as CUDA graphs, planned one step ahead.
+class GpuEngine(AheadEngine):
+    """`AheadEngine` by lab 06's kernels, its decodes as CUDA graphs.
 
-    Decodes are replayed from graphs, whatever else the step computes; the rest is launched as it
-    is. Before the tokens of a step are read, the decodes that are likely to follow are launched
-    as a flight (see flight.py), so that the device works on while the host reads, schedules and
-    reports. Tokens are drawn on the device. But a request may want more than a token drawn from
-    the raw logits (log-probabilities, penalties, a bias, a minimum of tokens); in a step with
-    such a one lab 03's sampler draws for all, waits for the device, and nothing flies.
-
-    Scheduler and block manager may be any: it reads the plan, the blocks of a request by
-    `store.block_ids`, and asks `store.reserve` for the slot of a flight.
-
-    notify: told the one sentence when the GPU path fails. store: on the model's device. capture:
-    what makes the graphs; tests replace it.
+    notify: told the one sentence when the GPU path fails; then the plain step goes on.
     Raises GpuPathError for a model family that has no fused kernels. Not verified on a GPU.
     """
 
@@ -60,138 +41,46 @@ class GpuEngine(Engine):
         make_scheduler: SchedulerMaker = Scheduler,
         notify: Callable[[str], None] = lambda message: None,
     ) -> None:
-        self._notify = notify
+        self._notify, self.went_plain = notify, False
         super().__init__(
             model,
             config,
             tokenizer=tokenizer,
             store=store,
             clock=clock,
+            capture=capture,
             make_scheduler=make_scheduler,
         )
-        self.store: PagedStore = store
-        self.runner = StepRunner(
-            model,
-            store.cache,
-            self.config.max_num_seqs,
-            self.max_model_len,
-            capture,
-            chunk_rows=self.config.max_num_batched_tokens,  # as many, where guesses are verified
-        )
-        self.flights = FlightCounts()
-        self._flight: Flight | None = None
-        self.went_plain = False
 
-    def execute(self, plan: Plan) -> Launched | Float[Tensor, "N V"]:  # pyright: ignore[reportIncompatibleMethodOverride]  # allowed: EngineInterface
-        """Launch what no flight has computed; `draw` gets what comes of it, not logits.
+    def make_decoder(self, model: Transformer) -> FusedDecoder:
+        """Lab 06's kernels."""
+        return FusedDecoder(model)
 
-        Where that fails, the plain step computes it, and all that follows.
-        """
+    def execute(self, plan: Plan) -> Launched | Float[Tensor, "N V"]:
+        """Launch it; where that fails, the plain step computes it, and all that follows."""
         if not self.went_plain:
             try:
-                return self._launch(plan)
+                return super().execute(plan)
             except NotImplementedError:
                 raise
             except Exception as error:
                 self._go_plain(error)
-        return super().execute(plan)
+        return self.execute_plainly(plan)
+
+    def draw(self, plan: Plan, launched: Launched | Float[Tensor, "N V"]) -> list[Outcome]:
+        """As AheadEngine; a launch that failed tells so when it is read."""
+        if not isinstance(launched, Launched):
+            return super().draw(plan, launched)
+        try:
+            return super().draw(plan, launched)
+        except NotImplementedError:
+            raise
+        except Exception as error:
+            self._go_plain(error)
+            return super().draw(plan, self.execute_plainly(plan))
 
     def _go_plain(self, error: Exception) -> None:
         """Say why, and let go of all that the GPU path had under way."""
         self._notify(went_plain(error))
         self.went_plain, self._flight = True, None
         use_torch(self.store)
-
-    def _launch(self, plan: Plan) -> Launched:
-        """As `execute`."""
-        complete = [chunk for chunk in plan.chunks if chunk.completes]
-        drawn = all(wants_token_alone(c.request.sequence, c.end) for c in complete)
-        self.store.make_copies()
-        flight, self._flight = self._flight, None
-        found = flight.places(plan, self.store) if flight is not None else {}
-        places = {c: found[c.request] for c in plan.chunks if c.request in found}
-        self.flights.rows_taken += len(places)
-        launches = [flight.launch] if flight is not None and places else []
-        if not launches:
-            times = Counter(chunk.request for chunk in plan.chunks)  # more than once with guesses
-            decodes = [
-                c for c in plan.chunks if c.completes and c.length == 1 and times[c.request] == 1
-            ]
-            if decodes:
-                rows = [self._row(chunk) for chunk in decodes]
-                launches.append(self.runner.decode(rows, _draws(decodes) if drawn else []))
-                places = {chunk: place for place, chunk in enumerate(decodes)}
-        others = [chunk for chunk in plan.chunks if chunk not in places]
-        if others:
-            batch = self.store.batch(Plan(tuple(others)), "cpu")
-            ends = [chunk for chunk in others if chunk.completes]
-            launches.append(self.runner.compute(others, batch, _draws(ends) if drawn else []))
-            first = launches[-1].first
-            places.update({chunk: first + i for i, chunk in enumerate(ends)})
-        in_order = tuple(places[chunk] for chunk in complete)
-        return Launched(tuple(launches), in_order, drawn)
-
-    def _row(self, chunk: Chunk) -> DecodeRow:
-        """A decode whose token the host knows."""
-        block_ids = self.store.block_ids(chunk.request)
-        [token_id] = chunk.request.token_ids(chunk.start, chunk.end)
-        slot = slot_at(chunk.start, block_ids, self.store.block_size)
-        return DecodeRow(chunk.start, slot, block_ids, token_id)
-
-    def draw(self, plan: Plan, launched: Launched | Float[Tensor, "N V"]) -> list[Outcome]:  # pyright: ignore[reportIncompatibleMethodOverride]  # not logits yet
-        """The tokens drawn on the device, read after the next flight is off; else the plain way.
-
-        A row without a finite logit is rare: then the step is computed again, for the plain way
-        to say whose it is. Logits that somebody else computed are drawn from the plain way.
-        """
-        if not isinstance(launched, Launched):
-            return super().draw(plan, launched)
-        try:
-            return self._read(plan, launched)
-        except NotImplementedError:
-            raise
-        except Exception as error:  # a launch that failed tells so when it is read
-            self._go_plain(error)
-            return super().draw(plan, super().execute(plan))
-
-    def _read(self, plan: Plan, launched: Launched) -> list[Outcome]:
-        """The tokens of what was launched."""
-        if not launched.drawn:
-            return super().draw(plan, launched.logits())
-        if all(isinstance(chunk.request, Request) for chunk in plan.chunks):  # without guesses
-            self._flight = self._take_off(plan, launched)
-        tokens = launched.tokens()
-        if NOT_FINITE in tokens:
-            return super().draw(plan, self._launch(plan).logits())
-        drawn = iter(tokens)
-        return [Sampled(next(drawn)) if chunk.completes else None for chunk in plan.chunks]
-
-    def _take_off(self, plan: Plan, launched: Launched) -> Flight | None:
-        """Launch the decodes that follow if every request goes on that may; None if none may, or
-        the pool has no block left for one: then somebody will have to be preempted."""
-        rows: dict[Request, DecodeRow] = {}
-        draws: list[Draw] = []
-        places = iter(launched.places)
-        for chunk in plan.chunks:
-            request, position = chunk.request, chunk.end
-            source = next(places) if chunk.completes else None
-            if not chunk.completes or position >= request.limit:  # or its next token is its last
-                continue
-            if not self.store.reserve(request, chunk.length + 1):
-                return None
-            block_ids = self.store.block_ids(request)
-            slot = slot_at(position, block_ids, self.store.block_size)
-            rows[request] = DecodeRow(position, slot, block_ids, source=source)
-            draws.append(_draw_at(request, position + 1))
-        if not rows:
-            return None
-        self.flights.rows_launched += len(rows)
-        return Flight(self.runner.decode(list(rows.values()), draws), rows)
-
-
-def _draws(chunks: Seq[Chunk]) -> list[Draw]:
-    return [_draw_at(chunk.request, chunk.end) for chunk in chunks]
-
-
-def _draw_at(request: Request, position: int) -> Draw:
-    return Draw(request.sequence.params, request.sequence.seed, position)

@@ -51,10 +51,13 @@ def load(
         return load_weights(folder, dtype, device, options.quantization)
     if read_quantization(folder) is not None:
         raise _refused(options, f"a quantized folder such as {folder}")
+    config = ModelConfig.from_pretrained(folder)
+    if config.experts is not None:
+        raise _refused(options, f"a mixture of experts such as {folder}")
     _check_devices(device, options)
     from nanovllm.parallel.remote import RemoteModel
 
-    model = RemoteModel(ModelConfig.from_pretrained(folder), dtype, str(folder), device.type)
+    model = RemoteModel(config, dtype, str(folder), device.type)
     return cast(Transformer, model)  # it has the same face
 
 
@@ -78,6 +81,6 @@ def _asked(options: EngineOptions) -> str:
 
 def _refused(options: EngineOptions, what: str) -> OptionError:
     return OptionError(
-        f"{what} does not go with {_asked(options)}: ranks run the plain step on plain weights, "
-        "and keep nothing in host memory; leave one of them out."
+        f"{what} does not go with {_asked(options)}: ranks run the plain step on plain, "
+        "dense weights, and keep nothing in host memory; leave one of them out."
     )

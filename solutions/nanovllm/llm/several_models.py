@@ -11,6 +11,7 @@ from nanovllm.llm.kv_codes import token_bytes
 from nanovllm.llm.read_options import OptionError, read_device, read_dtype, read_max_model_len
 from nanovllm.model.accounting import weight_count
 from nanovllm.model.config import ModelConfig
+from nanovllm.model.experts import extra_weights
 from nanovllm.model.loader import read_quantization, resolve_folder, weight_files
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def model_bytes(
         raise OptionError("--models does not go with several ranks; leave out the parallel sizes.")
     itemsize = read_dtype(dtype, folder, where).itemsize
     if read_quantization(folder) is None:
-        weights = weight_count(config) * itemsize
+        weights = (weight_count(config) + extra_weights(config)) * itemsize
     else:
         weights = sum(file.stat().st_size for file in weight_files(folder))
     per_token = token_bytes(config, itemsize, asked)

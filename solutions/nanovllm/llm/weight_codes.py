@@ -10,6 +10,7 @@ from torch import nn
 from nanovllm.llm.engine_options import AT_LOAD
 from nanovllm.llm.lab_packages import why_missing
 from nanovllm.llm.read_options import OptionError
+from nanovllm.model.config import ModelConfig
 from nanovllm.model.errors import ModelFolderError
 from nanovllm.model.loader import load_model, read_quantization, resolve_folder
 from nanovllm.model.transformer import Transformer
@@ -27,6 +28,8 @@ def load_weights(
     """
     folder = resolve_folder(folder)
     config = read_quantization(folder)
+    if ModelConfig.from_pretrained(folder).experts is not None:
+        return _load_experts(folder, dtype, device, quantization)
     if config is not None:
         return _load_quantized(folder, _method(config), dtype, device, quantization)
     if quantization is None:
@@ -54,6 +57,22 @@ def has_codes(model: Transformer) -> bool:
     """Whether a linear of the layers is quantized. Imports nothing of lab 09."""
     modules = model.layers.named_modules()
     return any(name.endswith("_proj") and not isinstance(m, nn.Linear) for name, m in modules)
+
+
+def _load_experts(
+    folder: Path, dtype: torch.dtype, device: torch.device | str, quantization: str | None
+) -> Transformer:
+    if quantization is not None:
+        raise OptionError(
+            f"quantization={quantization!r}, but {folder} holds a mixture of experts, which is "
+            "read as it is; leave the option out, or choose a dense model."
+        )
+    why = why_missing("lab14")
+    if why is not None:
+        raise ModelFolderError(f"{folder} holds a mixture of experts and needs lab14: {why}")
+    from nanovllm.performance.expert_checkpoint import load_experts
+
+    return load_experts(folder, dtype, device)
 
 
 def _method(config: object) -> object:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nanovllm.model.errors import ModelFolderError
+from nanovllm.model.experts import ExpertsConfig, mixtral_experts, qwen_experts
 
 Json = dict[str, Any]
 
@@ -52,6 +53,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
+    experts: ExpertsConfig | None = None  # in place of the MLP of some layers (lab 14)
 
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads")
@@ -264,6 +266,24 @@ def _qwen3(raw: Json) -> Json:
     return {**shape, "mlp_bias": False, "qk_norm": True, "windows": _qwen_windows(raw)}
 
 
+def _mixtral(raw: Json) -> Json:
+    defaults = {"rope_theta": 1e6, "rms_norm_eps": 1e-5}
+    return {**_mistral({**defaults, **raw}), "experts": mixtral_experts(raw)}
+
+
+def _qwen2_moe(raw: Json) -> Json:
+    shape = {**_qwen2(raw), "qkv_bias": bool(raw.get("qkv_bias", True))}
+    return {**shape, "experts": qwen_experts(raw, shared=True)}
+
+
+def _qwen3_moe(raw: Json) -> Json:
+    shape = _llama(raw)
+    window = raw.get("sliding_window") if raw.get("use_sliding_window") else None
+    windows = (window,) * raw["num_hidden_layers"] if window is not None else ()
+    experts = qwen_experts(raw, shared=False)
+    return {**shape, "mlp_bias": False, "qk_norm": True, "windows": windows, "experts": experts}
+
+
 def _gpt2(raw: Json) -> Json:
     _require_activation(raw, "activation_function", ("gelu_new", "gelu_pytorch_tanh"))
     if not raw.get("scale_attn_weights", True):
@@ -288,4 +308,13 @@ def _gpt2(raw: Json) -> Json:
     }
 
 
-_READERS = {"llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3, "gpt2": _gpt2}
+_READERS = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "mixtral": _mixtral,
+    "qwen2": _qwen2,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "gpt2": _gpt2,
+}

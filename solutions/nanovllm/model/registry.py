@@ -23,7 +23,10 @@ _LLAMA = Family(RMSNorm, SwiGLU, RotaryPositions)
 FAMILIES = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
+    "mixtral": _LLAMA,  # lab 14 puts experts in the place of its MLPs, here and below
     "qwen2": _LLAMA,
+    "qwen2_moe": _LLAMA,
     "qwen3": _LLAMA,
+    "qwen3_moe": _LLAMA,
     "gpt2": Family(LayerNorm, GeluMLP, LearnedPositions),
 }

@@ -2,21 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from nanovllm.batching.plan import Chunk
-from nanovllm.gpu.buckets import LARGEST_BUCKET, batch_buckets
-from nanovllm.gpu.buffers import DecodeBuffers, DecodeRow
-from nanovllm.gpu.chunks import ChunkInput
-from nanovllm.gpu.decoder import FusedDecoder
-from nanovllm.gpu.draw import Draw, draw_tokens, likeliest
-from nanovllm.gpu.graphs import Capture, DecodeGraphs, cuda_capture
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.batch import PagedBatch
 from nanovllm.paging.cache import PagedCache
+from nanovllm.performance.buckets import LARGEST_BUCKET, batch_buckets
+from nanovllm.performance.buffers import DecodeBuffers, DecodeRow
+from nanovllm.performance.chunks import ChunkInput
+from nanovllm.performance.draw import Draw, draw_tokens, likeliest
+from nanovllm.performance.graphs import Capture, DecodeGraphs, cuda_capture
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,26 @@ class Launch:
         return self.tokens.tolist()
 
 
+class Decoder(Protocol):
+    """`Transformer.forward` over a paged cache, by any operations."""
+
+    model: Transformer
+
+    def forward(
+        self,
+        token_ids: Int[Tensor, "T"],
+        positions: Int[Tensor, "T"],
+        cache: PagedCache,
+        batch: PagedBatch,
+    ) -> Float[Tensor, "T E"]: ...
+
+
 class StepRunner:
-    """Fused kernels over a paged cache; decodes replayed from graphs, other chunks as they are."""
+    """A decoder over a paged cache; decodes replayed from graphs, other chunks as they are."""
 
     def __init__(
         self,
-        model: Transformer,
+        decoder: Decoder,
         cache: PagedCache,
         max_num_seqs: int,
         max_model_len: int,
@@ -51,7 +65,7 @@ class StepRunner:
         largest_bucket: int = LARGEST_BUCKET,
         chunk_rows: int = 0,
     ) -> None:
-        self.decoder = FusedDecoder(model)
+        self.decoder = decoder
         self.cache = cache
         buckets = batch_buckets(min(max_num_seqs, largest_bucket))
         self.buffers = DecodeBuffers(
@@ -59,7 +73,7 @@ class StepRunner:
             -(-max_model_len // cache.block_size),
             cache.block_size,
             cache.device,
-            model.config.vocab_size,
+            decoder.model.config.vocab_size,
             cache.k.dtype,
             chunk_rows,
         )

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nanovllm.gpu.runner import Launch
+from nanovllm.performance.runner import Launch
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,14 @@ Beams have an engine of their own (lab 05's) and never meet a flight. Samples of
 blocks that are full, or have been copied for one of them when the other was admitted.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nanovllm.batching.plan import Plan
 from nanovllm.batching.request import Request
 from nanovllm.batching.store import KVStore
-from nanovllm.gpu.buffers import DecodeRow, slot_at
-from nanovllm.gpu.runner import Launch
+from nanovllm.performance.buffers import DecodeRow, slot_at
+from nanovllm.performance.runner import Launch
 
 
 @dataclass
@@ -40,6 +41,8 @@ class FlightCounts:
 
     rows_launched: int = 0
     rows_taken: int = 0  # those that the next plan asked for
+    waits: int = 0  # steps whose tokens the host waited for
+    idle_waits: int = 0  # with nothing launched behind them: the device then waits for the host
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,13 @@ class Flight:
     rows: dict[Request, DecodeRow]
 
     def places(self, plan: Plan, store: KVStore) -> dict[Request, int]:
-        """Where the tokens are of those chunks of a plan that the flight has computed."""
+        """Of each request whose chunk of the plan the flight has computed: its row's number.
+
+        A row counts where the plan asks for one token of its request, in the very slot that the row
+        wrote, and where the plan has neither admitted nor preempted the request: then its blocks
+        are others. What else the flight computed is dropped.
+        """
+        ### BEGIN SOLUTION
         moved = {*plan.admitted, *plan.preempted}
         chunk_of = {c.request: c for c in plan.chunks if c.request not in moved}
         found = {}
@@ -61,3 +70,34 @@ class Flight:
                 if slot == row.slot:
                     found[request] = place
         return found
+        ### END SOLUTION
+
+
+def plan_ahead(
+    plan: Plan, places: Sequence[int], store: KVStore
+) -> dict[Request, DecodeRow] | None:
+    """The decodes that follow `plan` if every request goes on, before its tokens are known.
+
+    places: of each chunk of the plan that completes, in order, where its token will be in
+    `sampled`: the row's `source`. A request gets a row if its chunk completes, and if the token of
+    that row is not beyond its `limit`: one whose chunk ends at `request.limit` draws its last token
+    now. The row stands at position `chunk.end`, in the slot that the store's blocks give it; room
+    for it is reserved first, `store.reserve(request, chunk.length + 1)`, for the plan's own tokens
+    are not yet counted as stored. Returns None where the store has no room for one of them: then
+    somebody will have to give way, and nothing is launched ahead.
+    """
+    ### BEGIN SOLUTION
+    rows: dict[Request, DecodeRow] = {}
+    sources = iter(places)
+    for chunk in plan.chunks:
+        request, position = chunk.request, chunk.end
+        source = next(sources) if chunk.completes else None
+        if not chunk.completes or position >= request.limit:
+            continue
+        if not store.reserve(request, chunk.length + 1):
+            return None
+        block_ids = store.block_ids(request)
+        slot = slot_at(position, block_ids, store.block_size)
+        rows[request] = DecodeRow(position, slot, block_ids, source=source)
+    return rows
+    ### END SOLUTION

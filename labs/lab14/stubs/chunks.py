@@ -10,8 +10,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from nanovllm.batching.plan import Chunk
-from nanovllm.gpu.transfer import send
 from nanovllm.paging.batch import PagedBatch
+from nanovllm.performance.transfer import send
 
 
 @dataclass(frozen=True)

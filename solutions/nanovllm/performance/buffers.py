@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nanovllm.paging.batch import PagedBatch
+from nanovllm.performance.errors import PerformanceError
 
 NO_SLOT = -1
 
@@ -17,7 +18,9 @@ def slot_at(position: int, block_ids: Sequence[int], block_size: int) -> int:
     >>> slot_at(5, [7, 2], block_size=4)
     9
     """
+    ### BEGIN SOLUTION
     return block_ids[position // block_size] * block_size + position % block_size
+    ### END SOLUTION
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,10 @@ class DecodeRow:
 
 
 class HostInputs:
-    """One set of a decode's inputs in host memory, from where the device fetches it."""
+    """One set of a decode's inputs in host memory, from where the device fetches it.
+
+    arrays: the inputs by name, as numpy arrays [N] ([N, blocks] for block_tables).
+    """
 
     def __init__(
         self, shapes: dict[str, tuple[tuple[int, ...], torch.dtype]], pinned: bool
@@ -43,18 +49,18 @@ class HostInputs:
         self.tensors = {
             n: torch.zeros(s, dtype=t, pin_memory=pinned) for n, (s, t) in shapes.items()
         }
-        self._arrays = {name: tensor.numpy() for name, tensor in self.tensors.items()}
+        self.arrays = {name: tensor.numpy() for name, tensor in self.tensors.items()}
         self._fetched = torch.cuda.Event() if pinned else None
 
     def fill(self, rows: Sequence[DecodeRow], bucket: int) -> None:
-        """The batch, and padding behind it up to `bucket` rows.
+        """The batch, and padding behind it up to `bucket` rows; `arrays` are the memory itself.
 
-        Waits until the device has fetched what was here: with two sets in turn it has, unless
-        launches were given up unread.
+        A row's context is its position and all before it. Its table is as wide as the buffer: 0
+        behind its blocks. Padding has slot and source -1, and 0 in all else but the tables, which
+        nobody reads there.
         """
-        if self._fetched is not None:
-            self._fetched.synchronize()
-        count, arrays = len(rows), self._arrays
+        ### BEGIN SOLUTION
+        count, arrays = len(rows), self.arrays
         arrays["token_ids"][:count] = [row.token_id for row in rows]
         arrays["source"][:count] = [-1 if row.source is None else row.source for row in rows]
         arrays["positions"][:count] = [row.position for row in rows]
@@ -66,6 +72,13 @@ class HostInputs:
         for i, row in enumerate(rows):
             tables[i, : len(row.block_ids)] = row.block_ids
             tables[i, len(row.block_ids) :] = 0
+        ### END SOLUTION
+
+    def wait(self) -> None:
+        """Until the device has fetched what is here: with two sets in turn it has, unless launches
+        were given up unread."""
+        if self._fetched is not None:
+            self._fetched.synchronize()
 
     def send(self, targets: dict[str, Tensor], bucket: int) -> None:
         """Copy the first `bucket` rows to the device, without waiting for it."""
@@ -114,28 +127,37 @@ class DecodeBuffers:
         self.logits = torch.zeros(max_num_seqs, vocab_size, dtype=dtype, device=device)
 
     def load(self, rows: Sequence[DecodeRow], bucket: int) -> None:
-        """Fill the first `bucket` rows, padding behind the batch, without waiting for the device.
+        """Fill the first `bucket` rows, padding behind the batch: the other host set of the two
+        than last time, waited for, filled, then sent. The device tensors stay where they are.
 
-        Raises ValueError where the batch is larger than the bucket.
+        Raises PerformanceError where the batch is larger than the bucket.
         """
+        ### BEGIN SOLUTION
         if len(rows) > bucket:
-            raise ValueError(f"{len(rows)} rows do not fit into a bucket of {bucket}.")
+            raise PerformanceError(f"{len(rows)} rows do not fit into a bucket of {bucket}.")
         host = self._host[0]
         self._host.reverse()
+        host.wait()
         host.fill(rows, bucket)
         host.send(self.on_device, bucket)
+        ### END SOLUTION
 
     def token_ids(self, bucket: int) -> Tensor:
         """The tokens to compute [bucket]: those still on the device never visit the host.
 
-        A row without a token (its logits were not finite) reads token 0; nobody wants its result.
+        A row with a source (not -1) computes the token at that place of `sampled`, the others their
+        own. A row without a token (`sampled` holds -1: its logits were not finite) reads token 0;
+        nobody wants its result. It is part of what is captured: no value may reach Python.
         """
+        ### BEGIN SOLUTION
         source = self.on_device["source"][:bucket]
         earlier = self.sampled[source.clamp(min=0)].clamp(min=0)
         return torch.where(source >= 0, earlier, self.on_device["token_ids"][:bucket])
+        ### END SOLUTION
 
     def batch(self, bucket: int) -> PagedBatch:
         """Views of the first rows, as attention wants them; lengths are the largest possible."""
+        ### BEGIN SOLUTION
         return PagedBatch(
             slot_mapping=self.on_device["slot_mapping"][:bucket],
             block_tables=self.on_device["block_tables"][:bucket],
@@ -144,3 +166,4 @@ class DecodeBuffers:
             max_query_len=1,
             max_context_len=self.max_context_len,
         )
+        ### END SOLUTION

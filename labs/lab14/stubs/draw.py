@@ -16,7 +16,7 @@ from nanovllm.generation.chain import (
 )
 from nanovllm.generation.keys import key_tensors
 from nanovllm.generation.params import SamplingParams
-from nanovllm.gpu.transfer import send
+from nanovllm.performance.transfer import send
 
 NOT_FINITE = -1  # in place of a token: the largest logit is NaN or infinite
 

@@ -1,0 +1,158 @@
+"""Which rank holds which experts: load, capacity, copies of hot experts, bytes over the links."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from nanovllm.performance.errors import PerformanceError
+
+
+def expert_load(experts: Int[Tensor, "T k"], num_experts: int) -> list[int]:
+    """Visits of each expert.
+
+    >>> expert_load(torch.tensor([[0, 2], [2, 1], [2, 0]]), num_experts=4)
+    [2, 1, 3, 0]
+    """
+    ### BEGIN SOLUTION
+    return experts.flatten().bincount(minlength=num_experts).tolist()
+    ### END SOLUTION
+
+
+def imbalance(load: Sequence[float]) -> float:
+    """The largest load over the mean: so much longer than it had to does the step take; 1.0 if all
+    is 0.
+
+    >>> imbalance([2, 1, 3, 0])
+    2.0
+    """
+    ### BEGIN SOLUTION
+    return len(load) * max(load) / sum(load) if sum(load) else 1.0
+    ### END SOLUTION
+
+
+def within_capacity(
+    experts: Int[Tensor, "T k"], num_experts: int, capacity: int
+) -> Bool[Tensor, "T k"]:
+    """Which visits are kept where no expert takes more than `capacity`: its first ones, in the
+    order of the tokens. No loop over tokens.
+
+    >>> within_capacity(torch.tensor([[0, 2], [2, 1], [2, 0]]), 3, capacity=2).tolist()
+    [[True, True], [True, True], [False, True]]
+    """
+    ### BEGIN SOLUTION
+    flat = experts.flatten()
+    order = flat.argsort(stable=True)
+    counts = flat.bincount(minlength=num_experts)
+    starts = counts.cumsum(0) - counts
+    rank = torch.arange(len(flat), device=flat.device) - starts[flat[order]]
+    kept = torch.empty_like(flat, dtype=torch.bool)
+    kept[order] = rank < capacity
+    return kept.view_as(experts)
+    ### END SOLUTION
+
+
+def replicas(load: Sequence[int], slots: int) -> list[int]:
+    """How many copies each expert gets, `slots` in all, each at least one.
+
+    Copies share their expert's visits equally. One copy after another goes to the expert whose
+    copies have most to do; of equal ones, to the first. So the busiest copy has as little to do as
+    it can. Raises PerformanceError where there are fewer slots than experts.
+
+    >>> replicas([10, 90, 20], slots=5)
+    [1, 3, 1]
+    """
+    ### BEGIN SOLUTION
+    if slots < len(load):
+        raise PerformanceError(f"{len(load)} experts do not fit into {slots} slots; add slots.")
+    copies = [1] * len(load)
+    heap = [(-Fraction(visits), expert) for expert, visits in enumerate(load)]
+    heapq.heapify(heap)
+    for _ in range(slots - len(load)):
+        _, expert = heap[0]
+        copies[expert] += 1
+        heapq.heapreplace(heap, (-Fraction(load[expert], copies[expert]), expert))
+    return copies
+    ### END SOLUTION
+
+
+@dataclass(frozen=True)
+class Placement:
+    """ranks[r]: the experts whose copies rank r holds."""
+
+    ranks: tuple[tuple[int, ...], ...]
+
+    def homes(self, expert: int) -> list[int]:
+        """The ranks that hold a copy of an expert, lowest first.
+
+        >>> Placement(((0, 1), (1, 2))).homes(1)
+        [0, 1]
+        """
+        return [rank for rank, held in enumerate(self.ranks) if expert in held]
+
+
+def place_experts(load: Sequence[int], num_ranks: int, slots_per_rank: int) -> Placement:
+    """Copies, as `replicas` counts them for all slots, spread so that ranks have equal work.
+
+    Every rank holds exactly `slots_per_rank` copies. An expert's copies share its visits, and are
+    on different ranks as far as ranks with free slots allow. The busiest rank has no more to do
+    than by the greedy rule: the heaviest copy first (of equal ones, the lowest expert), each to the
+    first of the ranks with least to do. Raises PerformanceError where the experts do not fit.
+
+    >>> sorted(map(sorted, place_experts([10, 90, 20, 30], 2, 3).ranks))
+    [[0, 1, 3], [1, 1, 2]]
+    """
+    ### BEGIN SOLUTION
+    copies = replicas(load, num_ranks * slots_per_rank)
+    units = [
+        (Fraction(load[expert], count), expert)
+        for expert, count in enumerate(copies)
+        for _ in range(count)
+    ]
+    units.sort(key=lambda unit: (-unit[0], unit[1]))
+    held: list[list[int]] = [[] for _ in range(num_ranks)]
+    work = [Fraction(0)] * num_ranks
+    for share, expert in units:
+        free = [rank for rank in range(num_ranks) if len(held[rank]) < slots_per_rank]
+        rank = min(free, key=lambda r: (expert in held[r], work[r], r))
+        held[rank].append(expert)
+        work[rank] += share
+    return Placement(tuple(map(tuple, held)))
+    ### END SOLUTION
+
+
+def all_to_all_bytes(
+    experts: Int[Tensor, "T k"], home: Sequence[int], placement: Placement, row_bytes: int
+) -> list[list[int]]:
+    """Bytes that each rank sends to each other one to bring tokens to their experts; [from][to].
+
+    Token t's row of `row_bytes` is on rank home[t]. A visit goes to the token's own rank if that
+    holds a copy of the expert, else to the rank with a copy at (t mod number of copies) in
+    `homes(expert)`. A row goes to a rank once, however many of its experts are there. What stays
+    counts 0. The way back has the same bytes in the other direction.
+    Raises PerformanceError for an expert that no rank holds.
+
+    >>> spread = Placement(((0, 1), (2, 3)))
+    >>> all_to_all_bytes(torch.tensor([[0, 2], [2, 3]]), [0, 0], spread, row_bytes=8)
+    [[0, 16], [0, 0]]
+    """
+    ### BEGIN SOLUTION
+    size = len(placement.ranks)
+    sent = [[0] * size for _ in range(size)]
+    for token, (here, chosen) in enumerate(zip(home, experts.tolist(), strict=True)):
+        targets = set()
+        for expert in chosen:
+            homes = placement.homes(expert)
+            if not homes:
+                raise PerformanceError(f"no rank holds expert {expert}; place it first.")
+            targets.add(here if here in homes else homes[token % len(homes)])
+        for there in targets - {here}:
+            sent[here][there] += row_bytes
+    return sent
+    ### END SOLUTION
