@@ -17,7 +17,8 @@ from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model
 from nanovllm.resilience.checker import complaints, transcripts
 from nanovllm.resilience.errors import GaveUpError, PoisonedRequestError
-from nanovllm.resilience.faults import Fault, FaultyEngine, Kind, draw_faults, shrink
+from nanovllm.resilience.faults import FaultyEngine, draw_faults, shrink
+from nanovllm.resilience.kinds import Fault, Kind
 from nanovllm.resilience.restarts import RestartLimit
 from nanovllm.resilience.supervisor import SupervisedEngine
 from tests.serving_tools import TOKENIZER
