@@ -35,7 +35,8 @@ class Entry:
     """One request: what was asked, and what each of its samples has told.
 
     seed: from which its samples draw, in whichever engine. deadline: on the supervisor's clock;
-    None if it has none. strikes: deaths of an engine at which it was running.
+    None if it has none. strikes: deaths of an engine for which it may be to blame;
+    told_before: how many tokens it had told at the last of them.
     """
 
     request_id: int
@@ -45,6 +46,7 @@ class Entry:
     priority: Any = None
     deadline: float | None = None
     strikes: int = 0
+    told_before: int = 0
     prefilled: bool = False
     aborted: bool = False
     samples: list[Told] = field(init=False)
@@ -56,6 +58,11 @@ class Entry:
     def running(self) -> bool:
         """Whether a sample of it is in the batch: admitted, not preempted since, not ended."""
         return any(sample.running and not sample.ended for sample in self.samples)
+
+    @property
+    def told(self) -> int:
+        """Tokens that it has told, of all samples."""
+        return sum(len(sample.token_ids) for sample in self.samples)
 
     @property
     def ended(self) -> bool:
@@ -115,4 +122,4 @@ class Entry:
 
 def in_batch(engine: Any) -> set[int]:
     """Ids of the requests that are in an engine's batch, also after a step of it died (given)."""
-    return {request.request_id for request in engine.scheduler.running}
+    return {request.sequence.request_id for request in engine.scheduler.running}

@@ -35,3 +35,7 @@ class SimulationError(ResilienceError):
 
 class UnavailableError(ResilienceError):
     """A server that did not answer, or answered that it cannot: another one may."""
+
+
+class WeightsChangedError(ResilienceError):
+    """Weights that are not those with which the first engine began."""

@@ -21,6 +21,7 @@ from nanovllm.resilience.errors import GaveUpError, PoisonedRequestError
 from nanovllm.resilience.restarts import RestartLimit
 
 SUSPECT, POISONED = 2, 3  # strikes
+FORGIVEN = 8  # tokens told since the last strike
 SHORTEST = 1e-3  # seconds that a deadline still has in a new engine
 log = logging.getLogger("nanovllm.resilience")
 
@@ -164,7 +165,9 @@ class SupervisedEngine:
             running = [e for e in self._entries.values() if e.running or e.request_id in silent]
             alone = [entry for entry in running if entry.request_id == self._alone]
             for entry in alone or running:
-                entry.strikes += 1
+                forgiven = entry.told - entry.told_before >= FORGIVEN
+                entry.strikes = 1 if forgiven else entry.strikes + 1
+                entry.told_before = entry.told
             for entry in running:
                 for index, sample in enumerate(entry.samples):
                     if sample.running and not sample.ended:

@@ -64,12 +64,15 @@ class Supervisor(Protocol):
         """One round of the engine, or its death and the making of a new one.
 
         - At a death, each sample whose Admitted was told, and no Preempted since, is told as
-          Preempted; and each request in the batch gets a strike: these, and those of `in_batch`
-          (in entry.py), since a step that died has told nobody whom it had let in. Who has two strikes is a suspect. A suspect is tried again
-          alone among suspects: there is at most one in the engine, in the order in which they came;
-          who is no suspect may be beside it. If an engine dies with a suspect in the batch, the
-          suspect alone gets the strike. At three strikes a request is Failed, each open sample of
-          it, by a PoisonedRequestError; it never comes into an engine again.
+          Preempted.
+        - Each request in the batch gets a strike: these, and those of `in_batch` (in entry.py),
+          since a step that died has told nobody whom it had let in. Who has told 8 tokens or more
+          since the last strike has its earlier ones forgiven: this is its first.
+        - Who has two strikes is a suspect. Of suspects there is at most one in the engine, in the
+          order in which they came; who is none may be beside it. If an engine dies with a suspect
+          in the batch, the suspect alone gets the strike.
+        - At three strikes a request is Failed, each open sample of it, by a PoisonedRequestError;
+          it never comes into an engine again.
         - A step whose events have Failed by NonFiniteLogitsError, and no TokenGenerated, is a death,
           too (RELOAD): nobody hears of these Failed. But not where it is of one request alone,
           and this is a suspect; nor where the limit allows no restart: then they stand.
