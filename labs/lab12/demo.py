@@ -167,9 +167,9 @@ def seeds(console: Console) -> None:
         seconds += trial.seconds
     said = ", ".join(f"{kind} {times}" for kind, times in sorted(kinds.items()))
     console.print(
-        f"\n[bold]{SEEDS} seeds in virtual time[/], {seconds / 3600:.1f} hours of it. Faults: {said}. "
-        f"{restarts} engines made anew, {retries} requests sent again; seeds with a complaint of "
-        f"the checker: {wrong}.\n",
+        f"\n[bold]{SEEDS} seeds in virtual time[/], {seconds / 3600:.1f} hours of it. Faults: "
+        f"{said}. {restarts} engines made anew, {retries} requests sent again; seeds with a "
+        f"complaint of the checker: {wrong}.\n",
         highlight=False,
     )
 

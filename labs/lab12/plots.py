@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from grader.student.notebook import movable, style
-from nanovllm.batching.events import Admitted, EngineEvent, Failed, Preempted
+from nanovllm.batching.events import EngineEvent, Failed, Preempted
 from nanovllm.generation.events import Finished, TokenGenerated
 from nanovllm.generation.params import SamplingParams
 from nanovllm.resilience.failures import Failure, Level, Rules

@@ -92,8 +92,8 @@ def seconds_to_a_person() -> float:
 QUESTIONS = [
     Question(
         key="a",
-        text="20 faults, and one of them makes a run fail. How many simulations does your shrink run "
-        "until this one is left?",
+        text="20 faults, and one of them makes a run fail. How many simulations does your shrink "
+        "run until this one is left?",
         unit="simulations",
         tasks=(1,),
         answer=faults_left,
@@ -124,8 +124,8 @@ QUESTIONS = [
     ),
     Question(
         key="e",
-        text="The store is full every 30 seconds, whatever is done (2 tries, 60 s of calm). After how "
-        "many seconds is a person called?",
+        text="The store is full every 30 seconds, whatever is done (2 tries, 60 s of calm). After "
+        "how many seconds is a person called?",
         unit="seconds",
         tasks=(7,),
         answer=seconds_to_a_person,

@@ -69,8 +69,13 @@ def test_shrink(seed):
             return all(one in some for one in culprits)
 
         found = list(shrink(faults, fails))
-        expect(found, culprits, call="shrink(faults, fails), which fails with these only",
-               given={"faults": faults}, cause="leave out each fault that is not needed")  # fmt: skip
+        expect(
+            found,
+            culprits,
+            call="shrink(faults, fails), which fails with these only",
+            given={"faults": faults},
+            cause="leave out each fault that is not needed",
+        )
         most = len(faults) * (len(faults) + 1) // 2
         expect.that(next(asked) <= most, f"at most {most} simulations run for {len(faults)} faults")
     faults = [Fault(step, Kind.CRASH) for step in range(4)]
@@ -194,7 +199,7 @@ def test_nested(seed):
     def slow():
         said.append(("slow", time()))
         time.advance(5.0)
-        time.call_later(-3.0, lambda: said.append(("past", time())))
+        time.call_later(-9.0, lambda: said.append(("past", time())))
         time.call_later(1.0, lambda: said.append(("later", time())))
 
     time.call_later(1.0, slow)

@@ -44,7 +44,7 @@ def test_brake_once(seed):
         brake.alarm(now)
         found.append(brake.factor(now))
     found += [brake.factor(11.4), brake.factor(11.5)]
-    expect(found, [0.7] * 5 + [1.0], call="factor at alarms at 0, 1, 2, 6.5 s, then at 11.4, 11.5 s",
+    expect(found, [0.7] * 5 + [1.0], call="factor at alarms at 0, 1, 2, 6.5 s, then 11.4, 11.5 s",
            cause="a further alarm makes it longer, never smaller")  # fmt: skip
 
 
@@ -54,9 +54,12 @@ def test_brake_bounded(seed):
     for now in range(0, 20, 2):
         brake.alarm(float(now))
         found.append(state(brake, float(now)))
-    expect(found, [[0.7, True, False]] * 6 + [[1.0, False, True]] * 4,
-           call="Brake(0.7, hold=5, longest=12) with an alarm every 2 s",
-           cause="over after `longest`, whatever comes; then somebody higher up has to help")  # fmt: skip
+    expect(
+        found,
+        [[0.7, True, False]] * 6 + [[1.0, False, True]] * 4,
+        call="Brake(0.7, hold=5, longest=12) with an alarm every 2 s",
+        cause="over after `longest`, whatever comes; then somebody higher up has to help",
+    )
     expect(state(brake, 23.0), [1.0, False, False], call="5 s after the last alarm, at 18 s")
     brake.alarm(24.0)
     expect(state(brake, 24.0), [0.7, True, False], call="a new time of need after that")
@@ -73,8 +76,11 @@ def test_brake_bounded(seed):
                     first = now
                 last = now
             needy = last is not None and now - last < hold
-            wanted = [0.7 if needy and now - first < longest else 1.0,
-                      needy and now - first < longest, needy and now - first >= longest]  # fmt: skip
+            wanted = [
+                0.7 if needy and now - first < longest else 1.0,
+                needy and now - first < longest,
+                needy and now - first >= longest,
+            ]
             expect(state(brake, now), wanted, call=f"Brake(0.7, {hold}, {longest}) at {now} s",
                    given={"alarms": times[-8:]})  # fmt: skip
 
@@ -89,9 +95,12 @@ def test_budget(seed):
         pressed = budget.limit
         clock.advance(9.0)
         wanted = [limit, max(1, limit * 7 // 10), limit, limit]
-        expect([before, pressed, budget.limit, budget.highest], wanted,
-               call=f"limit before, during, after an alarm, and highest, of {limit} tokens",
-               cause="30 % less, rounded down, at least 1; highest is what a machine takes")  # fmt: skip
+        expect(
+            [before, pressed, budget.limit, budget.highest],
+            wanted,
+            call=f"limit before, during, after an alarm, and highest, of {limit} tokens",
+            cause="30 % less, rounded down, at least 1; highest is what a machine takes",
+        )
 
 
 def opened(seed, most=30):
@@ -117,9 +126,13 @@ def test_expendable(seed):
         requests = opened(seed + number)
         lowest = max(one.priority for one in requests)
         first = min((one.arrived, one.request_id) for one in requests if one.priority == lowest)
-        expect(expendable(iter(requests)), first[1], call="expendable(requests)",
-               given={"requests": requests[:6]},
-               cause="the highest number of priority is the least urgent; of these the oldest")  # fmt: skip
+        expect(
+            expendable(iter(requests)),
+            first[1],
+            call="expendable(requests)",
+            given={"requests": requests[:6]},
+            cause="the highest number of priority is the least urgent; of these the oldest",
+        )
     expect(expendable([]), None, call="expendable([])")
 
 
@@ -146,8 +159,13 @@ def test_isolate(seed):
             return bool(bad & set(part))
 
         found = isolate(batch, fails)
-        expect(list(found), [one for one in batch if one in bad], call="isolate(batch, fails)",
-               given={"batch": batch[:13], "to blame": bad}, cause="all of them, in order")  # fmt: skip
+        expect(
+            list(found),
+            [one for one in batch if one in bad],
+            call="isolate(batch, fails)",
+            given={"batch": batch[:13], "to blame": bad},
+            cause="all of them, in order",
+        )
         expect.that(0 not in asked, "fails is never asked about nobody", observed=asked)
         most = {0: 1, 1: 2 * ceil(log2(len(batch))) + 1}.get(len(bad), 999)
         expect.that(len(asked) <= most, f"fails is asked at most {most} times for {len(batch)}, of "

@@ -32,10 +32,23 @@ def done(index=0):
 @pytest.mark.check(task=4, points=1, title="One engine, everything is heard")
 def test_hear_all(seed):
     mine = entry()
-    events = [Queued(4, 0, 0.0), Admitted(4, 0, 0.0), Prefilled(4, 2, 0.0), token(7, text="a"),
-              Preempted(4, 0, 0.0), Admitted(4, 0, 0.0), token(7, text=""), token(9, text="bc")]  # fmt: skip
-    expect([mine.hear(event) for event in events], [True] * 8, call="hear, of eight events",
-           given={"events": events}, cause="a token that comes twice in a text is two tokens")  # fmt: skip
+    events = [
+        Queued(4, 0, 0.0),
+        Admitted(4, 0, 0.0),
+        Prefilled(4, 2, 0.0),
+        token(7, text="a"),
+        Preempted(4, 0, 0.0),
+        Admitted(4, 0, 0.0),
+        token(7, text=""),
+        token(9, text="bc"),
+    ]
+    expect(
+        [mine.hear(event) for event in events],
+        [True] * 8,
+        call="hear, of eight events",
+        given={"events": events},
+        cause="a token that comes twice in a text is two tokens",
+    )
     expect([mine.samples[0].token_ids, mine.samples[0].text], [[7, 7, 9], "abc"],
            call="token_ids and text of the sample")  # fmt: skip
     expect([mine.running, mine.ended], [True, False], call="running, ended")
@@ -46,8 +59,14 @@ def test_hear_all(seed):
 @pytest.mark.check(task=4, points=1, title="In the batch or not")
 def test_running(seed):
     mine, story = entry(n=2), []
-    for event in (Queued(4, 0, 0.0), Admitted(4, 0, 0.0), Admitted(4, 1, 0.0),
-                  Preempted(4, 0, 0.0), Aborted(4, 1, (), "", 0.0), Admitted(4, 0, 0.0)):  # fmt: skip
+    for event in (
+        Queued(4, 0, 0.0),
+        Admitted(4, 0, 0.0),
+        Admitted(4, 1, 0.0),
+        Preempted(4, 0, 0.0),
+        Aborted(4, 1, (), "", 0.0),
+        Admitted(4, 0, 0.0),
+    ):
         mine.hear(event)
         story.append([mine.running, mine.ended])
     wanted = [[False, False], [True, False], [True, False], [True, False], [False, False],
@@ -89,9 +108,12 @@ def test_begin_anew(seed):
         found = [mine.hear(event) for event in (*told[:1],)]
         mine.resume()  # and dies again
         found += [mine.hear(event) for event in (*told, token(9, text="c"))]
-        expect(found, [False, False, False, True],
-               call="hear: token 7 of a second engine; 7, 8 and 9 of a third",
-               cause="what was told before is not told again, through two deaths as well")  # fmt: skip
+        expect(
+            found,
+            [False, False, False, True],
+            call="hear: token 7 of a second engine; 7, 8 and 9 of a third",
+            cause="what was told before is not told again, through two deaths as well",
+        )
         expect([mine.samples[0].token_ids, mine.samples[0].text], [[7, 8, 9], "abc"],
                call="token_ids, text")  # fmt: skip
     mine = entry(n=2)
@@ -146,12 +168,20 @@ def test_idempotent(seed):
     journal = Journal(":memory:")
     names = [journal.accept(record(*args)).id for args in
              (("a", "k"), ("b", "k"), ("c", "k", "you"), ("d", "l"), ("e",), ("f",))]  # fmt: skip
-    expect(names, ["a", "a", "c", "d", "e", "f"], call="ids that accept gives for six records",
-           cause="owner and key together are known again; who has no key is always new")  # fmt: skip
+    expect(
+        names,
+        ["a", "a", "c", "d", "e", "f"],
+        call="ids that accept gives for six records",
+        cause="owner and key together are known again; who has no key is always new",
+    )
     journal.end("a", 200, "text/plain", b"yes")
     again = journal.accept(record("g", "k", digest="other"))
-    expect([again.id, again.status, again.answer, again.digest], ["a", 200, b"yes", "d"],
-           call="accept of a repeat, after the answer", cause="the first one, as it is kept")  # fmt: skip
+    expect(
+        [again.id, again.status, again.answer, again.digest],
+        ["a", 200, b"yes", "d"],
+        call="accept of a repeat, after the answer",
+        cause="the first one, as it is kept",
+    )
     journal.close()
 
 
@@ -213,8 +243,11 @@ def test_killed(seed, tmp_path):
     expect(done.returncode, 9, call="a process that writes, and ends without goodbye",
            given={"it said": done.stderr[-300:]})  # fmt: skip
     journal = Journal(path)
-    expect([[one.body for one in journal.open_requests()], journal.find("a").answer],
-           [[b"body b"], b"yes"], call="open bodies, and the answer, read by another process")  # fmt: skip
+    expect(
+        [[one.body for one in journal.open_requests()], journal.find("a").answer],
+        [[b"body b"], b"yes"],
+        call="open bodies, and the answer, read by another process",
+    )
     journal.close()
 
 

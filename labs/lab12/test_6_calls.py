@@ -114,10 +114,20 @@ def test_half_open(seed):
     expect([states(breaker, 8.0, 12.9, 13.0), breaker.allow(12.9), breaker.allow(13.0)],
            [["open", "open", "half-open"], False, True], call="state and allow after its failure",
            cause="a whole rest more, from the failure on")  # fmt: skip
+    breaker = Breaker(failures=3, rest=5.0)
+    for now in (0.0, 0.0, 0.0, 6.0):
+        breaker.allow(now)
+        breaker.record(now, 500)
+    expect(states(breaker, 6.0, 11.0), ["open", "half-open"],
+           call="state of one with failures=3, after one failure when half-open",
+           cause="half-open, a single failure is enough")  # fmt: skip
     breaker = opened()
-    expect([breaker.allow(now) for now in (5.0, 9.9, 10.0, 10.0)], [True, False, True, False],
-           call="allow at 5, 9.9, 10, 10 s, where nobody says how it ended",
-           cause="a call that is never heard of again must not keep it half-open for ever")  # fmt: skip
+    expect(
+        [breaker.allow(now) for now in (5.0, 9.9, 10.0, 10.0)],
+        [True, False, True, False],
+        call="allow at 5, 9.9, 10, 10 s, where nobody says how it ended",
+        cause="a call that is never heard of again must not keep it half-open for ever",
+    )
     breaker = opened()
     breaker.record(1.0, 200)
     breaker.record(2.0, None)
@@ -202,7 +212,7 @@ def test_shared(seed):
     servers = Servers({"a": None, "b": 200})
     caller = Caller(servers.send, servers.clock, None, {"a": Breaker(failures=2, rest=5.0)})
     expect([ask() for _ in range(4)], [200] * 4, call="four calls, a does not answer")
-    expect([name for name, _ in servers.asked], ["a", "b", "a", "b", "b", "b"], call="who was asked",
+    expect([name for name, _ in servers.asked], list("ababbb"), call="who was asked",
            cause="after two failures its breaker is open, and a is passed over")  # fmt: skip
     expect(ask("a"), "BreakerOpenError", call="call of a alone, while its breaker is open")
     servers.clock.advance(5.0)
@@ -212,8 +222,12 @@ def test_shared(seed):
            cause="a success closes the breaker")  # fmt: skip
     servers.answers["b"] = None
     found = [ask("b") for _ in range(6)]
-    expect(found, ["UnavailableError"] * 5 + ["BreakerOpenError"],
-           call="six calls of b, which had no breaker", cause="it gets a Breaker() of its own")  # fmt: skip
+    expect(
+        found,
+        ["UnavailableError"] * 5 + ["BreakerOpenError"],
+        call="six calls of b, which had no breaker",
+        cause="it gets a Breaker() of its own",
+    )
 
 
 @pytest.mark.check(task=6, points=1, title="Who is passed over costs nothing")

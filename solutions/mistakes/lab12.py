@@ -3,7 +3,7 @@
 from grader.authoring.mistakes import Mistake
 
 
-def _of(task, module, *rows):
+def _of(task: int, module: str, *rows: tuple[str, str, str, str, str]) -> list[Mistake]:
     return [
         Mistake(name=name, task=task, symbol=f"{module}:{symbol}", old=old, new=new, says=says)
         for name, symbol, old, new, says in rows
@@ -259,8 +259,6 @@ REPLAY = [
          "You forget a request that has no answer yet."),
         ("unbounded-journal", "Journal._make_room", "if count < self.most:", "if True:",
          "Your journal grows without end."),
-        ("one-too-few-kept", "Journal._make_room", "if count < self.most:", "if count < self.most - 1:",
-         "You make room one request too early."),
         ("youngest-makes-room", "Journal._make_room", "ORDER BY rowid LIMIT", "ORDER BY rowid DESC LIMIT",
          "The answer that came last makes room; it should be the oldest."),
         ("last-answer-stands", "Journal.end", " AND status IS NULL", "",
@@ -321,18 +319,12 @@ SUPERVISOR = [
          "if entry.strikes >= 99:", "Suspects come into the engine together."),
         ("suspects-reversed", "SupervisedEngine._next_suspect", "self._held.popleft()",
          "self._held.pop()", "Suspects come in the order in which they came."),
-        ("held-not-aborted", "SupervisedEngine._next_suspect",
-         "[n for n in self._held if self._entries[n].aborted]", "[]",
-         "A suspect that waits and is given up waits on."),
         ("abort-forgotten", "SupervisedEngine._resume",
          "        if entry.aborted:\n            self._engine.abort(entry.request_id)\n", "",
          "Who was given up just before the death is computed on."),
         ("late-events", "SupervisedEngine._heard",
          'return not hasattr(event, "request_id")', "return True",
          "Events of requests that have ended still reach their callers."),
-        ("leftovers", "SupervisedEngine._heard",
-         "                self._engine.abort(entry.request_id)  # samples that began anew, and ended before\n",
-         "", "Samples that ended before the death are computed again, for nobody."),
         ("limit-ignored", "SupervisedEngine._rebuild",
          "if not allowed and not self._limit.allow(self._clock()):", "if False:",
          "Your crash loop never ends."),

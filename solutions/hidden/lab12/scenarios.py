@@ -72,11 +72,13 @@ def a_night_of_looks(nanovllm, rng):
         vitals = Vitals(
             now, float(rng.choice([0.1, 0.25, 0.6, 0.9])), int(rng.integers(9)),
             float(rng.choice([1.0, limits.age, limits.age + 0.5])), int(steps),
-            int(rng.choice([0, 1, 4])), float(rng.choice([0.0, 0.3, 0.31])), bool(rng.random() < 0.1),
+            int(rng.choice([0, 1, 4])), float(rng.choice([0.0, 0.3, 0.31])),
+            bool(rng.random() < 0.1),
         )  # fmt: skip
         found = sorted((one.remedy.value, one.request_id or 0) for one in monitors.look(vitals))
         story.append([[name, number] for name, number in found])
-    answers = [[int(health(p, h).live), int(health(p, h).ready)] for p in Phase for h in (True, False)]
+    found = [health(phase, hung) for phase in Phase for hung in (True, False)]
+    answers = [[int(one.live), int(one.ready)] for one in found]
     return {"story": story, "health": answers}
 
 
@@ -143,9 +145,8 @@ def many_entries_many_engines(nanovllm, rng):
             engine = ToyEngine(max_num_seqs=int(rng.integers(1, 5)))
             for one in entries.values():
                 if not one.ended:
-                    tokens = one.resume()
-                    engine.add_request(one.prompt_token_ids, one.params, seed=one.seed,
-                                       request_id=one.request_id, output_token_ids=tokens)  # fmt: skip
+                    more = {"request_id": one.request_id, "output_token_ids": one.resume()}
+                    engine.add_request(one.prompt_token_ids, one.params, seed=one.seed, **more)
             for _ in range(int(rng.integers(4, 20))):
                 if engine.has_unfinished:
                     heard += [e for e in engine.step() if entries[e.request_id].hear(e)]
@@ -182,7 +183,8 @@ def a_journal_and_two_owners(nanovllm, rng):
                 journal.close()
                 journal = Journal(path, most=7)
             elif draw < 0.6 or not names:
-                owner, key = ("a", "b")[int(rng.integers(2))], (None, "x", "y")[int(rng.integers(3))]
+                owner = ("a", "b")[int(rng.integers(2))]
+                key = (None, "x", "y")[int(rng.integers(3))]
                 name = f"n{int(rng.integers(1000))}-{step}"
                 try:
                     found = journal.accept(Record(name, owner, key, "/", str(step), b"{}"))
@@ -363,11 +365,12 @@ def a_day_of_calls(nanovllm, rng):
         time.advance(float(rng.choice([0.0, 0.25, 1.0])))
         if rng.random() < 0.15:
             health["abc"[int(rng.integers(3))]] = int(rng.integers(4))
-        given = Deadline.of_headers(time(), {"x-request-timeout-ms": str(rng.choice([1, 200, 9000]))})
+        left = str(rng.choice([1, 200, 9000]))
+        given = Deadline.of_headers(time(), {"x-request-timeout-ms": left})
         order = ["abc"[int(n)] for n in rng.permutation(3)]
         try:
             log.append(caller.call(order, given).status)
-        except Exception as error:  # noqa: BLE001, its name is compared
+        except Exception as error:  # its name is compared
             log.append(type(error).__name__)
         log.append([caller.breakers[name].state(time()).value for name in "ab"])
     return {"log": log}

@@ -45,8 +45,8 @@ def complaints(
 
     - it ended exactly once; a sample of which nothing was heard has not ended
     - its tokens are the first ones of the truth's, and its text is a beginning of the truth's
-    - it ended by Finished, with the truth's tokens, text, finish_reason and stop_reason, in what was
-      told one by one and in the event's own completion (log-probabilities may differ)
+    - it ended by Finished, with the truth's tokens, text, finish_reason and stop_reason, in what
+      was told one by one and in the event's own completion (log-probabilities may differ)
 
     Of requests in `spared`, whose callers gave them up or which may fail, only the first two are
     asked. A sample that the truth does not know is wrong, too. Each sentence has the request's id.
@@ -99,7 +99,8 @@ def ladder_complaints(history: Sequence[Rung], rules: Rules) -> list[str]:
     - at HUMAN it stays, however late (nobody resets in these histories)
     - it is not earlier than the one before
 
-    >>> skips = [Rung(0.0, Failure.TIMEOUT, Level.REQUEST), Rung(1.0, Failure.TIMEOUT, Level.SYSTEM)]
+    >>> levels = Level.REQUEST, Level.SYSTEM
+    >>> skips = [Rung(float(n), Failure.TIMEOUT, level) for n, level in enumerate(levels)]
     >>> len(ladder_complaints(skips, Rules(tries=1)))
     1
     """

@@ -92,9 +92,9 @@ class Entry:
         """Note an event of this request; False if its caller has heard it from an engine before.
 
         Over all engines together a caller hears one Prefilled, one Queued for each sample, each
-        token once, and one end for each sample, after which nothing of that sample is heard. Admitted
-        and Preempted are always heard, as long as the sample has not ended. A token that is heard
-        adds to `token_ids` and `text` of its sample.
+        token once, and one end for each sample, after which nothing of that sample is heard.
+        Admitted and Preempted are always heard, as long as the sample has not ended. A token that
+        is heard adds to `token_ids` and `text` of its sample.
         """
         ### BEGIN SOLUTION
         if isinstance(event, Prefilled):

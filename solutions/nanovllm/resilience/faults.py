@@ -64,7 +64,8 @@ def shrink(faults: Sequence[Fault], fails: Callable[[Sequence[Fault]], bool]) ->
 class FaultyEngine:
     """An engine whose steps fail as planned.
 
-    `steps` counts the steps of all engines of a run; `clock` is what SLOW, HANG and CLOCK_JUMP move.
+    `steps` counts the steps of all engines of a run; SLOW, HANG and CLOCK_JUMP move the
+    `clock`.
     """
 
     def __init__(

@@ -97,7 +97,7 @@ class Journal:
             )
 
     def accept(self, record: Record) -> Record:
-        """Take a request on, and give it back; or the one of the same owner and key, if there is one.
+        """Take a request on, and give it back; or the one of the same owner and key, if any.
 
         A request without a key is never known. A new one must find room: when `most` are kept, the
         one that was answered and came first is forgotten. On return it is on the disk.

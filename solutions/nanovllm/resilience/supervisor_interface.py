@@ -1,7 +1,7 @@
 """What a supervisor is asked, and what it does; `supervisor.py` starts empty (given).
 
 `supervisor.py` has one class, `SupervisedEngine(make_engine, limit=None, clock=time.monotonic,
-engine=None)`: make_engine() gives a new engine; limit is a RestartLimit, by default `RestartLimit()`;
+engine=None)`: make_engine() gives a new engine; limit is a RestartLimit, its defaults without one;
 clock is read for deadlines and for the limit; engine is the first one, if it is made already.
 """
 
@@ -73,9 +73,9 @@ class Supervisor(Protocol):
           in the batch, the suspect alone gets the strike.
         - At three strikes a request is Failed, each open sample of it, by a PoisonedRequestError;
           it never comes into an engine again.
-        - A step whose events have Failed by NonFiniteLogitsError, and no TokenGenerated, is a death,
-          too (RELOAD): nobody hears of these Failed. But not where it is of one request alone,
-          and this is a suspect; nor where the limit allows no restart: then they stand.
+        - A step whose events have Failed by NonFiniteLogitsError, and no TokenGenerated, is a
+          death, too (RELOAD): nobody hears of these Failed. But not where it is of one request
+          alone, and this is a suspect; nor where the limit allows no restart: then they stand.
         - Events of requests that have ended already are dropped.
 
         Raises:

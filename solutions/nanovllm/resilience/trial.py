@@ -1,4 +1,4 @@
-"""A whole service in virtual time, under faults (given): clients, wire, journal, supervisor, engine."""
+"""A service in virtual time, under faults (given): clients, wire, journal, supervisor, engine."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from nanovllm.resilience.toy_engine import ToyEngine
 from nanovllm.resilience.virtual_time import VirtualTime, Wire
 
 ROUND, RETRY, MOST_ROUNDS, MOST_TRIES = 0.05, 5.0, 3000, 30
+MakeEngine = Callable[[Any], Any]  # of a clock
 KINDS: tuple[dict[str, Any], ...] = (  # what a cut harms where answers are glued to prompts
     {},
     {"presence_penalty": 1.5, "frequency_penalty": 0.7},
@@ -65,6 +66,7 @@ class Trial:
     retries: int = 0
     seconds: float = 0.0
     events: list[EngineEvent] = field(default_factory=list, repr=False)
+    make_engine: MakeEngine | None = field(default=None, repr=False, compare=False)
 
 
 def asks_of(seed: int, most: int = 6) -> list[Ask]:
@@ -72,7 +74,8 @@ def asks_of(seed: int, most: int = 6) -> list[Ask]:
     draw = random.Random(f"requests {seed}")
     found = []
     for number in range(draw.randint(1, most)):
-        params = {"max_tokens": draw.randint(1, 12), "seed": number} | draw.choice(KINDS)
+        params: dict[str, Any] = {"max_tokens": draw.randint(1, 12), "seed": number}
+        params |= draw.choice(KINDS)
         params["max_tokens"] = max(params["max_tokens"], params.get("min_tokens", 1))
         prompt = tuple(draw.randrange(3, 27) for _ in range(draw.randint(1, 20)))
         found.append(Ask(number, draw.uniform(0, 0.5), prompt, SamplingParams(**params)))
@@ -91,8 +94,13 @@ def faults_of(seed: int) -> Faults:
     )
 
 
+def toy(clock: Any) -> ToyEngine:
+    """An engine that reads this clock."""
+    return ToyEngine(clock=clock)
+
+
 def truth_of(
-    asks: Sequence[Ask], make_engine: Callable[[Any], Any] = lambda clock: ToyEngine(clock=clock)
+    asks: Sequence[Ask], make_engine: MakeEngine = toy
 ) -> dict[tuple[int, int], Completion]:
     """What one engine that never fails tells, by sample."""
     engine, found = make_engine(ManualClock()), {}
@@ -109,9 +117,7 @@ def truth_of(
 class Service:
     """Server and clients of one trial."""
 
-    def __init__(
-        self, asks: Sequence[Ask], faults: Faults, make_engine: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, asks: Sequence[Ask], faults: Faults, make_engine: MakeEngine) -> None:
         self.time, self.asks = VirtualTime(), asks
         self.wire = Wire(self.time, faults.wire)
         steps = count()
@@ -195,7 +201,7 @@ class Service:
 def run_trial(
     seed: int,
     faults: Faults | None = None,
-    make_engine: Callable[[Any], Any] = lambda clock: ToyEngine(clock=clock),
+    make_engine: MakeEngine = toy,
 ) -> Trial:
     """One seed: its requests under its faults, or under others; the same again, the same trial."""
     asks = asks_of(seed)
@@ -217,7 +223,7 @@ def run_trial(
     service.journal.close()
     return Trial(
         seed, faults, wrong, service.engine.restarts, service.rounds,
-        service.tries - len(asks), service.time.now, service.events,
+        service.tries - len(asks), service.time.now, service.events, make_engine,
     )  # fmt: skip
 
 
@@ -227,7 +233,8 @@ def least(trial: Trial) -> Faults:
     for name in parts:
 
         def fails(some: Sequence[Fault], name: str = name) -> bool:
-            return bool(run_trial(trial.seed, Faults(**(parts | {name: tuple(some)}))).complaints)
+            faults = Faults(**(parts | {name: tuple(some)}))
+            return bool(run_trial(trial.seed, faults, trial.make_engine or toy).complaints)
 
         parts[name] = () if fails(()) else shrink(parts[name], fails)
     return Faults(**parts)
