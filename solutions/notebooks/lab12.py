@@ -67,7 +67,7 @@ with needs("12", 1):
 
 # %% [markdown]
 # Four kinds of fault are left nearly always, and alone. What have they in common? In a few seeds a message
-# that was lost or late is left beside the death: what has it to do with the mistake?
+# that came late, or a disk that was full, is left beside the death: what has it to do with the mistake?
 
 # %% nbgrader={"grade": true, "grade_id": "lab12-task-1", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="12" nanovllm_task=1
 from grader.student.notebook import check_task
