@@ -61,7 +61,7 @@ def blamed(seeds: range) -> dict[str, int]:
 
 # %%
 with needs("12", 1, 4, 5, 7):
-    plots.kinds(blamed(range(200)))
+    plots.kinds(blamed(range(100)))
 with needs("12", 1):
     answer("12", "a")
 
@@ -161,7 +161,7 @@ def glued(prompt: list[int], params: SamplingParams, seed: int, cut: int) -> str
 
 # %%
 found, seeds, cuts = {}, range(40), [2, 6, 10, 14, 18, 22]
-if glued([5, 6], SamplingParams(max_tokens=4), 1, 2) is not None:
+with needs("12", 4):
     for name, more in {
         "plain": {},
         "presence penalty": {"presence_penalty": 1.0},
@@ -174,7 +174,6 @@ if glued([5, 6], SamplingParams(max_tokens=4), 1, 2) is not None:
             cut: sum(glued([5, 6], params, s, cut) == truth[s] for s in seeds) for cut in cuts
         }
     plots.cuts(found, len(seeds))
-with needs("12", 4):
     answer("12", "b")
 
 # %% [markdown]
@@ -256,8 +255,7 @@ with needs("12", 6):
             budget.call(float(second))
         lines["three retries each"].append(calls(second, lambda: True))
         lines["shared budget"].append(calls(second, lambda: budget.retry(float(second))))
-    if None not in lines["shared budget"]:
-        plots.storm(lines)
+    plots.storm(lines)
     answer("12", "d")
 
 # %% [markdown]

@@ -59,8 +59,10 @@ def complaints(
         if said:
             wrong.append(f"Request {sample[0]}, sample {sample[1]}, {said}.")
     return wrong
+    ### END SOLUTION
 
 
+### BEGIN SOLUTION
 def _complaint(mine: Transcript, wanted: Completion | None, spared: bool) -> str:
     if wanted is None:
         return "was never asked for"
@@ -84,7 +86,9 @@ def _said(completion: Completion) -> tuple[Any, ...]:
     """All that must be equal; log-probabilities differ in their last digits."""
     c = completion
     return c.token_ids, c.text, c.finish_reason, c.stop_reason
-    ### END SOLUTION
+
+
+### END SOLUTION
 
 
 def ladder_complaints(history: Sequence[Rung], rules: Rules) -> list[str]:

@@ -116,12 +116,12 @@ class FaultyEngine:
         elif kind is Kind.STORE_FULL:
             return self._with(self._engine.store, "can_admit", lambda request: False)
         return self._engine.step()
+        ### END SOLUTION
 
     def _with(self, owner: Any, name: str, changed: Callable[..., Any]) -> list[EngineEvent]:
-        """A step in which a method of `owner` is another one."""
+        """A step in which a method of `owner` is another one (given)."""
         setattr(owner, name, changed)
         try:
             return self._engine.step()
         finally:
             delattr(owner, name)
-        ### END SOLUTION

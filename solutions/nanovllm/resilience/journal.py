@@ -116,13 +116,22 @@ class Journal:
                 (*_sent(record), time.time()),
             )
         return record
+        ### END SOLUTION
 
     def _known(self, record: Record) -> Record | None:
+        """The one of the same owner and key, if there is one; None for a record without a key."""
+        ### BEGIN SOLUTION
         if record.key is None:
             return None
         return self._one("owner = ? AND key = ?", record.owner, record.key)
+        ### END SOLUTION
 
     def _make_room(self) -> None:
+        """Forget, of the answered ones, as many of the oldest as leave room for one request more.
+
+        Raises JournalFullError where the open ones alone leave none.
+        """
+        ### BEGIN SOLUTION
         [count] = self._file.execute("SELECT count(*) FROM requests").fetchone()
         if count < self.most:
             return

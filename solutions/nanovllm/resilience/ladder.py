@@ -19,39 +19,38 @@ class Ladder:
       its tries begin anew. Who would come below the level of its entry enters anew.
     - From HUMAN it comes down by `reset` only: a person has looked.
 
+    `Ladder(rules=None)`: `Rules()` without any. `failed(now, failure)`: a failure was seen; the
+    level that answers it. `history`: a list of a Rung for each of them. `level(now)`: the highest
+    level at which any kind of failure stands now, None if none does. `reset(failure)`: a person
+    has mended it; the next one of its kind enters anew.
+
     >>> ladder = Ladder(Rules(tries=1, calm=60.0))
     >>> [ladder.failed(now, Failure.TIMEOUT).name for now in (0.0, 1.0, 2.0, 70.0)]
     ['REQUEST', 'COMPONENT', 'SYSTEM', 'COMPONENT']
     """
 
+    ### BEGIN SOLUTION
     def __init__(self, rules: Rules | None = None) -> None:
         self.rules = rules or Rules()
         self.history: list[Rung] = []
-        ### BEGIN SOLUTION
         self._tracks: dict[Failure, tuple[Level, int, float]] = {}  # level, tries, last time
-        ### END SOLUTION
 
     def failed(self, now: float, failure: Failure) -> Level:
         """A failure was seen: the level that answers it; `history` keeps it as a Rung."""
-        ### BEGIN SOLUTION
         level, tries = self._standing(now, failure) or (ENTRY[failure], 0)
         if tries >= self.rules.tries and level < Level.HUMAN:
             level, tries = Level(level + 1), 0
         self._tracks[failure] = level, tries + 1, now
         self.history.append(Rung(now, failure, level))
         return level
-        ### END SOLUTION
 
     def level(self, now: float) -> Level | None:
         """The highest level at which any kind of failure stands now; None if none does."""
-        ### BEGIN SOLUTION
         found = [self._standing(now, failure) for failure in self._tracks]
         return max((track[0] for track in found if track), default=None)
-        ### END SOLUTION
 
     def reset(self, failure: Failure) -> None:
         """A person has mended it: the next one of its kind enters anew."""
-        ### BEGIN SOLUTION
         self._tracks.pop(failure, None)
 
     def _standing(self, now: float, failure: Failure) -> tuple[Level, int] | None:
@@ -63,7 +62,8 @@ class Ladder:
         if level is Level.HUMAN or down == 0:
             return level, tries
         return (Level(level - down), 0) if level - down >= ENTRY[failure] else None
-        ### END SOLUTION
+
+    ### END SOLUTION
 
 
 def report(history: Sequence[Rung]) -> dict[str, Any]:

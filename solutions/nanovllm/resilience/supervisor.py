@@ -67,9 +67,8 @@ class SupervisedEngine:
     ) -> int:
         """As the engine's. Raises RequestError."""
         params = params or SamplingParams()
-        if params.seed is not None:
-            seed = params.seed
-        seed = secrets.randbits(63) if seed is None else seed
+        chosen = (params.seed, seed, secrets.randbits(63))
+        seed = next(one for one in chosen if one is not None)
         with self._lock:
             number = next(self._ids) if request_id is None else request_id
             more = {"deadline": deadline} if deadline is not None else {}
