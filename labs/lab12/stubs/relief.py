@@ -86,7 +86,7 @@ def overdue(requests: Iterable[OpenRequest], now: float, limit: float) -> list[i
     """Ids of those open for more than `limit` seconds, the oldest first; of equal age, the lower id
     first.
 
-    >>> overdue([OpenRequest(1, 5.0), OpenRequest(2, 0.0), OpenRequest(3, 9.0)], 40.0, 30.0)
+    >>> overdue([OpenRequest(1, 5.0), OpenRequest(2, 0.0), OpenRequest(3, 10.0)], 40.0, 30.0)
     [2, 1]
     """
     raise NotImplementedError("lab12 task 3: overdue")

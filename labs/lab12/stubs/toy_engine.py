@@ -71,12 +71,12 @@ class ToySample:
         upto = len(text) if ends else len(text) - self._held_back(text)
         piece, self.shown = text[self.shown : upto], max(self.shown, upto)
         me = self.request_id, self.index
-        events: list[EngineEvent] = [TokenGenerated(*me, token, piece, now)]
+        said: list[EngineEvent] = [TokenGenerated(*me, token, piece, now)]
         if ends:
             reason = "stop" if token == 0 or stop is not None else "length"
             done = Completion(self.index, tuple(self.output), text, reason, stop)
-            events.append(Finished(*me, done, now))
-        return events
+            said.append(Finished(*me, done, now))
+        return said
 
     def go_on(self, output: Sequence[int]) -> None:
         """Begin where another engine stopped: its tokens stand, and their text was shown."""
@@ -128,7 +128,7 @@ class ToyEngine:
         self.running: list[ToySample] = []
         self.arrived: list[ToySample] = []
         self.asked: list[dict[str, Any]] = []
-        self._ids = count()
+        self._numbers = count()
 
     @property
     def has_unfinished(self) -> bool:
@@ -151,18 +151,19 @@ class ToyEngine:
         **more: Any,
     ) -> int:
         """As lab 04's; tokens generated elsewhere are for a single sample. Raises RequestError."""
-        params = params or SamplingParams()
-        number = next(self._ids) if request_id is None else request_id
-        if len(prompt_token_ids) + (params.max_tokens or 16) >= self.store.total_tokens:
+        asked = params or SamplingParams()
+        if request_id is None:
+            request_id = next(self._numbers)
+        if len(prompt_token_ids) + (asked.max_tokens or 16) >= self.store.total_tokens:
             raise RequestTooLargeError("The prompt and its answer do not fit into the store.")
-        if output_token_ids and (params.n > 1 or params.logprobs is not None):
+        if output_token_ids and (asked.n > 1 or asked.logprobs is not None):
             raise ValueError("Only a single sample without log-probabilities can go on elsewhere.")
-        self.asked.append({"request_id": number, "seed": seed, **more})
-        for index in range(params.n):
-            sample = ToySample(number, index, tuple(prompt_token_ids), params, seed or 0)
+        self.asked.append({"request_id": request_id, "seed": seed, **more})
+        for index in range(asked.n):
+            sample = ToySample(request_id, index, tuple(prompt_token_ids), asked, seed or 0)
             sample.go_on(output_token_ids)
             self.arrived.append(sample)
-        return number
+        return request_id
 
     def abort(self, request_id: int) -> bool:
         """Give a request up at the next step."""
@@ -217,13 +218,13 @@ class ToyEngine:
 
     def _make_room(self, now: float) -> list[EngineEvent]:
         """The last to come go back to the queue until each has room for one more token."""
-        events: list[EngineEvent] = []
+        gone: list[EngineEvent] = []
         while self.store.free_tokens < len(self.running):
             one = self.running[-1]
             self._remove(one)
             self.waiting.insert(0, one)
-            events.append(Preempted(one.request_id, one.index, now))
-        return events
+            gone.append(Preempted(one.request_id, one.index, now))
+        return gone
 
     def _remove(self, one: ToySample) -> None:
         (self.running if one in self.running else self.waiting).remove(one)

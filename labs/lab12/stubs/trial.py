@@ -128,7 +128,7 @@ class Service:
         )
         self.journal, self.writes = Journal(":memory:"), count()
         self.full = {fault.step for fault in faults.disk}
-        self.events: list[EngineEvent] = []
+        self.told: list[EngineEvent] = []
         self.answers: dict[int, list[bytes]] = {ask.number: [] for ask in asks}
         self.left: dict[int, int] = {}  # samples that have not ended
         self.tries = 0
@@ -180,7 +180,7 @@ class Service:
             self.time.call_later(ROUND, self._round)
 
     def _heard(self, event: EngineEvent) -> None:
-        self.events.append(event)
+        self.told.append(event)
         number = getattr(event, "request_id", -1)
         if isinstance(event, Finished):
             self.left[number] -= 1
@@ -191,7 +191,7 @@ class Service:
                 self._answer(number, answer)
 
     def _texts(self, number: int) -> list[str]:
-        heard = transcripts(self.events)
+        heard = transcripts(self.told)
         return [one.text for (request, _), one in sorted(heard.items()) if request == number]
 
     def _answer(self, number: int, answer: bytes) -> None:
@@ -212,7 +212,7 @@ def run_trial(
         service.run()
     except ResilienceError as error:
         wrong.append(f"{type(error).__name__}: {error}")
-    wrong += complaints(transcripts(service.events), truth)
+    wrong += complaints(transcripts(service.told), truth)
     for ask in asks:
         texts = [truth[ask.number, index].text for index in range(ask.params.n)]
         answers = set(service.answers[ask.number])
@@ -223,7 +223,7 @@ def run_trial(
     service.journal.close()
     return Trial(
         seed, faults, wrong, service.engine.restarts, service.rounds,
-        service.tries - len(asks), service.time.now, service.events, make_engine,
+        service.tries - len(asks), service.time.now, service.told, make_engine,
     )  # fmt: skip
 
 
