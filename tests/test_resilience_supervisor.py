@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,13 +13,15 @@ import pytest
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Aborted, Failed, Preempted
+from nanovllm.cli.serve import _maker
 from nanovllm.generation.events import Completion, Finished
 from nanovllm.generation.params import SamplingParams
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model
 from nanovllm.resilience.checker import complaints, transcripts
 from nanovllm.resilience.errors import GaveUpError, PoisonedRequestError
-from nanovllm.resilience.faults import Fault, FaultyEngine, Kind, draw_faults, shrink
+from nanovllm.resilience.faults import FaultyEngine, draw_faults, shrink
+from nanovllm.resilience.kinds import Fault, Kind
 from nanovllm.resilience.restarts import RestartLimit
 from nanovllm.resilience.supervisor import SupervisedEngine
 from tests.serving_tools import TOKENIZER
@@ -216,3 +220,15 @@ def test_a_deadline_is_not_begun_anew() -> None:
     now[0] += 4.0
     made.step()
     assert engines == [10.0, 6.0]
+
+
+def test_other_weights_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"the first ones")
+    llm = SimpleNamespace(folder=tmp_path, rung=SimpleNamespace(make_engine=engine))
+    make = _maker(llm)  # type: ignore[arg-type]
+    assert isinstance(make(), Engine)
+    (tmp_path / "model.safetensors").write_bytes(b"other ones")
+    made = SupervisedEngine(make, engine=_dies_at(0)())
+    made.add_request([5], SamplingParams())
+    with pytest.raises(GaveUpError, match=r"model\.safetensors in .* changed"):
+        made.step()

@@ -247,8 +247,26 @@ def _server(llm: "LLM", config: "ServeConfig", supervise: bool = False) -> "Serv
     if supervise:
         from nanovllm.resilience.supervisor import SupervisedEngine
 
-        engine = SupervisedEngine(llm.rung.make_engine, engine=engine)
+        engine = SupervisedEngine(_maker(llm), engine=engine)
     return Server(engine, config, *_templates(llm))
+
+
+def _maker(llm: "LLM") -> "Callable[[], Any]":
+    """Makes an engine from the weights that the first one read, or none."""
+    from nanovllm.resilience.checksums import changed, checksums
+    from nanovllm.resilience.errors import WeightsChangedError
+
+    kept = checksums(llm.folder.glob("*.safetensors"))
+
+    def make() -> Any:
+        if other := changed(kept, llm.folder):
+            raise WeightsChangedError(
+                f"{', '.join(other)} in {llm.folder} changed while the server ran; put the old "
+                "weights back, or start the server anew."
+            )
+        return llm.rung.make_engine()
+
+    return make
 
 
 def _keep(server: Any, path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nanovllm.batching.events import Aborted, EngineEvent, Failed
 from nanovllm.generation.events import Completion, Finished, TokenGenerated
+from nanovllm.resilience.failures import ENTRY, Failure, Level, Rules, Rung
 
 Sample = tuple[int, int]  # request id and index
 
@@ -38,32 +39,95 @@ def transcripts(events: Iterable[EngineEvent]) -> dict[Sample, Transcript]:
 def complaints(
     heard: dict[Sample, Transcript], truth: dict[Sample, Completion], spared: Iterable[int] = ()
 ) -> list[str]:
-    """What is wrong, a sentence each; nothing, if every sample ended once and told the truth.
+    """What is wrong, a sentence for each sample that is not right; nothing, if all are.
 
-    truth: of a run without faults. spared: requests that their callers gave up, or that may fail:
-    what they told must be a beginning of the truth, however they ended.
+    truth: each sample's completion in a run without faults. A sample is right if
+
+    - it ended exactly once; a sample of which nothing was heard has not ended
+    - its tokens are the first ones of the truth's, and its text is a beginning of the truth's
+    - it ended by Finished, with the truth's tokens, text, finish_reason and stop_reason, in what
+      was told one by one and in the event's own completion (log-probabilities may differ)
+
+    Of requests in `spared`, whose callers gave them up or which may fail, only the first two are
+    asked. A sample that the truth does not know is wrong, too. Each sentence has the request's id.
     """
+    ### BEGIN SOLUTION
     wrong, spared = [], set(spared)
-    for sample, wanted in truth.items():
-        mine = heard.get(sample, Transcript())
-        name = f"request {sample[0]}, sample {sample[1]}"
-        if len(mine.ends) != 1:
-            wrong.append(f"{name} ended {len(mine.ends)} times")
-            continue
-        [end] = mine.ends
-        told = tuple(mine.token_ids)
-        if told != wanted.token_ids[: len(told)] or not wanted.text.startswith(mine.text):
-            wrong.append(f"{name} told {told}, but the truth is {wanted.token_ids}")
-        elif sample[0] in spared:
-            continue
-        elif not isinstance(end, Finished) or mine.text != wanted.text:
-            wrong.append(f"{name} ended by {type(end).__name__}")
-        elif _said(end.completion) != _said(wanted) or told != wanted.token_ids:
-            wrong.append(f"{name} is not whole: {told} of {wanted.token_ids}")
+    for sample in [*truth, *(one for one in heard if one not in truth)]:
+        mine, wanted = heard.get(sample, Transcript()), truth.get(sample)
+        said = _complaint(mine, wanted, sample[0] in spared)
+        if said:
+            wrong.append(f"Request {sample[0]}, sample {sample[1]}, {said}.")
     return wrong
+    ### END SOLUTION
+
+
+### BEGIN SOLUTION
+def _complaint(mine: Transcript, wanted: Completion | None, spared: bool) -> str:
+    if wanted is None:
+        return "was never asked for"
+    if len(mine.ends) != 1:
+        return f"ended {len(mine.ends)} times"
+    [end], told = mine.ends, tuple(mine.token_ids)
+    if told != wanted.token_ids[: len(told)] or not wanted.text.startswith(mine.text):
+        return f"told {told} {mine.text!r}, but the truth is {wanted.token_ids} {wanted.text!r}"
+    if spared:
+        return ""
+    if not isinstance(end, Finished):
+        return f"ended by {type(end).__name__}"
+    if told != wanted.token_ids or mine.text != wanted.text:
+        return f"is not whole: {told} of {wanted.token_ids}"
+    if _said(end.completion) != _said(wanted):
+        return "was told the truth, and another completion"
+    return ""
 
 
 def _said(completion: Completion) -> tuple[Any, ...]:
     """All that must be equal; log-probabilities differ in their last digits."""
     c = completion
     return c.token_ids, c.text, c.finish_reason, c.stop_reason
+
+
+### END SOLUTION
+
+
+def ladder_complaints(history: Sequence[Rung], rules: Rules) -> list[str]:
+    """Where a history of failures breaks the ladder's rules, a sentence for each such rung.
+
+    Each rung is judged by those of its kind before it, as they stand in the history:
+
+    - the first of its kind is at the level of ENTRY
+    - within `calm` seconds of the one before, it is at the same level; or, if the level has had its
+      `tries` since it was come to, one higher, and must be (but for HUMAN, which stays)
+    - later, it is one level lower for each whole `calm` seconds, but not below ENTRY
+    - at HUMAN it stays, however late (nobody resets in these histories)
+    - it is not earlier than the one before
+
+    >>> levels = Level.REQUEST, Level.SYSTEM
+    >>> skips = [Rung(float(n), Failure.TIMEOUT, level) for n, level in enumerate(levels)]
+    >>> len(ladder_complaints(skips, Rules(tries=1)))
+    1
+    """
+    ### BEGIN SOLUTION
+    wrong: list[str] = []
+    before: dict[Failure, tuple[Rung, int]] = {}  # the last one, and tries at its level
+    for rung in history:
+        wanted, tries, late = ENTRY[rung.failure], 0, True
+        if rung.failure in before:
+            last, tries = before[rung.failure]
+            late = rung.time >= last.time
+            wanted = last.level
+            down = int((rung.time - last.time) // rules.calm)
+            if last.level is not Level.HUMAN and down > 0:
+                wanted, tries = Level(max(last.level - down, ENTRY[rung.failure])), 0
+            elif tries >= rules.tries and last.level is not Level.HUMAN:
+                wanted, tries = Level(last.level + 1), 0
+        if rung.level != wanted or not late:
+            wrong.append(
+                f"At {rung.time:g} s, {rung.failure.value} was answered at {rung.level.name}, "
+                f"not at {wanted.name}{'' if late else ', and before the one before it'}."
+            )
+            tries = 0 if rung.level != wanted else tries
+        before[rung.failure] = rung, tries + 1
+    return wrong
+    ### END SOLUTION

@@ -35,7 +35,8 @@ class Entry:
     """One request: what was asked, and what each of its samples has told.
 
     seed: from which its samples draw, in whichever engine. deadline: on the supervisor's clock;
-    None if it has none. strikes: deaths of an engine at which it was running.
+    None if it has none. strikes: deaths of an engine for which it may be to blame;
+    told_before: how many tokens it had told at the last of them.
     """
 
     request_id: int
@@ -45,6 +46,7 @@ class Entry:
     priority: Any = None
     deadline: float | None = None
     strikes: int = 0
+    told_before: int = 0
     prefilled: bool = False
     aborted: bool = False
     samples: list[Told] = field(init=False)
@@ -54,8 +56,13 @@ class Entry:
 
     @property
     def running(self) -> bool:
-        """Whether a sample of it is in the batch."""
+        """Whether a sample of it is in the batch: admitted, not preempted since, not ended."""
         return any(sample.running and not sample.ended for sample in self.samples)
+
+    @property
+    def told(self) -> int:
+        """Tokens that it has told, of all samples."""
+        return sum(len(sample.token_ids) for sample in self.samples)
 
     @property
     def ended(self) -> bool:
@@ -69,14 +76,27 @@ class Entry:
         return self.params.n == 1 and self.params.logprobs is None
 
     def resume(self) -> Sequence[int]:
-        """The tokens that a new engine is given; sets how many it will tell again."""
+        """The tokens that a new engine is given: those told so far, if it can go on, else none.
+
+        Nothing of it is in a batch now. What a new engine will tell again from the start, its
+        caller does not hear again.
+        """
+        ### BEGIN SOLUTION
         for sample in self.samples:
             sample.running = False
             sample.again = 0 if self.can_go_on else len(sample.token_ids)
         return tuple(self.samples[0].token_ids) if self.can_go_on else ()
+        ### END SOLUTION
 
     def hear(self, event: EngineEvent) -> bool:
-        """Note an event of this request; False if its caller has heard it from an engine before."""
+        """Note an event of this request; False if its caller has heard it from an engine before.
+
+        Over all engines together a caller hears one Prefilled, one Queued for each sample, each
+        token once, and one end for each sample, after which nothing of that sample is heard.
+        Admitted and Preempted are always heard, as long as the sample has not ended. A token that
+        is heard adds to `token_ids` and `text` of its sample.
+        """
+        ### BEGIN SOLUTION
         if isinstance(event, Prefilled):
             known, self.prefilled = self.prefilled, True
             return not known
@@ -97,3 +117,9 @@ class Entry:
         elif isinstance(event, Finished | Aborted | Failed):
             sample.ended = True
         return True
+        ### END SOLUTION
+
+
+def in_batch(engine: Any) -> set[int]:
+    """Ids of the requests that are in an engine's batch, also after a step of it died (given)."""
+    return {request.sequence.request_id for request in engine.scheduler.running}

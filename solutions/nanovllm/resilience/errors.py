@@ -27,3 +27,15 @@ class JournalError(ResilienceError):
 
 class JournalFullError(ResilienceError):
     """A request that could not be written down, so it is not accepted."""
+
+
+class SimulationError(ResilienceError):
+    """A simulation that does not come to its end."""
+
+
+class UnavailableError(ResilienceError):
+    """A server that did not answer, or answered that it cannot: another one may."""
+
+
+class WeightsChangedError(ResilienceError):
+    """Weights that are not those with which the first engine began."""

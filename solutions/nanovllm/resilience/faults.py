@@ -4,66 +4,79 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
-import torch
-
 from nanovllm.batching.events import EngineEvent
-
-
-class Kind(Enum):
-    """What goes wrong."""
-
-    CRASH = "crash"  # the step raises before it has done anything
-    LOST = "lost"  # the step is done, but its events never come
-    NAN = "nan"  # every logit of the step is NaN
-    NO_START = "no start"  # the next engine cannot be made
-
-
-class FaultError(RuntimeError):
-    """What a fault raises."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """At the step of this number, counted over all engines of a run from 0."""
-
-    step: int
-    kind: Kind
+from nanovllm.generation.latency import ManualClock
+from nanovllm.resilience.kinds import (
+    DEATHS,
+    HANG_SECONDS,
+    JUMP_SECONDS,
+    SLOW_SECONDS,
+    Fault,
+    FaultError,
+    Kind,
+)
 
 
 def draw_faults(
-    seed: int, steps: int, most: int, kinds: Sequence[Kind] = (Kind.CRASH, Kind.LOST, Kind.NAN)
+    seed: int, steps: int, most: int, kinds: Sequence[Kind] = DEATHS
 ) -> tuple[Fault, ...]:
-    """Up to `most` faults in so many steps; from a generator of their own, so that the same
-    requests come with and without them."""
+    """Faults at 0 to `most` different steps below `steps`, in order of their steps.
+
+    The number of faults, their steps and their kinds all depend on the seed, and on nothing else:
+    the random generators of others are neither read nor moved, so that the same requests come
+    with and without faults.
+
+    >>> draw_faults(7, 40, 3) == draw_faults(7, 40, 3)
+    True
+    """
+    ### BEGIN SOLUTION
     draws = random.Random(f"faults {seed}")
     chosen = draws.sample(range(steps), min(steps, draws.randint(0, most)))
     return tuple(Fault(step, draws.choice(list(kinds))) for step in sorted(chosen))
+    ### END SOLUTION
 
 
 def shrink(faults: Sequence[Fault], fails: Callable[[Sequence[Fault]], bool]) -> tuple[Fault, ...]:
-    """As few of these faults as still fail: leaves out one after another while it does.
+    """Of these faults so few that `fails` no longer holds when any one of them is left out.
+
+    `fails(faults)` holds for all of them together, and runs a whole simulation: for n faults it is
+    asked at most n * (n + 1) / 2 times. The order stays.
 
     >>> bad = Fault(7, Kind.LOST)
     >>> shrink([Fault(1, Kind.CRASH), bad, Fault(9, Kind.NAN)], lambda some: bad in some)
     (Fault(step=7, kind=<Kind.LOST: 'lost'>),)
     """
-    left = tuple(faults)
-    for fault in faults:
-        without = tuple(one for one in left if one != fault)
-        if fails(without):
-            left = without
-    return left
+    ### BEGIN SOLUTION
+    left, changed = list(faults), True
+    while changed:
+        changed = False
+        for fault in tuple(left):
+            without = [one for one in left if one != fault]
+            if fails(tuple(without)):
+                left, changed = without, True
+                break
+    return tuple(left)
+    ### END SOLUTION
 
 
 class FaultyEngine:
-    """An engine whose steps fail as planned. `steps` counts those of all engines of a run."""
+    """An engine whose steps fail as planned.
 
-    def __init__(self, engine: Any, faults: Sequence[Fault], steps: Iterator[int]) -> None:
+    `steps` counts the steps of all engines of a run; SLOW, HANG and CLOCK_JUMP move the
+    `clock`.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        faults: Sequence[Fault],
+        steps: Iterator[int],
+        clock: ManualClock | None = None,
+    ) -> None:
         self._engine, self._steps = engine, steps
+        self._time = clock or ManualClock()
         self._faults = {fault.step: fault.kind for fault in faults}
         self._dead = False
 
@@ -71,20 +84,44 @@ class FaultyEngine:
         return getattr(self._engine, name)
 
     def step(self) -> list[EngineEvent]:
-        """The engine's step, or its fault. An engine that has died stays dead."""
+        """The engine's step, or its fault; each call takes the next number of `steps`.
+
+        - CRASH raises FaultError, and the engine's own step is not run
+        - LOST runs it, drops its events, and raises FaultError
+        - HANG moves the clock by HANG_SECONDS, then is a CRASH
+        - NAN: `engine.execute` gives NaN in every place, of the same shape, in this step only
+        - SLOW moves the clock by SLOW_SECONDS, CLOCK_JUMP by JUMP_SECONDS; then the usual step
+        - STORE_FULL: `engine.store.can_admit` is False for everybody, in this step only
+
+        After CRASH, LOST or HANG this engine is dead: each further step raises FaultError.
+        """
+        ### BEGIN SOLUTION
         kind = self._faults.get(next(self._steps))
-        if self._dead or kind is Kind.CRASH:
+        if kind is Kind.HANG and not self._dead:
+            self._time.advance(HANG_SECONDS)
+        if self._dead or kind in (Kind.CRASH, Kind.HANG):
             self._dead = True
             raise FaultError("a crash on purpose")
-        if kind is not Kind.NAN:
-            events = self._engine.step()
-            if kind is Kind.LOST:
-                self._dead = True
-                raise FaultError("the events of a step are lost on purpose")
-            return events
-        execute = self._engine.execute
-        self._engine.execute = lambda plan: torch.full_like(execute(plan), float("nan"))
+        if kind is Kind.LOST:
+            self._dead = True
+            self._engine.step()
+            raise FaultError("the events of a step are lost on purpose")
+        if kind is Kind.SLOW:
+            self._time.advance(SLOW_SECONDS)
+        elif kind is Kind.CLOCK_JUMP:
+            self._time.advance(JUMP_SECONDS)
+        elif kind is Kind.NAN:
+            execute = self._engine.execute
+            return self._with(self._engine, "execute", lambda plan: execute(plan) * float("nan"))
+        elif kind is Kind.STORE_FULL:
+            return self._with(self._engine.store, "can_admit", lambda request: False)
+        return self._engine.step()
+        ### END SOLUTION
+
+    def _with(self, owner: Any, name: str, changed: Callable[..., Any]) -> list[EngineEvent]:
+        """A step in which a method of `owner` is another one (given)."""
+        setattr(owner, name, changed)
         try:
             return self._engine.step()
         finally:
-            del self._engine.execute
+            delattr(owner, name)

@@ -97,10 +97,14 @@ class Journal:
             )
 
     def accept(self, record: Record) -> Record:
-        """Take a request on; the one of the same owner and key, if there is one.
+        """Take a request on, and give it back; or the one of the same owner and key, if any.
+
+        A request without a key is never known. A new one must find room: when `most` are kept, the
+        one that was answered and came first is forgotten. On return it is on the disk.
 
         Raises JournalFullError where there is no room, on the disk or among the open requests.
         """
+        ### BEGIN SOLUTION
         known = self._known(record)
         if known is not None:
             return known
@@ -109,56 +113,68 @@ class Journal:
             self._file.execute(
                 "INSERT INTO requests (id, owner, key, path, digest, body, accepted) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    record.id,
-                    record.owner,
-                    record.key,
-                    record.path,
-                    record.digest,
-                    record.body,
-                    time.time(),
-                ),
+                (*_sent(record), time.time()),
             )
         return record
+        ### END SOLUTION
 
     def _known(self, record: Record) -> Record | None:
+        """The one of the same owner and key, if there is one; None for a record without a key."""
+        ### BEGIN SOLUTION
         if record.key is None:
             return None
         return self._one("owner = ? AND key = ?", record.owner, record.key)
+        ### END SOLUTION
 
     def _make_room(self) -> None:
+        """Forget, of the answered ones, as many of the oldest as leave room for one request more.
+
+        Raises JournalFullError where the open ones alone leave none.
+        """
+        ### BEGIN SOLUTION
         [count] = self._file.execute("SELECT count(*) FROM requests").fetchone()
         if count < self.most:
             return
         gone = self._file.execute(
             "DELETE FROM requests WHERE id IN (SELECT id FROM requests WHERE status IS NOT NULL "
-            "ORDER BY accepted LIMIT ?)",
+            "ORDER BY rowid LIMIT ?)",
             (count - self.most + 1,),
         ).rowcount
         if count - gone >= self.most:
             raise JournalFullError(f"The journal holds {count} requests without an answer; wait.")
+        ### END SOLUTION
 
     def end(self, request_id: str, status: int, media_type: str, answer: bytes) -> None:
-        """Keep a request's answer. Raises JournalFullError where the disk is full."""
+        """Keep a request's answer; the first one stands, and an id that is not there is nothing.
+
+        Raises JournalFullError where the disk is full.
+        """
+        ### BEGIN SOLUTION
         with self._writing():
             self._file.execute(
-                "UPDATE requests SET status = ?, media_type = ?, answer = ? WHERE id = ?",
+                "UPDATE requests SET status = ?, media_type = ?, answer = ? "
+                "WHERE id = ? AND status IS NULL",
                 (status, media_type, answer, request_id),
             )
+        ### END SOLUTION
 
     def drop(self, request_id: str) -> None:
         """Forget a request, as if it had never come."""
+        ### BEGIN SOLUTION
         with self._writing():
             self._file.execute("DELETE FROM requests WHERE id = ?", (request_id,))
+        ### END SOLUTION
 
     def find(self, request_id: str) -> Record | None:
         """The request of this id."""
         return self._one("id = ?", request_id)
 
     def open_requests(self) -> list[Record]:
-        """Those without an answer, the oldest first."""
-        rows = self._file.execute("SELECT * FROM requests WHERE status IS NULL ORDER BY accepted")
+        """Those without an answer, in the order in which they came."""
+        ### BEGIN SOLUTION
+        rows = self._file.execute("SELECT * FROM requests WHERE status IS NULL ORDER BY rowid")
         return [Record(**row) for row in rows]
+        ### END SOLUTION
 
     def close(self) -> None:
         """Let go of the file."""
@@ -174,7 +190,7 @@ class Journal:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """All of it, or nothing."""
+        """All of it, or nothing (given). Raises JournalFullError where the file takes no more."""
         try:
             self._file.execute("BEGIN IMMEDIATE")
             yield
@@ -189,6 +205,11 @@ class Journal:
     def _undo(self) -> None:
         if self._file.in_transaction:
             self._file.execute("ROLLBACK")
+
+
+def _sent(record: Record) -> tuple[str | bytes | None, ...]:
+    """What is written down of a new request, in the order of the table's columns (given)."""
+    return record.id, record.owner, record.key, record.path, record.digest, record.body
 
 
 def _locked(path: Path):  # noqa: ANN202, an open file

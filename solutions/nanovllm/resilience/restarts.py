@@ -11,7 +11,7 @@ class RestartLimit:
     """At most `most` restarts in any `window` seconds; older ones are forgotten.
 
     >>> limit = RestartLimit(most=2, window=60.0)
-    >>> [limit.allow(now) for now in (0.0, 1.0, 2.0, 61.0)]
+    >>> [limit.allow(now) for now in (0.0, 1.0, 2.0, 60.0)]
     [True, True, False, True]
     """
 
@@ -20,10 +20,15 @@ class RestartLimit:
     times: deque[float] = field(default_factory=deque)
 
     def allow(self, now: float) -> bool:
-        """Whether one more restart is allowed now; if so, it counts."""
+        """Whether one more restart is allowed now; if so, it counts, and only then.
+
+        A restart that is `window` seconds old, or older, is forgotten.
+        """
+        ### BEGIN SOLUTION
         while self.times and self.times[0] <= now - self.window:
             self.times.popleft()
         if len(self.times) >= self.most:
             return False
         self.times.append(now)
         return True
+        ### END SOLUTION

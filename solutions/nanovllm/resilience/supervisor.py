@@ -1,5 +1,6 @@
 """`SupervisedEngine`: an engine that dies is made anew, and every open request goes on in it."""
 
+### BEGIN SOLUTION
 from __future__ import annotations
 
 import logging
@@ -15,26 +16,18 @@ from nanovllm.batching.errors import NonFiniteLogitsError
 from nanovllm.batching.events import Aborted, EngineEvent, Failed, Preempted
 from nanovllm.generation.events import TokenGenerated
 from nanovllm.generation.params import SamplingParams
-from nanovllm.resilience.entry import Entry
+from nanovllm.resilience.entry import Entry, in_batch
 from nanovllm.resilience.errors import GaveUpError, PoisonedRequestError
 from nanovllm.resilience.restarts import RestartLimit
 
 SUSPECT, POISONED = 2, 3  # strikes
+FORGIVEN = 8  # tokens told since the last strike
 SHORTEST = 1e-3  # seconds that a deadline still has in a new engine
 log = logging.getLogger("nanovllm.resilience")
 
 
 class SupervisedEngine:
-    """Has the face of the engine that `make_engine()` gives, and outlives it.
-
-    engine: the first one, if it is made already.
-
-    What a caller hears is what one engine that never fails would tell: no token twice, none left
-    out, the same tokens (a request's seed is fixed when it comes). After a death, who was running
-    is told as Preempted. A request that was running at two deaths is tried again with no other
-    suspect beside it; at the third it is Failed, by a PoisonedRequestError. When the engine dies
-    more often than `limit` allows, `step` raises GaveUpError.
-    """
+    """See `supervisor_interface.Supervisor`."""
 
     def __init__(
         self,
@@ -60,7 +53,7 @@ class SupervisedEngine:
     @property
     def has_unfinished(self) -> bool:
         """Whether a further step has anything to do or to report."""
-        return bool(self._entries)
+        return bool(self._entries) or self._engine.has_unfinished
 
     def add_request(
         self,
@@ -74,9 +67,8 @@ class SupervisedEngine:
     ) -> int:
         """As the engine's. Raises RequestError."""
         params = params or SamplingParams()
-        if params.seed is not None:
-            seed = params.seed
-        seed = secrets.randbits(63) if seed is None else seed
+        chosen = (params.seed, seed, secrets.randbits(63))
+        seed = next(one for one in chosen if one is not None)
         with self._lock:
             number = next(self._ids) if request_id is None else request_id
             more = {"deadline": deadline} if deadline is not None else {}
@@ -125,12 +117,13 @@ class SupervisedEngine:
     def _heard(self, event: EngineEvent) -> bool:
         """Note an event; False if it is not for the caller's ears."""
         entry = self._entries.get(getattr(event, "request_id", -1))
-        if entry is None:
-            return True  # of no request, as Stepped
+        if entry is None:  # of no request, as Stepped; or what an engine tells of one that ended
+            return not hasattr(event, "request_id")
         told = entry.hear(event)
         if entry.ended:
             with self._lock:
                 del self._entries[entry.request_id]
+                self._engine.abort(entry.request_id)  # samples that began anew, and ended before
         return told
 
     def _rebuild(self, error: Exception, allowed: bool = False) -> list[EngineEvent]:
@@ -162,14 +155,18 @@ class SupervisedEngine:
     def _blame(self) -> list[EngineEvent]:
         """Strikes for those that were running; the events of their being put back, or given up.
 
-        With one suspect in the batch, nobody else is blamed for the death.
+        With one suspect in the batch, nobody else is blamed for the death. Whom the step that died
+        had let in, no event has told.
         """
         now, events = self._now(), []
         with self._lock:
-            running = [entry for entry in self._entries.values() if entry.running]
+            silent = in_batch(self._engine)
+            running = [e for e in self._entries.values() if e.running or e.request_id in silent]
             alone = [entry for entry in running if entry.request_id == self._alone]
             for entry in alone or running:
-                entry.strikes += 1
+                forgiven = entry.told - entry.told_before >= FORGIVEN
+                entry.strikes = 1 if forgiven else entry.strikes + 1
+                entry.told_before = entry.told
             for entry in running:
                 for index, sample in enumerate(entry.samples):
                     if sample.running and not sample.ended:
@@ -235,3 +232,6 @@ class SupervisedEngine:
 
 def _is_nan(event: EngineEvent) -> TypeGuard[Failed]:
     return isinstance(event, Failed) and isinstance(event.error, NonFiniteLogitsError)
+
+
+### END SOLUTION

@@ -1,0 +1,77 @@
+"""The judge of a run: what each caller heard, against a run in which nothing failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nanovllm.batching.events import Aborted, EngineEvent, Failed
+from nanovllm.generation.events import Completion, Finished, TokenGenerated
+from nanovllm.resilience.failures import ENTRY, Failure, Level, Rules, Rung
+
+Sample = tuple[int, int]  # request id and index
+
+
+@dataclass
+class Transcript:
+    """All that one sample has told: its tokens, its text, and how it ended, each time it did."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    ends: list[EngineEvent] = field(default_factory=list)
+
+
+def transcripts(events: Iterable[EngineEvent]) -> dict[Sample, Transcript]:
+    """Events of a run by sample."""
+    found: dict[Sample, Transcript] = {}
+    for event in events:
+        if isinstance(event, TokenGenerated | Finished | Aborted | Failed):
+            mine = found.setdefault((event.request_id, event.index), Transcript())
+            if isinstance(event, TokenGenerated):
+                mine.token_ids.append(event.token_id)
+                mine.text += event.text
+            else:
+                mine.ends.append(event)
+    return found
+
+
+def complaints(
+    heard: dict[Sample, Transcript], truth: dict[Sample, Completion], spared: Iterable[int] = ()
+) -> list[str]:
+    """What is wrong, a sentence for each sample that is not right; nothing, if all are.
+
+    truth: each sample's completion in a run without faults. A sample is right if
+
+    - it ended exactly once; a sample of which nothing was heard has not ended
+    - its tokens are the first ones of the truth's, and its text is a beginning of the truth's
+    - it ended by Finished, with the truth's tokens, text, finish_reason and stop_reason, in what
+      was told one by one and in the event's own completion (log-probabilities may differ)
+
+    Of requests in `spared`, whose callers gave them up or which may fail, only the first two are
+    asked. A sample that the truth does not know is wrong, too. Each sentence has the request's id.
+    """
+    raise NotImplementedError("lab12 task 7: complaints")
+
+
+
+
+
+def ladder_complaints(history: Sequence[Rung], rules: Rules) -> list[str]:
+    """Where a history of failures breaks the ladder's rules, a sentence for each such rung.
+
+    Each rung is judged by those of its kind before it, as they stand in the history:
+
+    - the first of its kind is at the level of ENTRY
+    - within `calm` seconds of the one before, it is at the same level; or, if the level has had its
+      `tries` since it was come to, one higher, and must be (but for HUMAN, which stays)
+    - later, it is one level lower for each whole `calm` seconds, but not below ENTRY
+    - at HUMAN it stays, however late (nobody resets in these histories)
+    - it is not earlier than the one before
+
+    >>> levels = Level.REQUEST, Level.SYSTEM
+    >>> skips = [Rung(float(n), Failure.TIMEOUT, level) for n, level in enumerate(levels)]
+    >>> len(ladder_complaints(skips, Rules(tries=1)))
+    1
+    """
+    raise NotImplementedError("lab12 task 7: ladder_complaints")

@@ -1,0 +1,191 @@
+"""Requests that outlive their connection and their server: `Prefer: respond-async`, and keys."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import uuid
+from typing import Any
+
+import orjson
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nanovllm.resilience.errors import JournalFullError
+from nanovllm.resilience.journal import Journal, Record
+from nanovllm.serving.errors import ApiError, BadRequestError, NotFoundError, OverloadedError
+from nanovllm.serving.responses import JsonResponse, error_response
+
+PATHS = ("/v1/completions", "/v1/chat/completions")
+FETCH = "/v1/requests/"
+LONGEST_KEY = 255
+log = logging.getLogger("nanovllm.resilience")
+
+
+class Durable:
+    """An ASGI layer inside RequestMiddleware, which has read the body and knows the API key.
+
+    - `Prefer: respond-async`: 202 and an id as soon as the request is in the journal; the answer is
+      at `/v1/requests/ID` (202 until it is there). It is computed again where the server ended.
+    - `Idempotency-Key`: a repeat gets the first one's answer, also while that is computed. The same
+      key with another body is a 400. Of an answer that is an error of the server, no key is kept.
+
+    Who has another API key sees nothing of either.
+    """
+
+    def __init__(self, app: ASGIApp, journal: Journal) -> None:
+        self.app, self.journal = app, journal
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(scope, receive, send)
+            return
+        try:
+            answer = await self._answer(scope, receive)
+        except ApiError as error:
+            answer = error_response(error)
+        if answer is None:
+            await self.app(scope, receive, send)
+        else:
+            await answer(scope, receive, send)
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Once the server has started, what an earlier one left open is computed."""
+        self._whole = scope["app"]
+
+        async def started(message: Message) -> None:
+            await send(message)
+            if message["type"] == "lifespan.startup.complete":
+                for record in self.journal.open_requests():
+                    self._start(record)
+
+        await self.app(scope, receive, started)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Response | None:
+        """The answer from the journal; None for a request that is none of its affair."""
+        path, owner = scope["path"], _owner(scope)
+        if scope["method"] == "GET" and path.startswith(FETCH):
+            return self._fetch(path.removeprefix(FETCH), owner)
+        headers = Headers(scope=scope)
+        later = "respond-async" in headers.get("prefer", "")
+        key = headers.get("idempotency-key")
+        if scope["method"] != "POST" or path not in PATHS or not (later or key is not None):
+            return None
+        if key is not None and not 0 < len(key) <= LONGEST_KEY:
+            raise BadRequestError(f"Idempotency-Key must have 1 to {LONGEST_KEY} characters.")
+        asked = (await receive()).get("body", b"")
+        name, digest = f"req-{uuid.uuid4().hex}", hashlib.sha256(path.encode() + asked).hexdigest()
+        record = self._accept(Record(name, owner, key, path, digest, _seeded(asked, later)))
+        if later:
+            where = FETCH + record.id
+            said = {"id": record.id, "status": "open" if record.open else "done", "url": where}
+            return JsonResponse(
+                said, 202, {"Location": where, "Preference-Applied": "respond-async"}
+            )
+        if record.open:
+            await asyncio.shield(self._running[record.id])
+            record = self.journal.find(record.id) or record
+        if record.open:
+            raise OverloadedError("The request was not answered; send it again.")
+        return _response(record)
+
+    def _accept(self, record: Record) -> Record:
+        try:
+            taken = self.journal.accept(record)
+        except JournalFullError as error:
+            raise OverloadedError(str(error)) from None
+        if taken.id != record.id and taken.digest != record.digest:
+            raise BadRequestError(
+                "This Idempotency-Key was used for another request; give each a key of its own.",
+                param="Idempotency-Key",
+            )
+        if taken.id == record.id:
+            self._start(taken)
+        return taken
+
+    def _fetch(self, request_id: str, owner: str) -> Response:
+        record = self.journal.find(request_id)
+        if record is None or record.owner != owner:
+            raise NotFoundError(f"There is no request {request_id!r:.80}.")
+        if record.open:
+            return JsonResponse({"id": record.id, "status": "open"}, 202, {"Retry-After": "1"})
+        return _response(record)
+
+    def _start(self, record: Record) -> None:
+        task = asyncio.ensure_future(self._compute(record))
+        self._running[record.id] = task
+        task.add_done_callback(lambda _: self._running.pop(record.id, None))
+
+    async def _compute(self, record: Record) -> None:
+        """Ask the app, as if the request came now, and keep what it says."""
+        status, headers, pieces = 500, Headers(), []
+
+        async def receive() -> Message:
+            if asked:
+                return asked.pop()
+            await asyncio.Event().wait()  # nobody leaves
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            nonlocal status, headers
+            if message["type"] == "http.response.start":
+                status, headers = message["status"], Headers(raw=message["headers"])
+            else:
+                pieces.append(message.get("body", b""))
+
+        asked = [{"type": "http.request", "body": record.body, "more_body": False}]
+        scope = _scope(record, send) | {"app": self._whole}
+        try:
+            await self.app(scope, receive, send)
+        except Exception:
+            log.exception("request failed", extra={"fields": {"request_id": record.id}})
+        answer = b"".join(pieces)
+        if status >= 500 and record.key is not None:
+            self.journal.drop(record.id)  # a repeat is a new try
+        elif not (status >= 500 or _cut_short(answer)):
+            self.journal.end(record.id, status, headers.get("content-type", ""), answer)
+
+
+def _scope(record: Record, send: Send) -> dict[str, Any]:
+    """What RequestMiddleware would give the app for this request."""
+    return {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
+        "scheme": "http", "path": record.path, "raw_path": record.path.encode(), "root_path": "",
+        "query_string": b"", "headers": [(b"content-type", b"application/json")],
+        "client": None, "server": None, "state": {}, "request_id": record.id, "log": {},
+        "straight": send, "api_key": record.owner,
+    }  # fmt: skip
+
+
+def _owner(scope: Scope) -> str:
+    return scope.get("api_key", "")
+
+
+def _seeded(body: bytes, whole: bool) -> bytes:
+    """The body with a seed, so that it is answered alike when it is computed again; an answer that
+    is fetched later comes whole. What is no JSON object stays, for the app to refuse."""
+    try:
+        said = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body
+    if not isinstance(said, dict):
+        return body
+    if said.get("seed") is None:
+        said["seed"] = secrets.randbits(31)
+    if whole:
+        said["stream"] = False
+        said.pop("stream_options", None)
+    return orjson.dumps(said)
+
+
+def _cut_short(answer: bytes) -> bool:
+    """Whether the server stopped before the answer was whole: then the next server computes it."""
+    return b'"finish_reason":"abort"' in answer
+
+
+def _response(record: Record) -> Response:
+    return Response(record.answer, record.status or 200, media_type=record.media_type)

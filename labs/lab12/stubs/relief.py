@@ -1,0 +1,134 @@
+"""Levels 1 and 2: smaller steps for a while, who is ended early, and who is to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from nanovllm.resilience.vitals import Alarm, Remedy
+
+T = TypeVar("T")
+SHARE, HOLD, LONGEST = 0.7, 5.0, 30.0
+
+
+class Brake:
+    """Level 1 against a full store: 30 % less in a step, and nobody new, until all is well.
+
+    The first alarm of a time of need begins it: `factor` is 0.7, and `closed` is True. It ends
+    `hold` seconds after the last alarm, with everything as it was before. A further alarm makes it
+    longer, never the steps smaller again.
+
+    It is bounded: a time of need is over `longest` seconds after its first alarm, whatever comes
+    after; then `exhausted` is True until `hold` seconds have passed without an alarm, and alarms
+    begin no new time of need meanwhile. Somebody higher up has to help.
+
+    >>> brake = Brake()
+    >>> brake.alarm(0.0); brake.alarm(3.0)
+    >>> [brake.factor(now) for now in (3.0, 7.9, 8.0)]
+    [0.7, 0.7, 1.0]
+    """
+
+    def __init__(self, share: float = SHARE, hold: float = HOLD, longest: float = LONGEST) -> None:
+        self.share, self.hold, self.longest = share, hold, longest
+        raise NotImplementedError("lab12 task 3: Brake.__init__")
+
+    def alarm(self, now: float) -> None:
+        """The store is nearly full."""
+        raise NotImplementedError("lab12 task 3: Brake.alarm")
+
+    def closed(self, now: float) -> bool:
+        """Whether nobody new is let in."""
+        raise NotImplementedError("lab12 task 3: Brake.closed")
+
+    def factor(self, now: float) -> float:
+        """By which a step's token budget is multiplied."""
+        raise NotImplementedError("lab12 task 3: Brake.factor")
+
+    def exhausted(self, now: float) -> bool:
+        """Whether this level has done what it could, and it was not enough."""
+        raise NotImplementedError("lab12 task 3: Brake.exhausted")
+
+
+@dataclass
+class BrakedBudget:
+    """A scheduler's token budget (lab 04) behind a brake: at least 1 token, rounded down."""
+
+    budget: Any
+    brake: Brake
+    clock: Callable[[], float]
+
+    @property
+    def highest(self) -> int:
+        """That of the budget: what a machine takes does not change."""
+        return self.budget.highest
+
+    @property
+    def limit(self) -> int:
+        """The budget's present limit, less 30 % while the brake is on."""
+        raise NotImplementedError("lab12 task 3: BrakedBudget.limit")
+
+    def observe(self, seconds: float, free_share: float) -> None:
+        """The budget behind goes on learning."""
+        self.budget.observe(seconds, free_share)
+
+
+@dataclass(frozen=True)
+class OpenRequest:
+    """A request that has not ended; a lower `priority` comes first, as in vLLM."""
+
+    request_id: int
+    arrived: float
+    priority: int = 0
+
+
+def overdue(requests: Iterable[OpenRequest], now: float, limit: float) -> list[int]:
+    """Ids of those open for more than `limit` seconds, the oldest first; of equal age, the lower id
+    first.
+
+    >>> overdue([OpenRequest(1, 5.0), OpenRequest(2, 0.0), OpenRequest(3, 10.0)], 40.0, 30.0)
+    [2, 1]
+    """
+    raise NotImplementedError("lab12 task 3: overdue")
+
+
+def expendable(requests: Iterable[OpenRequest]) -> int | None:
+    """Whom to end when memory is short: the least urgent, the oldest of these, of equal age the
+    lower id; None without requests.
+
+    >>> expendable([OpenRequest(1, 0.0, priority=-1), OpenRequest(2, 7.0), OpenRequest(3, 5.0)])
+    3
+    """
+    raise NotImplementedError("lab12 task 3: expendable")
+
+
+def fragmentation(held: Collection[int]) -> float:
+    """Share of a pool's span that nobody holds: of blocks 0 to the highest held one; 0 if none is
+    held.
+
+    Compaction moves the held blocks to the front, so that the rest can be given back.
+
+    >>> fragmentation({0, 1, 9})
+    0.7
+    """
+    raise NotImplementedError("lab12 task 3: fragmentation")
+
+
+def isolate(batch: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
+    """Those of a batch that are to blame: a part fails if, and only if, one of them is in it.
+
+    All of them, in the batch's order. `fails(part)` runs a step for a part, which is not empty:
+    with one to blame among n it is asked at most 2 * ceil(log2(n)) + 1 times, with none once.
+
+    >>> isolate(range(8), lambda part: 5 in part)
+    [5]
+    """
+    raise NotImplementedError("lab12 task 3: isolate")
+
+
+def alarms_of_memory(brake: Brake, now: float, requests: Sequence[OpenRequest]) -> list[Alarm]:
+    """What is to be done about a nearly full store (given): the brake, then level 2."""
+    brake.alarm(now)
+    if not brake.exhausted(now):
+        return []
+    return [Alarm(Remedy.CANCEL, expendable(requests))]

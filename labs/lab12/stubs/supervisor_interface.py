@@ -1,0 +1,84 @@
+"""What a supervisor is asked, and what it does; `supervisor.py` starts empty (given).
+
+`supervisor.py` has one class, `SupervisedEngine(make_engine, limit=None, clock=time.monotonic,
+engine=None)`: make_engine() gives a new engine; limit is a RestartLimit, its defaults without one;
+clock is read for deadlines and for the limit; engine is the first one, if it is made already.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from nanovllm.batching.events import EngineEvent
+from nanovllm.generation.params import SamplingParams
+
+
+class Supervisor(Protocol):
+    """Has the face of the engine that `make_engine()` gives, and outlives it.
+
+    An engine dies when its `step` raises (NotImplementedError is no death: it is passed on). Then
+    a new one is made in the same call of `step`, and all open requests are added to it in the
+    order in which they came. What a caller hears is what one engine that never fails would tell:
+    no token twice, none left out, one end for each sample, the same tokens and texts, for every
+    sampling parameter. `entry.py` (task 4) keeps what is needed for that.
+
+    Attributes that are not named here are those of the present engine.
+    """
+
+    restarts: int  # how many engines were made after the first
+    failure: Exception | None  # the GaveUpError, once there was one
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a further step has anything to do or to report."""
+        ...
+
+    def add_request(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        seed: int | None = None,
+        request_id: int | None = None,
+        priority: Any = 0,
+        deadline: float | None = None,
+    ) -> int:
+        """As the engine's; returns the id, by default the lowest number that was never given out.
+
+        The engine gets the request at once, and gets the same seed in each of its lives: that of
+        `params`, else `seed`, else one that is drawn here. priority and deadline are given to the
+        engine only where they are not 0 and not None. deadline: in so many seconds; a later engine
+        gets what is left of it by `clock`, at least 0.001. What the engine refuses (it raises) is
+        raised, and is no request.
+        """
+        ...
+
+    def abort(self, request_id: int) -> bool:
+        """Give a request up; False if there is none of that id (any more).
+
+        It ends by one Aborted for each open sample, with what the sample has told, in a later step,
+        whatever becomes of the engine meanwhile.
+        """
+        ...
+
+    def step(self) -> list[EngineEvent]:
+        """One round of the engine, or its death and the making of a new one.
+
+        - At a death, each sample whose Admitted was told, and no Preempted since, is told as
+          Preempted.
+        - Each request in the batch gets a strike: these, and those of `in_batch` (in entry.py),
+          since a step that died has told nobody whom it had let in. Who has told 8 tokens or more
+          since the last strike has its earlier ones forgiven: this is its first.
+        - Who has two strikes is a suspect. Of suspects there is at most one in the engine, in the
+          order in which they came; who is none may be beside it. If an engine dies with a suspect
+          in the batch, the suspect alone gets the strike.
+        - At three strikes a request is Failed, each open sample of it, by a PoisonedRequestError;
+          it never comes into an engine again.
+        - A step whose events have Failed by NonFiniteLogitsError, and no TokenGenerated, is a
+          death, too (RELOAD): nobody hears of these Failed. But not where it is of one request
+          alone, and this is a suspect; nor where the limit allows no restart: then they stand.
+        - Events of requests that have ended already are dropped.
+
+        Raises:
+            GaveUpError: the limit does not allow one more restart, or make_engine raises.
+        """
+        ...

@@ -1,0 +1,251 @@
+"""Task 1: faults on purpose, in virtual time."""
+
+import random
+from itertools import count
+
+import numpy as np
+import pytest
+
+from grader import expect
+from nanovllm.generation.latency import ManualClock
+from nanovllm.generation.params import SamplingParams
+from nanovllm.resilience.errors import SimulationError
+from nanovllm.resilience.faults import FaultyEngine, draw_faults, shrink
+from nanovllm.resilience.kinds import DEATHS, MILD, Fault, FaultError, Kind
+from nanovllm.resilience.toy_engine import ToyEngine
+from nanovllm.resilience.virtual_time import VirtualTime, Wire
+
+NAMES = [kind.name for kind in Kind]
+
+
+@pytest.mark.check(task=1, points=1, title="Faults of a seed")
+def test_draw(seed):
+    runs = [draw_faults(seed + number, 9, 4, MILD) for number in range(120)]
+    expect([draw_faults(seed + number, 9, 4, MILD) for number in range(120)], runs,
+           call="draw_faults, twice with 120 seeds", cause="a seed must replay")  # fmt: skip
+    expect({len(found) for found in runs}, {0, 1, 2, 3, 4}, call="how many faults, of at most 4",
+           cause="any number from 0 to `most`, both included")  # fmt: skip
+    steps = [[fault.step for fault in found] for found in runs]
+    expect(steps, [sorted(set(one)) for one in steps], call="steps of the faults",
+           cause="different steps, in order")  # fmt: skip
+    expect({step for one in steps for step in one}, set(range(9)), call="all steps that were hit",
+           cause="every step below `steps` may be hit")  # fmt: skip
+    expect({fault.kind for found in runs for fault in found}, set(MILD), call="all kinds drawn")
+    expect(max(len(draw_faults(number, 2, 50)) for number in range(99)), 2,
+           call="most faults in 2 steps, of at most 50")  # fmt: skip
+    expect(draw_faults(seed, 9, 0), (), call="draw_faults(seed, 9, most=0)")
+
+
+@pytest.mark.check(task=1, points=1, title="A random generator of their own")
+def test_own_generator(seed):
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    wanted = [random.random(), np.random.rand()]
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    one = draw_faults(seed, 30, 5)
+    found = [random.random(), np.random.rand()]
+    expect(found, wanted, call="what others draw after draw_faults",
+           cause="faults must not change the requests of a run")  # fmt: skip
+    random.seed(seed + 1)
+    expect(draw_faults(seed, 30, 5), one, call="draw_faults after others have drawn")
+
+
+def plan(seed, most=9):
+    draw = random.Random(seed)
+    return [Fault(step, draw.choice(DEATHS)) for step in range(draw.randint(3, most))]
+
+
+@pytest.mark.check(task=1, points=2, title="Shrinking")
+def test_shrink(seed):
+    for number in range(8):
+        faults = plan(seed + number)
+        draw = random.Random(seed + number)
+        culprits = sorted(draw.sample(faults, draw.randint(1, 2)), key=lambda fault: fault.step)
+        asked = count()
+
+        def fails(some, culprits=culprits, asked=asked):
+            next(asked)
+            return all(one in some for one in culprits)
+
+        found = list(shrink(faults, fails))
+        expect(
+            found,
+            culprits,
+            call="shrink(faults, fails), which fails with these only",
+            given={"faults": faults},
+            cause="leave out each fault that is not needed",
+        )
+        most = len(faults) * (len(faults) + 1) // 2
+        expect.that(next(asked) <= most, f"at most {most} simulations run for {len(faults)} faults")
+    faults = [Fault(step, Kind.CRASH) for step in range(4)]
+    pairs = [{0, 1}, {2, 3}]
+
+    def parity(some):
+        steps = {fault.step for fault in some}
+        return any(pair <= steps for pair in pairs)
+
+    found = shrink(faults, parity)
+    steps = {fault.step for fault in found}
+    expect.that(steps in pairs, "one of two pairs that fail is left", observed=found)
+    late = shrink(faults, lambda some: len(some) != 3 and bool(some))
+    expect.that(
+        len(late) == 4 or len(late) == 1,
+        "no fault of the result can be left out",
+        observed=late,
+        cause="ask again about faults that were needed before others left",
+    )
+
+
+@pytest.mark.check(task=1, points=1, title="Shrinking asks again")
+def test_shrink_again(seed):
+    faults = [Fault(step, Kind.SLOW) for step in range(3)]
+    alone = [{0, 1, 2}, {0, 1}, {1}]
+
+    def fails(some):
+        return {fault.step for fault in some} in alone
+
+    found = shrink(faults, fails)
+    expect(list(found), [faults[1]], call="shrink, where fault 0 is needed until fault 2 has left",
+           cause="leaving out one fault can make another one needless")  # fmt: skip
+
+
+def faulty(faults, clock=None, start=0):
+    steps = count(start)
+    return FaultyEngine(ToyEngine(clock=clock), faults, steps, clock), steps
+
+
+def texts(events):
+    return [event.completion.text for event in events if hasattr(event, "completion")]
+
+
+def loaded(kind, step=1, clock=None):
+    engine, steps = faulty([Fault(step, kind)], clock)
+    for number in range(2):
+        engine.add_request([5 + number], SamplingParams(max_tokens=4, ignore_eos=True), seed=number)
+    return engine, steps
+
+
+def drained(engine, most=20):
+    events = []
+    for _ in range(most):
+        if engine.has_unfinished:
+            events += engine.step()
+    return events
+
+
+@pytest.mark.check(task=1, points=1, title="Steps that die")
+def test_deaths(seed):
+    story = []
+    for kind in (Kind.CRASH, Kind.LOST, Kind.HANG):
+        clock = ManualClock()
+        engine, steps = loaded(kind, clock=clock)
+        engine.step()
+        for _ in range(2):
+            expect.raises(FaultError, engine.step, call=f"step() at and after a {kind.name}",
+                          cause="an engine that has died stays dead")  # fmt: skip
+        story.append([kind.name, len(engine.running[0].output), clock(), next(steps)])
+    expect(story, [["CRASH", 1, 0.0, 3], ["LOST", 2, 0.0, 3], ["HANG", 1, 3.0, 3]],
+           call="kind, tokens computed, seconds passed, the next number of a step",
+           cause="CRASH and HANG leave the engine as it was; LOST has run the step; a hang takes "
+           "three seconds, once")  # fmt: skip
+
+
+@pytest.mark.check(task=1, points=1, title="Steps that do badly")
+def test_mild(seed):
+    wanted = texts(drained(loaded(Kind.LATE)[0]))
+    for kind, seconds in ((Kind.SLOW, 1.0), (Kind.CLOCK_JUMP, 100.0)):
+        clock = ManualClock()
+        engine, _ = loaded(kind, clock=clock)
+        found = texts(drained(engine))
+        expect([clock(), found], [seconds, wanted], call=f"seconds and texts of a run with {kind}")
+    engine, _ = loaded(Kind.NAN)
+    engine.step()
+    failed = [event for event in engine.step() if type(event).__name__ == "Failed"]
+    expect(len(failed), 2, call="requests that fail in a step of NaN, of 2")
+    engine.add_request([9], SamplingParams(max_tokens=2), seed=1)
+    expect(len(texts(drained(engine))), 1, call="requests that finish in the steps after it",
+           cause="NaN in this step only")  # fmt: skip
+    engine, _ = faulty([Fault(0, Kind.STORE_FULL)])
+    engine.add_request([5], SamplingParams(max_tokens=3, ignore_eos=True), seed=0)
+    engine.step()
+    expect(len(engine.running), 0, call="requests in the batch after STORE_FULL")
+    expect(len(texts(drained(engine))), 1, call="requests that finish after it",
+           cause="in this step only")  # fmt: skip
+
+
+@pytest.mark.check(task=1, points=1, title="Virtual time")
+def test_time(seed):
+    draw = random.Random(seed)
+    time, said = VirtualTime(), []
+    moments = [draw.randint(0, 5) for _ in range(30)]
+    for number, moment in enumerate(moments):
+        time.call_later(moment, lambda number=number: said.append((time(), number)))
+    time.run(until=2)
+    early = sorted((float(moment), number) for number, moment in enumerate(moments))
+    expect(said, [one for one in early if one[0] <= 2], call="actions of run(until=2)",
+           cause="by moment, then as they were asked for; `until` included")  # fmt: skip
+    expect(time(), 2.0, call="time after run(until=2)")
+    time.run()
+    expect(said, early, call="actions of run() after it")
+    time.run(until=99)
+    expect(time(), 99.0, call="time after run(until=99), with nothing to do")
+
+
+@pytest.mark.check(task=1, points=1, title="Actions that ask for more")
+def test_nested(seed):
+    time, said = VirtualTime(), []
+
+    def slow():
+        said.append(("slow", time()))
+        time.advance(5.0)
+        time.call_later(-9.0, lambda: said.append(("past", time())))
+        time.call_later(1.0, lambda: said.append(("later", time())))
+
+    time.call_later(1.0, slow)
+    time.call_later(2.0, lambda: said.append(("due", time())))
+    time.run()
+    wanted = [("slow", 1.0), ("due", 6.0), ("past", 6.0), ("later", 7.0)]
+    expect(said, wanted, call="actions and their times, where the first takes 5 seconds",
+           cause="what was due meanwhile runs late; the past counts as now; time never goes "
+           "back")  # fmt: skip
+
+
+@pytest.mark.check(task=1, points=1, title="A simulation that never ends")
+def test_endless(seed):
+    time, runs = VirtualTime(), []
+
+    def again():
+        runs.append(1)
+        time.call_later(0.0, again)
+
+    time.call_later(0.0, again)
+    expect.raises(SimulationError, lambda: time.run(most=50), call="run(most=50), without end")
+    expect(len(runs), 50, call="actions that ran")
+    time, runs = VirtualTime(), []
+    for _ in range(50):
+        time.call_later(0.0, lambda: runs.append(1))
+    time.run(most=50)
+    expect(len(runs), 50, call="run(most=50) of just 50 actions")
+
+
+@pytest.mark.check(task=1, points=2, title="Messages lost, late, doubled")
+def test_wire(seed):
+    draw = random.Random(seed)
+    kinds = {number: draw.choice([*NAMES, None]) for number in range(40)}
+    kinds |= dict(enumerate(("LOST", "LATE", "DOUBLED")))
+    faults = [Fault(number, Kind[name]) for number, name in kinds.items() if name]
+    time, got = VirtualTime(), []
+    wire = Wire(time, faults, delay=0.25)
+    wanted = []
+    for number in range(40):
+        start = float(number)
+        sent = lambda number=number: wire.send(lambda m: got.append((time(), m)), number)  # noqa: E731
+        time.call_later(start, sent)
+        moments = {"LOST": [], "LATE": [2.25], "DOUBLED": [0.25, 2.25]}
+        wanted += [(start + after, number) for after in moments.get(kinds[number], [0.25])]
+    time.run()
+    expect(sorted(got), sorted(wanted), call="time and number of each message that arrived",
+           given={"kinds": kinds}, cause="by the number of the message; others are no affair of a "
+           "wire's")  # fmt: skip
+    expect(wire.sent, 40, call="wire.sent")

@@ -1,0 +1,78 @@
+"""A server that fails is left alone for a while, then tried by one call."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class BreakerState(Enum):
+    """Closed: calls go through, as a current does."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+class Breaker:
+    """Opens after `failures` failures in a row, and closes when a single call has done well.
+
+    - CLOSED: every call may go. A success sets the count of failures back to 0.
+    - OPEN: no call may go, for `rest` seconds; then it is HALF_OPEN.
+    - HALF_OPEN: one call may go, all others not. Its success closes the breaker, its failure opens
+      it for `rest` seconds more. If nobody has said within `rest` seconds how it ended, another
+      one may go.
+
+    Answers of calls that left before it opened change nothing while it is OPEN.
+
+    >>> breaker = Breaker(failures=2, rest=5.0)
+    >>> breaker.record(0.0, 503); breaker.record(1.0, None)
+    >>> breaker.state(1.0).value, breaker.allow(5.9), breaker.allow(6.0), breaker.allow(6.0)
+    ('open', False, True, False)
+    """
+
+    def __init__(self, failures: int = 5, rest: float = 10.0) -> None:
+        self.failures, self.rest = failures, rest
+        ### BEGIN SOLUTION
+        self._count = 0
+        self._opened: float | None = None
+        self._probed: float | None = None
+        ### END SOLUTION
+
+    def state(self, now: float) -> BreakerState:
+        """What it is now."""
+        ### BEGIN SOLUTION
+        if self._opened is None:
+            return BreakerState.CLOSED
+        resting = now - self._opened < self.rest
+        return BreakerState.OPEN if resting else BreakerState.HALF_OPEN
+        ### END SOLUTION
+
+    def allow(self, now: float) -> bool:
+        """Whether a call may go; who is told True makes it, and records how it ended."""
+        ### BEGIN SOLUTION
+        state = self.state(now)
+        if state is BreakerState.HALF_OPEN:
+            if self._probed is not None and now - self._probed < self.rest:
+                return False
+            self._probed = now
+        return state is not BreakerState.OPEN
+        ### END SOLUTION
+
+    def record(self, now: float, status: int | None) -> None:
+        """How a call ended: its HTTP status, or None without an answer.
+
+        No answer and 500 or more are the server's failures. All else is a success: a 400 is its
+        sender's fault, and the server is well.
+        """
+        ### BEGIN SOLUTION
+        state = self.state(now)
+        failed = status is None or status >= 500
+        if state is BreakerState.OPEN:
+            return
+        if not failed:
+            self._count, self._opened, self._probed = 0, None, None
+            return
+        self._count += 1
+        if state is BreakerState.HALF_OPEN or self._count >= self.failures:
+            self._count, self._opened, self._probed = 0, now, None
+        ### END SOLUTION
