@@ -53,7 +53,7 @@ def profile(
 def record(llm: LLM, prompt: str, requests: int, max_tokens: int) -> Iterator[Interval]:
     """Run the requests under torch's profiler; steps, outermost operations and kernels of it."""
     import torch
-    from torch.autograd import DeviceType
+    from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
     from torch.profiler import ProfilerActivity, record_function
     from torch.profiler import profile as torch_profile
 
