@@ -253,8 +253,8 @@ SUPERVISOR = [
     *_of(
         5,
         "supervisor",
-        ("seed-drawn-anew", "SupervisedEngine._resume", "seed=entry.seed", "seed=secrets.randbits(63)",
-         "You draw a new seed for the new engine."),
+        ("seed-drawn-anew", "SupervisedEngine._resume", "seed=entry.seed", "seed=entry.seed + self.restarts",
+         "The new engine gets another seed; a request keeps one for all its lives."),
         ("own-seed-first", "SupervisedEngine.add_request",
          "(params.seed, seed, secrets", "(seed, params.seed, secrets",
          "The seed of the params comes first."),
