@@ -53,7 +53,6 @@ def profile(
 def record(llm: LLM, prompt: str, requests: int, max_tokens: int) -> Iterator[Interval]:
     """Run the requests under torch's profiler; steps, outermost operations and kernels of it."""
     import torch
-    from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
     from torch.profiler import ProfilerActivity, record_function
     from torch.profiler import profile as torch_profile
 
@@ -73,7 +72,7 @@ def record(llm: LLM, prompt: str, requests: int, max_tokens: int) -> Iterator[In
                 engine.step()
     for event in seen.events() or ():
         start, end = event.time_range.start / 1e6, event.time_range.end / 1e6
-        if event.device_type != DeviceType.CPU:
+        if event.device_type.name != "CPU":
             yield Interval(event.name, start, end, "device")
         elif event.name == STEP:
             yield Interval(STEP, start, end, "engine")
