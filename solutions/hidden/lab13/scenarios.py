@@ -201,7 +201,7 @@ def plans_and_prices(nanovllm, rng):
         headroom, slo = float(rng.uniform(0, 0.2)), Slo(1.0, float(rng.uniform(0.005, 0.4)))
         found = capacity.choose_settings(trace, LLAMA_8B, CARDS[name], slo, headroom)
         named = {*found.reasons} >= {"kv_tokens", "block_size", "max_num_seqs",
-                                     "max_num_batched_tokens", "headroom"}  # fmt: skip
+                                     "max_num_batched_tokens"}  # fmt: skip
         story.append([found.kv_tokens, found.block_size, found.max_num_seqs,
                       found.max_num_batched_tokens, named])  # fmt: skip
     bill = capacity.bill(trace, int(rng.integers(1, 9)), float(rng.uniform(1, 9)))
