@@ -354,8 +354,8 @@ MISTAKES = [
         name="from-zero",
         task=3,
         symbol="capacity:seconds_of",
-        old="max(r.time for r in trace) - min(r.time for r in trace)",
-        new="max(r.time for r in trace)",
+        old="max(times, default=0.0) - min(times, default=0.0)",
+        new="max(times, default=0.0)",
         says="You count the time from 0 on, not from the first arrival.",
     ),
     Mistake(
