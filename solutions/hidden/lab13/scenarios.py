@@ -317,13 +317,14 @@ def histograms(nanovllm, rng):
         edges = sorted({round(float(e), 2) for e in rng.normal(2, 3, int(rng.integers(1, 7)))})
         counts = rng.integers(0, 9, len(edges) + 1).cumsum() + (rng.random() < 0.3)
         buckets = {str(e): float(c) for e, c in zip([*edges, "+Inf"], counts, strict=True)}
-        story += [repr(histogram_quantile(q, buckets)) for q in (0.25, 0.5, 0.9, 1.0, -0.5, 2.0)]
+        found = [histogram_quantile(q, buckets) for q in (0.25, 0.5, 0.9, 1.0, -0.5, 2.0)]
+        story += [repr(round(value, 9) + 0.0) for value in found]  # NaN equals NaN as text
         series = [
             Series({"le": le, "i": i}, [Sample(0.0, 0.0), Sample(30.0, count)])
             for i in "ab"
             for le, count in buckets.items()
         ]
-        story.append(repr(round(quantile_over(series, 0.75, 30.0, 30.0), 9)))
+        story.append(repr(round(quantile_over(series, 0.75, 30.0, 30.0), 9) + 0.0))
     return {"story": story}
 
 
