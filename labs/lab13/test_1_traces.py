@@ -318,6 +318,16 @@ def test_arrivals(seed):
         observed=float(np.mean(phases < 0.5)),
         cause="cycle_seconds are seconds of the time that is no pause",
     )
+    two = replace(shape, swing=0.0, pause_share=0.5, pause_mean=300.0)
+    draw = random.Random(seed)
+    longest = [np.diff(arrival_times(two, 2000, 1000.0, draw)).max() for _ in range(9)]
+    expect.that(  # of two random parts of 500 s, one in 30 is longer than 490 s
+        np.median(longest) < 490,
+        "500 s of pause with a pause_mean of 300 s are two pauses",
+        observed=[round(float(one)) for one in longest],
+        call="the longest gap in nine draws of arrival_times",
+        cause="the number of pauses is rounded, not rounded down",
+    )
     slow = Shape("x", 1.0, (), (), burst_tail=0.1, burst_most=50, burst_gap=0.25)
     inside = np.diff(arrival_times(slow, 2000, 1e6, random.Random(seed)))
     inside = inside[inside < 10]  # seconds: gaps within bursts, of which most have 50 requests
@@ -328,6 +338,12 @@ def test_arrivals(seed):
         "share of those over 0.5 s",
         cause="gaps within a burst are exponential",
         atol=0.05,
+    )
+    at_once = np.diff(arrival_times(replace(slow, burst_gap=0.0), 2000, 1e6, random.Random(seed)))
+    expect.that(
+        np.mean(at_once == 0) > 0.8,
+        "with a burst_gap of 0 the requests of a burst come at one moment",
+        observed=float(np.mean(at_once == 0)),
     )
     expect(
         arrival_times(Shape("x", 1.0, (), (), bundle=60.0), 50, 60.0, random.Random(seed)),
@@ -391,6 +407,15 @@ def test_sessions(seed):
             "for the time drawn, exponential of mean `think`",
         )
     wide = replace(shape, follow_share=1.0, common=3)
+    for one, other in ((5, 900), (900, 5)):
+        three = [TracedRequest(0.0, one, 8), TracedRequest(0.0, other, 8)]
+        found = with_sessions(wide, [*three, TracedRequest(1e9, 50, 8)], draw)
+        expect(
+            found[2].session,
+            found[one > other].session,
+            call=f"with_sessions, prompts of {one} and {other}, much later one of 50: its session",
+            cause="only the session of the prompt of 5 fits, and it has waited for long",
+        )
     pair = [TracedRequest(0.0, 20, 8), TracedRequest(1e9, 100, 8)]
     [first, second] = with_sessions(wide, pair, draw)
     expect(

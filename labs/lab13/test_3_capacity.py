@@ -396,7 +396,7 @@ def test_settings(seed):
     )
     fits = int((18e9 - 16e9) // model.kv_bytes)
     exact = Card("exact", 1e12, 2e14, 18e9)
-    edge = [TracedRequest(0.0, fits - 9, 10), TracedRequest(1.0, 5, 1)]
+    edge = [TracedRequest(0.0, fits - 9, 10), TracedRequest(1.0, fits, 0)]
     expect(choose_settings(edge, model, exact, slo, 0.0).kv_tokens, fits,
            call="choose_settings, when the longest request just fits")  # fmt: skip
     expect.raises(
