@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from grader.course.lab_toml import Lab, Task
+from grader.student.progress import LabProgress, Tally, TaskProgress, Trust, next_in_chain
 from grader.student_files import work_time
 from grader.student_files.work_time import Event, active_seconds
 from tests.lab_course import ALL_PASS, Course, make_course
@@ -68,6 +70,35 @@ def test_one_task_and_the_whole_chain(course: Course) -> None:
     assert len(course.records["labs"]["lab01"]["results"]["isolated"]) == 2
     course.lab("check", "1", "--task", "1", "--mine")
     assert len(course.records["labs"]["lab01"]["results"]["mine"]) == 2
+
+
+def test_after_the_whole_chain_the_next_step_is_about_that_run(course: Course) -> None:
+    course.record(**dict.fromkeys(("test_add", "test_negative", "test_push"), "passed"))
+    course.solve("sums.py")
+    done = course.lab("check", "1", "--mine")
+    assert done.returncode == 1
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("next: lab01 task 2 has ") and last.endswith(
+        "points on your own code of all labs: lab check 01 --task 2 --mine"
+    )
+
+
+def test_the_whole_chain_without_a_lower_lab_leads_to_it() -> None:
+    tasks = (Task(1, "Triple", 10, 20, ("more:triple",), runs_on=("lab01",)),)
+    low = Lab(1, "Adding up", "tokenization", "sums.py", tasks)
+    high = Lab(2, "Adding more", "model", "more.py", tasks)
+    full, none = Tally(10, 10, Trust.FRESH), Tally(0, 10, Trust.FRESH)
+
+    def one(lab: Lab, isolated: Tally) -> LabProgress:
+        task = TaskProgress(tasks[0], isolated, none, 0, 0, 0, 0.0, 0.0)
+        return LabProgress(lab, True, (task,), ())
+
+    assert next_in_chain(high, [one(low, none), one(high, full)]).startswith(
+        "lab02 on your own code of all labs runs on lab01, Adding up: lab "
+    )
+    assert next_in_chain(high, [one(low, full), one(high, full)]).startswith(
+        "lab02 task 1 has 0 of 10 points"
+    )
 
 
 def test_a_file_saved_during_the_run_is_not_taken_as_checked(course: Course) -> None:

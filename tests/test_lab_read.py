@@ -32,6 +32,20 @@ def test_opens_the_chapter_in_the_browser(course: Course) -> None:
     assert (course.root / "shown").read_text().strip() == (course.root / PAGE).as_uri()
 
 
+FORMULAS = (r"$x_i\,\Big(a\Big)$", r"$$p^{*}x*y*\;\{z\}_1$$", r"$1 + s\,\sin(t)$", "`$HOME *x*`")
+
+
+def test_formulas_are_shown_as_they_are_written(course: Course) -> None:
+    handout = course.root / "labs" / "lab01" / "README.md"
+    code = "```bash\necho $HOME * $PATH\n```\n"
+    handout.write_text(
+        "# Handout\n\n" + code + "\n\n".join(FORMULAS) + "\n\n3 $ or 4 $ an *hour*\n"
+    )
+    shown = course.lab("read", "--here").stdout
+    for text in (*FORMULAS, "echo $HOME * $PATH", "3 $ or 4 $ an hour"):
+        assert text.strip("`") in shown
+
+
 @pytest.mark.parametrize("words", [("--here",), ()])
 def test_shows_the_handout_in_the_terminal(course: Course, words: tuple[str, ...]) -> None:
     """Asked for, or because no book is built."""

@@ -212,6 +212,16 @@ def test_three_kinds_of_regions() -> None:
     assert solved_symbols(in_class, "a") == {"a:Pool"}
 
 
+def test_a_helper_between_two_functions_leaves_no_gap() -> None:
+    cut = "    ### BEGIN SOLUTION\n    return _g()\n    ### END SOLUTION\n"
+    helper = "### BEGIN SOLUTION\ndef _g():\n    return 1\n\n\n### END SOLUTION\n"
+    source = f'"""A."""\n\n\ndef f():\n{cut}\n\n{helper}\n\ndef given():\n    return 2\n'
+    error = 'raise NotImplementedError("lab02 task 3: f")'
+    assert make_stub(source, "a", LAB) == (
+        f'"""A."""\n\n\ndef f():\n    {error}\n\n\ndef given():\n    return 2\n'
+    )
+
+
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [

@@ -17,6 +17,7 @@ _BLOCK = re.compile(
     rf"^(?P<indent>[ \t]*){BEGIN}[^\n]*\n(?P<body>.*?)^[ \t]*{END}[^\n]*$",
     re.MULTILINE | re.DOTALL,
 )
+_GAP = re.compile(r"\n{4,}(?=\S)")  # where a helper stood between two functions
 
 
 class StubError(LabError):
@@ -111,7 +112,8 @@ def make_stub(source: str, module: str, lab: Lab) -> str:
                 "inside their bodies."
             )
     waiting = iter(found)
-    return _BLOCK.sub(lambda match: _in_its_place(next(waiting), module, lab), source)
+    stub = _BLOCK.sub(lambda match: _in_its_place(next(waiting), module, lab), source)
+    return _GAP.sub("\n\n\n", stub)
 
 
 def _in_its_place(region: Region, module: str, lab: Lab) -> str:

@@ -130,7 +130,7 @@ def _adopt(lab: Lab, yes: bool) -> None:
 def check(lab: OptionalLab = None, task: TaskOption = None, mine: MineOption = False) -> None:
     """Run a lab's checks, or one task's."""
     from grader.student import run_pytest
-    from grader.student.progress import all_progress, next_step
+    from grader.student.progress import all_progress, next_in_chain, next_step
 
     found = _lab(lab)
     run_pytest.command(found, task, mine)  # refuses before anything is started
@@ -139,7 +139,8 @@ def check(lab: OptionalLab = None, task: TaskOption = None, mine: MineOption = F
     code = run_pytest.run(found, task, mine)
     if code in (0, 1):
         records = _load()
-        step = next_step(all_progress(records), records)
+        known = all_progress(records)
+        step = next_in_chain(found, known) if mine and code else next_step(known, records)
         _say()(Text.assemble(("next: ", "bold cyan"), step))
     raise typer.Exit(code)
 

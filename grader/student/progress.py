@@ -181,6 +181,28 @@ def next_step(all_labs: list[LabProgress], records: State) -> str:
     return f"{_ending(all_labs[-1].lab.key)}that was the last lab"
 
 
+def next_in_chain(lab: Lab, all_labs: list[LabProgress]) -> str:
+    """What to do after `lab check --mine` did not get all points: it is about that run alone."""
+    one = next(found for found in all_labs if found.lab.key == lab.key)
+    short = [task for task in one.tasks if task.mine.trust is Trust.FRESH and not task.mine.full]
+    if not short:
+        return f"{lab.key} has checks that failed on your own code of all labs; see above"
+    below = {key for progress in short for key in progress.task.runs_on}
+    for low in all_labs:
+        if low.lab.key in below and not low.tally("isolated").full:
+            number = f"{low.lab.number:02d}"
+            step = f"lab check {number}" if low.started else f"lab start {number}"
+            return (
+                f"{lab.key} on your own code of all labs runs on {low.lab.key}, "
+                f"{low.lab.title}: {step}"
+            )
+    task, mine = short[0].task.id, short[0].mine
+    return (
+        f"{lab.key} task {task} has {mine.earned} of {mine.points} points on your own code of all "
+        f"labs: lab check {lab.number:02d} --task {task} --mine"
+    )
+
+
 def _ending(key: str) -> str:
     """What is left of a lab whose points are there."""
     if not key:

@@ -2,7 +2,9 @@
 
 import math
 import random
+from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -90,7 +92,7 @@ def test_burstgpt(seed):
     lines, expected = [], []
     for number in range(2, 9):
         time, prompt, output = number * 3.5, draw.randint(1, 900), draw.choice([0, 5, 70])
-        session = draw.choice(["", "81", "97"])
+        session = draw.choice(["", "81", "0"])
         row = {"Timestamp": str(time + 40), "Model": "GPT-4", "Request tokens": str(prompt)}
         row |= {"Response tokens": str(output), "Total tokens": str(prompt + output)}
         lines.append((number, row | ({"Session ID": session} if session else {})))
@@ -113,16 +115,17 @@ def test_mooncake(seed):
         time, prompt, output = 3000 * number, draw.randint(1, 90000), draw.randint(0, 900)
         ids = [draw.randrange(99) for _ in range(draw.randint(0, 3))]
         row = {"timestamp": time, "input_length": prompt, "output_length": output, "hash_ids": ids}
-        session = draw.choice(["", "s1"])
-        lines.append((number, row | ({"session_id": session} if session else {})))
-        expected.append([3.0 * (number - 1), prompt, output, session, ids, True])
+        session = ("", "s1", 0)[number % 3]
+        lines.append((number, row | ({"session_id": session} if session != "" else {})))
+        expected.append([3.0 * (number - 1), prompt, output, str(session), ids, True])
     found = read_mooncake(iter(lines))
     expect(
         rows(found),
         expected,
         call="read_mooncake(rows)",
         given={"rows": lines[:2]},
-        cause="timestamp is in milliseconds; hash_ids are the blocks of the prompt",
+        cause="timestamp is in milliseconds; hash_ids are the blocks of the prompt; a session may "
+        "be called 0",
     )
     expect.that(all(isinstance(r.blocks, tuple) for r in found), "blocks are a tuple")
 
@@ -137,11 +140,14 @@ def test_bad_rows(seed):
         (read_mooncake, good, {"input_length": 0}),
         (read_mooncake, good, {"output_length": -3}),
         (read_mooncake, good, {"timestamp": "soon"}),
+        (read_mooncake, good, {"hash_ids": None}),
+        (read_mooncake, good, {"hash_ids": 7}),
         (read_azure, azure, {"TIMESTAMP": "yesterday"}),
         (read_azure, azure, {"ContextTokens": "0"}),
         (read_azure, azure, {"GeneratedTokens": None}),
         (read_burstgpt, burst, {"Timestamp": ""}),
         (read_burstgpt, burst, {"Response tokens": "-5"}),
+        (read_burstgpt, burst, {"Request tokens": "0"}),
     ):
         [(column, value)] = wrong.items()
         expect.raises(
@@ -179,7 +185,10 @@ def test_stratified(seed):
             call=f"stratified({count}, draw)",
             cause="each of the equal parts has one number",
         )
-    expect.that(found != sorted(found), "they come in random order")
+    beside = sum(abs(a - b) < 2 / count for a, b in pairwise(found))
+    expect.that(  # about two of 200 in random order; nearly all where they are turned or reversed
+        beside < 30, "they come in random order", observed=f"{beside} of {count} beside another"
+    )
     shares = [u * count % 1 for u in found]
     expect.that(
         0.35 < sum(shares) / count < 0.65 and max(shares) > 0.9 and min(shares) < 0.1,
@@ -223,7 +232,16 @@ def test_burst_sizes(seed):
         call="burst_sizes(shape, 20000, draw): shares of bursts of 2, 4, 10, 40 or more",
         cause="k or more with probability k ** -burst_tail; what would be larger than burst_most "
         "counts as burst_most",
-        atol=0.012,
+        atol=0.03,
+    )
+    few = burst_sizes(replace(shape, burst_tail=1.0, burst_most=3), 20_000, random.Random(seed))
+    expect(
+        [float(np.mean([size >= k for size in few])) for k in (2, 3)],
+        [1 / 2, 1 / 3],
+        call="burst_sizes(shape, 20000, draw): shares of bursts of 2, 3 or more, with a tail of 1 "
+        "and a burst_most of 3",
+        cause="what would be larger than burst_most counts as burst_most; it is not drawn again",
+        atol=0.03,
     )
     expect(
         burst_sizes(AZURE_CONVERSATION, 4, random.Random(seed)),
@@ -247,18 +265,20 @@ def test_arrivals(seed):
     wide["Azure conversation"] = (AZURE_CONVERSATION, 3521, 19366, (1.09, 2.9, 1.5, 0.057))
     wide["Mooncake"] = (MOONCAKE, 3539, 12031, (3.0, 8.2, 1.2, 0.9))
     for name, (shape, length, count, real) in wide.items():
-        times = arrival_times(shape, count, length, random.Random(seed))
-        expect(len(times), count, call=f"len(arrival_times({name}, {count}, {length}, draw))")
-        expect.that(times == sorted(times), "arrivals are in order")
-        expect.that(
-            times[0] >= 0 and times[-1] < length + 5,
-            "all arrive within the seconds asked for",
-            observed=times[-1],
-        )
-        found = figures(times)
+        drawn = []
+        for number in range(4 if name == "Azure code" else 2):
+            times = arrival_times(shape, count, length, random.Random(4 * seed + number))
+            expect(len(times), count, call=f"len(arrival_times({name}, {count}, {length}, draw))")
+            expect.that(times == sorted(times), "arrivals are in order")
+            expect.that(
+                times[0] >= 0 and times[-1] < length + 5,
+                "all arrive within the seconds asked for",
+                observed=times[-1],
+            )
+            drawn.append(figures(times))
         for what, got, wanted in zip(
             ("CV of gaps", "peak to mean, 1 s", "peak to mean, 60 s", "gaps under 10 ms"),
-            found,
+            np.mean(drawn, axis=0),
             real,
             strict=True,
         ):
@@ -267,7 +287,7 @@ def test_arrivals(seed):
                 wanted / wide_peak <= got <= wanted * wide_peak,
                 f"{what} of {name} is about {wanted}",
                 observed=float(got),
-                call=f"arrival_times({name}, {count}, {length}, draw)",
+                call=f"arrival_times({name}, {count}, {length}, draw), mean of {len(drawn)}",
                 given={"seed": seed},
                 cause="pauses take their share of the time; bursts begin in the rest of it, at "
                 "random or with the cycle's rate; bundles cut times down",
@@ -278,6 +298,58 @@ def test_arrivals(seed):
         abs(np.mean(phases < 0.5) - (0.5 + 0.8 / math.pi)) < 0.03,
         "with a swing of 0.8, 75 % come in the first half of each cycle",
         observed=float(np.mean(phases < 0.5)),
+    )
+    still = replace(shape, pause_share=0.5, pause_mean=500.0)  # one pause of 500 s
+    times = np.array(arrival_times(still, 5000, 1000.0, random.Random(seed)))
+    longest = int(np.diff(times).argmax())
+    pause = float(np.diff(times).max())
+    expect.that(
+        abs(pause - 500) < 5,
+        "500 s of pause are one pause of 500 s, between two stretches",
+        observed=pause,
+        call="arrival_times, 1,000 s with a pause_share of 0.5 and a pause_mean of 500 s",
+        cause="there is one stretch more than pauses",
+    )
+    times[longest + 1 :] -= 500
+    phases = times % 100 / 100
+    expect.that(
+        abs(np.mean(phases < 0.5) - (0.5 + 0.8 / math.pi)) < 0.035,
+        "with a swing of 0.8, 75 % come in the first half of each cycle of busy time",
+        observed=float(np.mean(phases < 0.5)),
+        cause="cycle_seconds are seconds of the time that is no pause",
+    )
+    two = replace(shape, swing=0.0, pause_share=0.5, pause_mean=300.0)
+    draw = random.Random(seed)
+    longest = [np.diff(arrival_times(two, 2000, 1000.0, draw)).max() for _ in range(9)]
+    expect.that(  # of two random parts of 500 s, one in 30 is longer than 490 s
+        np.median(longest) < 490,
+        "500 s of pause with a pause_mean of 300 s are two pauses",
+        observed=[round(float(one)) for one in longest],
+        call="the longest gap in nine draws of arrival_times",
+        cause="the number of pauses is rounded, not rounded down",
+    )
+    slow = Shape("x", 1.0, (), (), burst_tail=0.1, burst_most=50, burst_gap=0.25)
+    inside = np.diff(arrival_times(slow, 2000, 1e6, random.Random(seed)))
+    inside = inside[inside < 10]  # seconds: gaps within bursts, of which most have 50 requests
+    expect(
+        [float(inside.mean()), float((inside > 0.5).mean())],
+        [0.25, math.exp(-2)],
+        call="arrival_times: gaps within bursts, with a burst_gap of 0.25 s: their mean, and the "
+        "share of those over 0.5 s",
+        cause="gaps within a burst are exponential",
+        atol=0.05,
+    )
+    at_once = np.diff(arrival_times(replace(slow, burst_gap=0.0), 2000, 1e6, random.Random(seed)))
+    expect.that(
+        np.mean(at_once == 0) > 0.8,
+        "with a burst_gap of 0 the requests of a burst come at one moment",
+        observed=float(np.mean(at_once == 0)),
+    )
+    expect(
+        arrival_times(Shape("x", 1.0, (), (), bundle=60.0), 50, 60.0, random.Random(seed)),
+        [0.0] * 50,
+        call="arrival_times of 50 requests in 60 s, with a bundle of 60 s",
+        cause="bundles cut a time down, they do not round it",
     )
     cut = arrival_times(MOONCAKE, 50, 60.0, random.Random(seed))
     expect.that(
@@ -321,22 +393,37 @@ def test_sessions(seed):
         )
         seen.update(request.blocks)
         last[request.session] = request
-    followers = len(found) - len(last)
-    expect.that(
-        0.4 < followers / len(found) <= 0.75,
-        "about follow_share of the requests go on with a session",
-        observed=followers / len(found),
-    )
-    waits = []
-    last = {}
-    for request in found:
-        if request.session in last:
-            waits.append(request.time - last[request.session])
-        last[request.session] = request.time
-    expect.that(
-        18 < float(np.mean(waits)) < 90,
-        "somebody goes on after the time drawn, or later",
-        observed=float(np.mean(waits)),
+    for follow, later, wanted in ((0.7, 1e9, 0.7), (1.0, 10, 1 - 0.5**0.5), (1.0, 60, 7 / 8)):
+        pair = [TracedRequest(0.0, 5, 8), TracedRequest(later, 400, 8)]
+        again = replace(shape, follow_share=follow, think=20 / math.log(2))
+        made = [with_sessions(again, pair, draw) for _ in range(2000)]
+        share = float(np.mean([one.session == other.session for one, other in made]))
+        expect.that(
+            abs(share - wanted) < 0.055,
+            f"of 2,000 pairs, {later:g} s apart, {wanted:.0%} are one session",
+            observed=share,
+            given={"follow_share": follow, "think": again.think},
+            cause="with probability follow_share a request goes on with a session that has waited "
+            "for the time drawn, exponential of mean `think`",
+        )
+    wide = replace(shape, follow_share=1.0, common=3)
+    for one, other in ((5, 900), (900, 5)):
+        three = [TracedRequest(0.0, one, 8), TracedRequest(0.0, other, 8)]
+        found = with_sessions(wide, [*three, TracedRequest(1e9, 50, 8)], draw)
+        expect(
+            found[2].session,
+            found[one > other].session,
+            call=f"with_sessions, prompts of {one} and {other}, much later one of 50: its session",
+            cause="only the session of the prompt of 5 fits, and it has waited for long",
+        )
+    pair = [TracedRequest(0.0, 20, 8), TracedRequest(1e9, 100, 8)]
+    [first, second] = with_sessions(wide, pair, draw)
+    expect(
+        [list(first.blocks), list(second.blocks[:3]), len(set(second.blocks))],
+        [[0, 1], [0, 1, 2], 7],
+        call="with_sessions, three common blocks of 16, prompts of 20 and 100 tokens: the blocks "
+        "of the first, the first three of the second, how many it has",
+        cause="the common blocks stay, also where the prompt before had not all of them",
     )
     trace = generate(MOONCAKE, 60.0, seed)
     expect.that(all(r.session and r.blocks for r in trace), "each request has a session and blocks")

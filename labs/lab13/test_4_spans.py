@@ -28,8 +28,8 @@ def token(request, index, time):
 
 
 def built(infos, events):
-    """All spans, in the order in which they come."""
-    builder = SpanBuilder(count(1).__next__)
+    """All spans, in the order in which they come; fresh numbers are 1,000, 1,001 ..."""
+    builder = SpanBuilder(count(1000).__next__)
     for info in infos:
         builder.begin(info)
     return [span for event in events for span in builder.on(event)]
@@ -82,7 +82,8 @@ def test_parse(seed):
         None, "", "-", f"ff-{t}-{s}-01", f"00-{t}-{s}-01-more", f"00-{t}-{s}", f"00-{t}-{s}-1",
         f"00-{'0' * 32}-{s}-01", f"00-{t}-{'0' * 16}-01", f"00-{t[1:]}-{s}-01",
         f"00-{t}-{s}0-01", f"00-{'ABCDEF' + t[6:]}-{s}-01", f"00-{'g' + t[1:]}-{s}-01",
-        f"0-{t}-{s}-01", f"00_{t}_{s}_01", f"01-{t}-{s}-01later",
+        f"0-{t}-{s}-01", f"00_{t}_{s}_01", f"01-{t}-{s}-01later", f"00-{t}-{s}-0A",
+        f"FF-{t}-{s}-01", f"0A-{t}-{s}-01", f"00-{t}-{s}-01-",
     ):  # fmt: skip
         expect(
             parse_traceparent(header),
@@ -122,7 +123,7 @@ def usual(request=7, start=10.0, index=0):
 
 @pytest.mark.check(task=4, points=2, title="Phases of a request")
 def test_phases(seed):
-    start = 10.0 + seed
+    start = 10.0 + seed % 100
     spans = built([RequestInfo(7, "tiny", 9)], usual(start=start))
     expect(
         phases(spans),
@@ -272,6 +273,12 @@ def test_samples(seed):
         len({top.trace_id, others[0].trace_id, others[1].trace_id}) == 3,
         "requests without a caller have traces of their own",
     )
+    expect.that(
+        not {top.trace_id, others[1].trace_id} & {info.request_id for info in infos},
+        "a new trace has a fresh number, not that of the request",
+        observed=[top.trace_id, others[1].trace_id],
+        cause="request ids begin anew in each process; trace ids are of the whole world",
+    )
     tops = {span.attributes.get("nanovllm.request_id"): span for span in spans
             if span.kind == "server"}  # fmt: skip
     inner = [span for span in spans if span.kind == "internal"]
@@ -293,7 +300,7 @@ def test_samples(seed):
 
 @pytest.mark.check(task=4, points=2, title="Aborted and failed")
 def test_ends(seed):
-    info, at = RequestInfo(7, "tiny", 9), 3.0 + seed
+    info, at = RequestInfo(7, "tiny", 9), 3.0 + seed % 100
     waits = [Queued(7, 0, at), Aborted(7, 0, (), "", at + 5)]
     spans = built([info], waits)
     top = root(spans)
@@ -328,6 +335,27 @@ def test_ends(seed):
         cause="one failed sample makes the request an error; reasons are by sample; what comes "
         "after the end changes nothing",
     )  # fmt: skip
+    expect(
+        phases(spans)[-1],
+        ["decode", at + 3.5, at + 6],
+        call="last phase of a sample that failed while it decoded",
+        cause="phases last until the sample's end, whatever ends it",
+    )
+    gone = built([info], [*usual(start=at)[:-1], Aborted(7, 0, (), "", at + 6)])
+    expect(phases(gone)[-1], ["decode", at + 3.5, at + 6],
+           call="last phase of a request given up while it decoded")  # fmt: skip
+    crossed = [
+        Queued(7, 1, at), Queued(7, 0, at + 1), Admitted(7, 1, at + 2), token(7, 1, at + 3),
+        done(7, 1, at + 4, "length"), Admitted(7, 0, at + 5), token(7, 0, at + 6),
+        done(7, 0, at + 7, "stop"),
+    ]  # fmt: skip
+    top = root(built([two], crossed))
+    expect(
+        [top.start, top.end, top.attributes.get("gen_ai.response.finish_reasons")],
+        [at, at + 7, ["stop", "length"]],
+        call="start, end, finish reasons, when sample 1 comes and ends before sample 0",
+        cause="it begins with its first Queued, of any sample; reasons are by sample, not by end",
+    )
     again = built([info, info], [*usual(), *usual(start=30.0)])
     expect(
         len([s for s in again if s.kind == "server"]),

@@ -20,7 +20,8 @@ from nanovllm.observability.errors import ObservabilityError
 from nanovllm.observability.promql import Metric, metric, rate
 
 UP = Metric("up").sum() < 1
-SLOW = Objective("Ttft", metric("slow_total", kind="ttft"), Metric("requests_total"), 0.99)
+ALL = metric("requests_total", path="/v1")
+SLOW = Objective("Ttft", metric("slow_total", kind="ttft"), ALL, 0.99)
 
 
 def world(slow, fast, until=7200.0, slow_there=True):
@@ -37,7 +38,9 @@ def world(slow, fast, until=7200.0, slow_there=True):
         if slow_there:
             data["slow_total"].append((labels | {"kind": "ttft"}, [(t, s) for t, s, _ in points]))
         data["slow_total"].append((labels | {"kind": "tpot"}, [(t, 9 * t) for t, _, _ in points]))
-        data["requests_total"].append((labels, [(t, a) for t, _, a in points]))
+        data["requests_total"].append((labels | {"path": "/v1"}, [(t, a) for t, _, a in points]))
+        probes = [(t, 7 * t) for t, _, _ in points]
+        data["requests_total"].append((labels | {"path": "/health"}, probes))
     return data
 
 
@@ -95,6 +98,17 @@ def test_burn_alerts(seed):
     for alert in alerts:
         made = alert.to_dict()
         expect.that(bool(made["annotations"]["summary"]), "each alert has a summary")
+        expect(
+            made["annotations"]["runbook_url"],
+            f"docs/{alert.name}.md",
+            call=f"runbook_url of {alert.name}, of burn_alerts(objective, 'docs', windows)",
+        )
+    elsewhere = {a.to_dict()["annotations"]["runbook_url"] for a in burn_alerts(SLOW, "my/pages")}
+    expect.that(
+        all(url.startswith("my/pages/Ttft") for url in elsewhere),
+        "pages lie in the folder that was given",
+        observed=sorted(elsewhere),
+    )
     draw, found, expected = random.Random(seed), {}, {}
     for story, slow, fast, at, fires in (
         ("a burst of errors that is over", (0, 0), (50, 50), 7200.0, [False, False]),
@@ -133,14 +147,14 @@ def test_no_traffic(seed):
     for story, data, at, fires in (
         ("requests come", busy, 7200.0, False),
         ("nothing for an hour", stopped, 7200.0, True),
-        ("nothing for 5 minutes", stopped, 3900.0, False),
-        ("nothing for 15 minutes", stopped, 4500.0, True),
+        ("nothing for 9 minutes", stopped, 4140.0, False),
+        ("nothing for 11 minutes", stopped, 4260.0, True),
         ("nothing is scraped", {}, 7200.0, True),
     ):
         expect(
             one(alert.expr, data, at) is not None,
             fires,
-            call=f"whether it fires: {story}",
+            call=f"whether its expression has a value: {story}",
             given={"expression": str(alert.expr)},
             cause="without traffic a share is 0 / 0, which is above nothing: all other alerts are "
             "silent",
@@ -181,6 +195,7 @@ def test_dashboard(seed):
         ]
         for i in range(4)
     }
+    rows["uneven"] = [Panel(str(h), line, width=12, height=h) for h in (4, 8, 4)]
     page = layout(rows)
     expected, y = [], 0
     for name, row in rows.items():

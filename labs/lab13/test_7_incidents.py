@@ -1,6 +1,7 @@
 """Task 7: the cause of an incident, and its first evidence."""
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -73,10 +74,25 @@ def one_cause(seed, cause):
             given={"second": recording[start]},
             cause="the first second of the ten that show the sign is the evidence",
         )
+        numbers = re.findall(r"\d+\.?\d*", finding.evidence)
         expect.that(
-            str(start) in finding.evidence,
+            str(start) in numbers,
             "the evidence is a sentence with the second",
             observed=finding.evidence,
+        )
+        numbers.remove(str(start))
+        now = recording[start]
+        signs = {
+            "hang": (now.running, now.waiting, now.tokens),
+            "thrash": (now.preempted, now.finished),
+            "errors": (now.failed, now.finished),
+            "overload": (now.waiting, now.running, recording[start - 1].waiting),
+        }[cause]
+        expect.that(
+            any(abs(float(number) - sign) < 1e-6 for number in numbers for sign in signs),
+            "the evidence has a figure that shows the sign",
+            observed=finding.evidence,
+            given={"second": now},
         )
     short = plant(usual(seed), cause, 20, 9)
     expect(found(short)[0], "none", call=f"diagnose(recording) with {cause} for 9 seconds only",
@@ -110,6 +126,13 @@ def test_leak(seed):
     expect(found(recording), ["leak", 20], call="diagnose, when nobody runs and 85 % are free")
     recording = [*usual(seed, 20), *[replace(IDLE, free=0.9)] * 12]
     expect(found(recording)[0], "none", call="diagnose, when nobody runs and 90 % are free")
+    for leak in (replace(IDLE, free=0.899), replace(IDLE, free=0.85, waiting=3, tokens=2)):
+        expect(
+            found([*usual(seed, 20), *[leak] * 12]),
+            ["leak", 20],
+            call=f"diagnose, with {leak}",
+            cause="nobody runs, and less than nine tenths are free: no more is asked",
+        )
     recording = [*usual(seed, 20), *[replace(BUSY, free=0.05)] * 12]
     expect(found(recording)[0], "none", call="diagnose, when 5 % are free and 8 run",
            cause="blocks that are in use are no leak")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Alerts and recording rules as code."""
+"""Alerts as code."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,9 +93,6 @@ def error_share(objective: Objective, window: str) -> Expression:
     raise NotImplementedError("lab13 task 6: error_share")
 
 
-
-
-
 def burn_alerts(
     objective: Objective, runbooks: str, windows: Sequence[BurnWindow] = WINDOWS
 ) -> list[Alert]:
@@ -105,8 +102,9 @@ def burn_alerts(
     One fires when the share of errors is above factor * (1 - objective) over the long window and
     over the short one: the long says that it matters, the short that it still goes on.
 
-    The last is objective.name and "NoTraffic", "page", after "10m": it fires where `total` has
-    not grown for 10 minutes or is not there at all, which no share of errors can tell.
+    The last is objective.name and "NoTraffic", "page", with a wait of "10m": its expression has a
+    value where `total` has not grown in the last 10 minutes or is not there at all, which no share
+    of errors can tell.
     """
     raise NotImplementedError("lab13 task 6: burn_alerts")
 

@@ -69,7 +69,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Settings:
-    """The parameters of a replica; `reasons` has one sentence for each of them, by its name."""
+    """The parameters of a replica; `reasons` has a sentence for each that a rule gives, by name."""
 
     kv_tokens: int
     block_size: int
@@ -89,7 +89,12 @@ class Bill:
 
 
 class Capacity(Protocol):
-    """The functions of `capacity.py`."""
+    """The functions of `capacity.py`.
+
+    A request of a trace has at least one token of output: an output of 0 counts as 1, but not on
+    the bill. With lab 04, it fits into a store of prompt + output - 1 tokens: nobody reads the K
+    and V of its last token.
+    """
 
     def mean_replicas(self, trace: Trace, replica: Replica, utilisation: float = 0.7) -> int:
         """Replicas by mean values: work over seconds, if each is to be busy for `utilisation`.
@@ -103,7 +108,7 @@ class Capacity(Protocol):
 
         with the trace's mean prompt and output, and rows = min(max_num_seqs, kv_tokens / (prompt +
         output)), at least 1. Seconds are from the first arrival to the last. At least 1; 1 for
-        a trace of fewer than two moments. An output of 0 counts as 1.
+        a trace of fewer than two moments.
 
         Raises:
             CapacityError: utilisation is not above 0 and below 1.
@@ -113,6 +118,7 @@ class Capacity(Protocol):
     def simulate_replicas(self, trace: Trace, replica: Replica, replicas: int) -> Measured:
         """Lab 04's simulator, once for each replica; the i-th request in order goes to i mod n.
 
+        The order is that of time; the trace given need not be in it.
         Each has a Scheduler, first come first served, on a CountingStore of `kv_tokens`, with a
         FixedBudget and a ManualClock of its own. A replica that gets nothing is never busy.
 
@@ -127,17 +133,22 @@ class Capacity(Protocol):
 
         Both numbers have been measured and stand in `tried`, if the fewest is not 1. What is more
         is up to you: simulate as few numbers as you can, at most 2 * log2(most) + 2. `reason`
-        names the number of replicas, and what one fewer would do.
+        names the number of replicas, and of one fewer the percentile that misses the objective.
 
         Raises:
-            CapacityError: not even `most` keep it; the message has what they reach.
+            CapacityError: not even `most` keep it; the message has both percentiles that they
+                reach. Or `most` is below 1, or the trace is empty.
         """
         ...
 
     def choose_settings(
         self, trace: Trace, model: ModelSize, card: Card, slo: Slo, headroom: float = 0.1
     ) -> Settings:
-        """Parameters of a replica for a trace, with the figure behind each in its reason.
+        """Parameters of a replica for a trace; each has a reason (the headroom may have none).
+
+        The figure behind each stands in its reason: GB of the card's memory (kv_tokens), tokens of
+        the mean request (block_size), seconds or milliseconds of the full step
+        (max_num_batched_tokens), requests of mean length that the store holds (max_num_seqs).
 
         kv_tokens: what the card's memory has room for beside weights and `headroom` of it.
         block_size: the largest of 8, 16, 32, 64, 128 whose waste, half a block a request, is at
@@ -148,10 +159,18 @@ class Capacity(Protocol):
         max_num_batched_tokens.
 
         Raises:
-            CapacityError: the weights leave no room for the longest request of the trace.
+            CapacityError: the weights leave no room for the longest request of the trace, or the
+                trace is empty.
         """
         ...
 
     def bill(self, trace: Trace, replicas: int, dollars_an_hour: float) -> Bill:
-        """What replicas at this price cost, and a million tokens at the trace's mean rate."""
+        """What replicas at this price cost, and a million tokens at the trace's mean rate.
+
+        Tokens are those of prompts and outputs as they are, over the time from the first arrival
+        to the last.
+
+        Raises:
+            CapacityError: there is no such rate: no tokens, or all at one moment.
+        """
         ...

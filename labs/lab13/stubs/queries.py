@@ -11,10 +11,10 @@ def increase(samples: Sequence[Sample], at: float, window: float) -> float | Non
     """How much a counter grew in [at - window, at], as Prometheus 2 says; None: under two samples.
 
     A value smaller than the one before it is a counter that began anew from 0. The growth from
-    the first sample in the window to the last one is stretched to the window: at either end, by
-    the time to the window's border if that is less than 1.1 mean intervals between samples, else
-    by half an interval. A counter cannot have been below 0: at the beginning, it is stretched by
-    no more than the time in which it would have grown from 0 to the first value.
+    the first sample in the window to the last one is stretched to the window, at either end by the
+    time to its border. A counter cannot have been below 0: the time at the beginning is first cut
+    to that in which it would have grown from 0 to the first value. What is then not less than 1.1
+    mean intervals between samples becomes half an interval.
 
     >>> increase([Sample(10.0, 5.0), Sample(20.0, 7.0), Sample(30.0, 1.0)], at=30.0, window=20.0)
     3.0
@@ -53,7 +53,8 @@ def histogram_quantile(q: float, buckets: Mapping[str, float]) -> float:
     straight line from the bucket below, or from 0. In the bucket +Inf it is the highest finite
     edge; in a lowest bucket whose edge is not above 0, that edge. A count smaller than that of a
     bucket below is raised to it. NaN: no bucket +Inf, fewer than two buckets, no observations,
-    q is NaN, or the rank is 0 and the lowest bucket empty. q below 0 gives -inf, above 1 +inf.
+    q is NaN, or the rank is 0 and the lowest bucket empty, with an edge above 0. q below 0 gives
+    -inf, above 1 +inf.
 
     >>> histogram_quantile(0.5, {"0.1": 2, "0.5": 6, "+Inf": 6})
     0.2

@@ -61,7 +61,8 @@ def seconds(number: int, row: Mapping[str, Any], column: str) -> float:
 def read_azure(rows: Iterable[Row]) -> list[TracedRequest]:
     """Azure's form: TIMESTAMP (a date and time of day), ContextTokens, GeneratedTokens; in order.
 
-    A TIMESTAMP may have up to seven digits behind the second. A prompt has at least one token.
+    A TIMESTAMP may have up to seven digits behind the second. A prompt has at least one token,
+    here and in the other forms.
 
     >>> text = "2023-11-16 18:17:03.9799600"
     >>> read_azure([(2, {"TIMESTAMP": text, "ContextTokens": "4808", "GeneratedTokens": "10"})])
@@ -73,7 +74,8 @@ def read_azure(rows: Iterable[Row]) -> list[TracedRequest]:
 def read_burstgpt(rows: Iterable[Row]) -> list[TracedRequest]:
     """BurstGPT's form: Timestamp (seconds), Request tokens, Response tokens; in order.
 
-    A row without response tokens is a request that failed. "Session ID" is there in some files.
+    A row with 0 response tokens is a request that failed. "Session ID" is there in some files; an
+    empty one is none, but 0 is one.
 
     >>> row = {"Timestamp": "5", "Request tokens": "472", "Response tokens": "0"}
     >>> read_burstgpt([(2, row)])[0].ok
@@ -85,7 +87,8 @@ def read_burstgpt(rows: Iterable[Row]) -> list[TracedRequest]:
 def read_mooncake(rows: Iterable[Row]) -> list[TracedRequest]:
     """Mooncake's form: timestamp (milliseconds), input_length, output_length, hash_ids; in order.
 
-    hash_ids are the blocks; "session_id" is there in some files.
+    hash_ids are the blocks, a list of whole numbers, which may be empty but not missing;
+    "session_id" is there in some files, as in BurstGPT's.
 
     >>> row = {"timestamp": 27000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}
     >>> [r.blocks for r in read_mooncake([(1, row)])]

@@ -201,7 +201,7 @@ def plans_and_prices(nanovllm, rng):
         headroom, slo = float(rng.uniform(0, 0.2)), Slo(1.0, float(rng.uniform(0.005, 0.4)))
         found = capacity.choose_settings(trace, LLAMA_8B, CARDS[name], slo, headroom)
         named = {*found.reasons} >= {"kv_tokens", "block_size", "max_num_seqs",
-                                     "max_num_batched_tokens", "headroom"}  # fmt: skip
+                                     "max_num_batched_tokens"}  # fmt: skip
         story.append([found.kv_tokens, found.block_size, found.max_num_seqs,
                       found.max_num_batched_tokens, named])  # fmt: skip
     bill = capacity.bill(trace, int(rng.integers(1, 9)), float(rng.uniform(1, 9)))
@@ -317,13 +317,14 @@ def histograms(nanovllm, rng):
         edges = sorted({round(float(e), 2) for e in rng.normal(2, 3, int(rng.integers(1, 7)))})
         counts = rng.integers(0, 9, len(edges) + 1).cumsum() + (rng.random() < 0.3)
         buckets = {str(e): float(c) for e, c in zip([*edges, "+Inf"], counts, strict=True)}
-        story += [repr(histogram_quantile(q, buckets)) for q in (0.25, 0.5, 0.9, 1.0, -0.5, 2.0)]
+        found = [histogram_quantile(q, buckets) for q in (0.25, 0.5, 0.9, 1.0, -0.5, 2.0)]
+        story += [repr(round(value, 9) + 0.0) for value in found]  # NaN equals NaN as text
         series = [
             Series({"le": le, "i": i}, [Sample(0.0, 0.0), Sample(30.0, count)])
             for i in "ab"
             for le, count in buckets.items()
         ]
-        story.append(repr(round(quantile_over(series, 0.75, 30.0, 30.0), 9)))
+        story.append(repr(round(quantile_over(series, 0.75, 30.0, 30.0), 9) + 0.0))
     return {"story": story}
 
 

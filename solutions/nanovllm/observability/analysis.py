@@ -126,7 +126,7 @@ def prefix_hits(trace: Trace, capacity: int | None = None) -> tuple[int, int]:
 
     Of a prompt, blocks count as hits up to its first miss. Then all of its blocks have been used
     just now, its last before its first: when more than `capacity` are kept, the least recently
-    used go, so a prompt loses its end before its beginning. None: all are kept.
+    used go, so a prompt loses its end before its beginning. None: all are kept; 0: none.
 
     >>> from nanovllm.observability.trace import TracedRequest
     >>> chains = [(1, 2, 3), (1, 2, 9, 3)]

@@ -36,16 +36,17 @@ def means(trace: Trace) -> tuple[float, float]:
 
 def seconds_of(trace: Trace) -> float:
     """From the first arrival to the last."""
-    return max(r.time for r in trace) - min(r.time for r in trace)
+    times = [request.time for request in trace]
+    return max(times, default=0.0) - min(times, default=0.0)
 
 
 def mean_replicas(trace: Trace, replica: Replica, utilisation: float = 0.7) -> int:
     """Work over seconds."""
     if not 0 < utilisation < 1:
         raise CapacityError(f"utilisation must be above 0 and below 1, got {utilisation}.")
-    prompt, output = means(trace)
     if seconds_of(trace) == 0:
         return 1
+    prompt, output = means(trace)
     cost = replica.cost
     rows = max(1.0, min(replica.max_num_seqs, replica.kv_tokens / (prompt + output)))
     reading = prompt * (cost.per_token + cost.base / replica.max_num_batched_tokens)
@@ -94,6 +95,8 @@ def simulate_replicas(trace: Trace, replica: Replica, replicas: int) -> Measured
 
 def plan_replicas(trace: Trace, replica: Replica, slo: Slo, most: int = 64) -> Plan:
     """Double until the objective is kept, then halve the interval."""
+    if most < 1:
+        raise CapacityError(f"most must be at least 1, got {most}.")
     tried: dict[int, Measured] = {}
 
     def keeps(replicas: int) -> bool:
@@ -131,13 +134,13 @@ def choose_settings(
     """Memory, then blocks, then the step, then the batch."""
     prompt, output = means(trace)
     mean, cost = prompt + output, step_cost(model, card)
-    longest = max(r.prompt + max(r.output, 1) for r in trace)
+    longest = max(r.prompt + max(r.output, 1) for r in trace) - 1
     room = card.memory * (1 - headroom) - model.weight_bytes
     places = max(0, int(room // model.kv_bytes))
     if places < longest:
         raise CapacityError(
             f"{model.name} leaves room for {places:,} tokens on {card.name}, but the trace has a "
-            f"request of {longest:,}: take a larger card, more of them, or fewer bits."
+            f"request that needs {longest:,}: take a larger card, more of them, or fewer bits."
         )
     size = max((p for p in (8, 16, 32, 64, 128) if p / 2 <= 0.01 * mean), default=8)
     budgets = [2**power for power in range(7, 15)]

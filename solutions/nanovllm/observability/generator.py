@@ -46,7 +46,8 @@ def stratified(count: int, draw: random.Random) -> list[float]:
 def burst_sizes(shape: Shape, count: int, draw: random.Random) -> list[int]:
     """Sizes of bursts that add up to `count`; of them, a share k ** -burst_tail has k or more.
 
-    None is larger than burst_most. Without a tail all are 1.
+    A draw that is larger than burst_most counts as burst_most; the last burst is cut to what is
+    left of `count`. Without a tail all are 1.
 
     >>> from nanovllm.observability.shapes import AZURE_CODE, AZURE_CONVERSATION
     >>> burst_sizes(AZURE_CONVERSATION, 3, random.Random(1))
@@ -81,7 +82,15 @@ def parts(total: float, count: int, draw: random.Random) -> list[float]:
 
 
 def arrival_times(shape: Shape, count: int, seconds: float, draw: random.Random) -> list[float]:
-    """When `count` requests arrive within `seconds`, in order."""
+    """When `count` requests arrive within `seconds`, in order.
+
+    The time has round(seconds * pause_share / pause_mean) pauses, at least one, that last
+    pause_share of it, and one stretch more than pauses in which requests come; `parts` makes the
+    lengths of both. Bursts (`burst_sizes`) begin at random moments of the busy time, with the rate
+    1 + swing * sin(2 pi t / cycle_seconds) at its moment t. The requests of a burst follow one
+    another in busy time by exponential gaps of mean burst_gap; what runs past the end may stay
+    there. Pauses then move what comes after them; bundles cut the result down.
+    """
     ### BEGIN SOLUTION
     busy = seconds * (1 - shape.pause_share)
     pauses = (
@@ -123,10 +132,10 @@ def with_sessions(
     A request of `prompt` tokens has one block for each `block` tokens, rounded up; the first
     `common` of them are the same in all (blocks 0, 1, ...: a system prompt). With
     probability follow_share it goes on with a session: of those whose last prompt and answer fit
-    into its prompt, with one that has waited for the time drawn (exponential, mean `think`) or
-    longer, where there is one. Its blocks begin with those of the last prompt, but for the last
-    block of it, which was not full (the common ones stay); all others are new. Else it begins a
-    session.
+    into its prompt, with one that has waited for the time drawn (exponential, mean `think`, anew
+    for each request) or longer, where there is one; with which of several is free. Its blocks begin
+    with those of the last prompt, but for the last block of it, full or not (the common ones stay);
+    all others are new. Else it begins a session.
 
     >>> from dataclasses import replace
     >>> from nanovllm.observability.shapes import MOONCAKE

@@ -36,8 +36,8 @@ def diagnose(recording: Recording) -> Finding:
     - `overload`: more wait than in the second before, and more wait than run; second 0 is none
 
     When several begin in the same second, the first of this list is the cause. Without any it is
-    "none", with second None. `evidence` is a sentence with the second and its figures; with
-    "none", any.
+    "none", with second None. `evidence` is a sentence with the second and, as that second has
+    them, the figures that show the sign; with "none", any.
 
     >>> stuck = Second(1, 0, 0, 0, 4, 2, 0, 0.5)
     >>> diagnose([stuck] * 10).cause, diagnose([stuck] * 10).second

@@ -61,10 +61,21 @@ def seconds(number: int, row: Mapping[str, Any], column: str) -> float:
     return found
 
 
+### BEGIN SOLUTION
+def _session_of(row: Mapping[str, Any], column: str) -> str:
+    """The name of a row's session, "" without."""
+    value = row.get(column)
+    return "" if value is None else str(value)
+
+
+### END SOLUTION
+
+
 def read_azure(rows: Iterable[Row]) -> list[TracedRequest]:
     """Azure's form: TIMESTAMP (a date and time of day), ContextTokens, GeneratedTokens; in order.
 
-    A TIMESTAMP may have up to seven digits behind the second. A prompt has at least one token.
+    A TIMESTAMP may have up to seven digits behind the second. A prompt has at least one token,
+    here and in the other forms.
 
     >>> text = "2023-11-16 18:17:03.9799600"
     >>> read_azure([(2, {"TIMESTAMP": text, "ContextTokens": "4808", "GeneratedTokens": "10"})])
@@ -91,7 +102,8 @@ def read_azure(rows: Iterable[Row]) -> list[TracedRequest]:
 def read_burstgpt(rows: Iterable[Row]) -> list[TracedRequest]:
     """BurstGPT's form: Timestamp (seconds), Request tokens, Response tokens; in order.
 
-    A row without response tokens is a request that failed. "Session ID" is there in some files.
+    A row with 0 response tokens is a request that failed. "Session ID" is there in some files; an
+    empty one is none, but 0 is one.
 
     >>> row = {"Timestamp": "5", "Request tokens": "472", "Response tokens": "0"}
     >>> read_burstgpt([(2, row)])[0].ok
@@ -100,8 +112,9 @@ def read_burstgpt(rows: Iterable[Row]) -> list[TracedRequest]:
     ### BEGIN SOLUTION
     found = []
     for number, row in rows:
-        prompt, output = whole(number, row, "Request tokens"), whole(number, row, "Response tokens")
-        session = str(row.get("Session ID") or "")
+        prompt = whole(number, row, "Request tokens", 1)
+        output = whole(number, row, "Response tokens")
+        session = _session_of(row, "Session ID")
         time = seconds(number, row, "Timestamp")
         found.append(TracedRequest(time, prompt, output, session, ok=output > 0))
     return in_order(found)
@@ -111,7 +124,8 @@ def read_burstgpt(rows: Iterable[Row]) -> list[TracedRequest]:
 def read_mooncake(rows: Iterable[Row]) -> list[TracedRequest]:
     """Mooncake's form: timestamp (milliseconds), input_length, output_length, hash_ids; in order.
 
-    hash_ids are the blocks; "session_id" is there in some files.
+    hash_ids are the blocks, a list of whole numbers, which may be empty but not missing;
+    "session_id" is there in some files, as in BurstGPT's.
 
     >>> row = {"timestamp": 27000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}
     >>> [r.blocks for r in read_mooncake([(1, row)])]
@@ -123,8 +137,12 @@ def read_mooncake(rows: Iterable[Row]) -> list[TracedRequest]:
         prompt = whole(number, row, "input_length", 1)
         output = whole(number, row, "output_length")
         time = seconds(number, row, "timestamp") / 1000
-        blocks = tuple(row.get("hash_ids") or ())
-        session = str(row.get("session_id") or "")
-        found.append(TracedRequest(time, prompt, output, session, blocks))
+        blocks = row.get("hash_ids")
+        if not isinstance(blocks, list) or not all(isinstance(name, int) for name in blocks):
+            raise TraceError(
+                f"line {number}: hash_ids must be a list of whole numbers, got {blocks!r}."
+            )
+        session = _session_of(row, "session_id")
+        found.append(TracedRequest(time, prompt, output, session, tuple(blocks)))
     return in_order(found)
     ### END SOLUTION

@@ -16,14 +16,14 @@ class Shape:
     """What a generator needs to know.
 
     rate: requests a second, pauses included. prompts, outputs: tokens at MARKS. pause_share: of
-    the time, nobody sends anything, in pauses of pause_mean seconds on average. burst_tail:
-    requests come in bursts of k or more with probability k ** -burst_tail, of burst_most at most;
-    0: each comes alone. burst_gap: mean seconds between requests of a burst. swing: the rate goes
-    up and down by this share once in cycle_seconds of
-    the time that is no pause. bundle: recorded times are cut to multiples
-    of so many seconds. follow_share: of the requests, those that go on with a session. think:
-    mean seconds until somebody goes on. block: tokens of a block.
-    common: blocks with which all prompts begin.
+    the time, nobody sends anything, in pauses of pause_mean seconds on average; pause_mean 0: there
+    are none. burst_tail: requests come in bursts of k or more with probability k ** -burst_tail;
+    what would be larger than burst_most counts as burst_most. burst_tail 0: each comes alone.
+    burst_gap: mean seconds between requests of a burst; 0: they come at one moment. swing: the rate
+    goes up and down by this share once in cycle_seconds of the time that is no pause. bundle:
+    recorded times are cut to multiples of so many seconds; 0: they are not. follow_share: of the
+    requests, those that go on with a session. think: mean seconds until somebody goes on. block:
+    tokens of a block. common: blocks with which all prompts begin.
     """
 
     name: str
