@@ -866,14 +866,6 @@ MISTAKES = [
         says="Your rank puts the latest deadline first.",
     ),
     Mistake(
-        name="urgent-never-ages",
-        task=8,
-        symbol="urgent_first:UrgentFirst.key",
-        old=" - int(request.waited(now) // self.patience)",
-        new="",
-        says="Your levels never change: a stream of urgent requests starves all others.",
-    ),
-    Mistake(
         name="urgent-ages-all-its-life",
         task=8,
         symbol="urgent_first:UrgentFirst.key",
@@ -888,14 +880,6 @@ MISTAKES = [
         old="request.waited(now)",
         new="(now - request.entered)",
         says="Your level counts the present stay, whatever it is; all seconds in the queue count, and no others.",
-    ),
-    Mistake(
-        name="urgent-forgets-first-wait",
-        task=8,
-        symbol="urgent_first:UrgentFirst.key",
-        old="request.waited(now)",
-        new="(request.waited(now) - request.seconds.get(type(request.status).WAITING, 0.0) * (request.num_preemptions > 0))",
-        says="Your level forgets, after a preemption, what was waited before it.",
     ),
     Mistake(
         name="urgent-ages-to-zero",
@@ -986,14 +970,6 @@ MISTAKES = [
         says="You displace whoever was admitted last; the one of the highest level gives way.",
     ),
     Mistake(
-        name="displaces-each-once",
-        task=8,
-        symbol="urgent_first:UrgentFirst.displaced",
-        old="last if self.key(first, now) < self.key(last, now)",
-        new="last if last.num_preemptions == 0 and self.key(first, now) < self.key(last, now)",
-        says="You spare who was preempted before; its level alone decides.",
-    ),
-    Mistake(
         name="displaced-is-favoured",
         task=8,
         symbol="urgent_first:UrgentFirst.key",
@@ -1013,8 +989,8 @@ MISTAKES = [
         name="urgent-says-it-does-not-age",
         task=8,
         symbol="urgent_first:UrgentFirst",
-        old="ages: ClassVar[bool] = True",
-        new="ages: ClassVar[bool] = False",
+        old="    ages = reads_priority = reads_deadline = True",
+        new="    reads_priority = reads_deadline = True",
         says="Your policy does not say that it ages, so a queue keeps its old order.",
     ),
     Mistake(

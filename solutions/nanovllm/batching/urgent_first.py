@@ -3,7 +3,6 @@
 ### BEGIN SOLUTION
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
 
 from nanovllm.batching.errors import ConfigError
 from nanovllm.batching.policies import URGENT_FIRST, Policy, Rank
@@ -21,10 +20,8 @@ class UrgentFirst(Policy):
     """
 
     patience: float = 60.0  # seconds waited that are worth one priority
-    name: ClassVar[str] = URGENT_FIRST
-    ages: ClassVar[bool] = True
-    reads_priority: ClassVar[bool] = True
-    reads_deadline: ClassVar[bool] = True
+    name = URGENT_FIRST
+    ages = reads_priority = reads_deadline = True
 
     def __post_init__(self) -> None:
         if not self.patience > 0:
