@@ -116,6 +116,7 @@ def test_what_cannot_be_is_refused() -> None:
         lambda: Autoscaler(target=0),
         lambda: Autoscaler(target=1, least=3, most=2),
         lambda: Canary(1.5),
+        lambda: Rolling(2, surge=0),
         lambda: Sticky().version("k", "v1", []),
     ):
         with pytest.raises(ClusterError):

@@ -100,13 +100,21 @@ def test_acknowledge():
         cause="the first one drops the blocks of its own transfer; the others find none, and the "
         "blocks may belong to somebody else by then",
     )
+    parking.park("t3", [6], 2)
     now[0] = 30.0
+    expect(
+        [parking.acknowledge("t3"), books.counts, books.wrong, len(parking)],
+        [True, {2: 1, 4: 1}, [], 1],
+        call="acknowledge('t3') when its time is over and nobody has dropped it, the blocks held, "
+        "wrong drops, len(parking)",
+        cause="its blocks are its own until they are dropped",
+    )
     parking.expire()
     expect(
         [parking.acknowledge("t2"), books.counts, books.wrong],
         [False, {}, []],
-        call="acknowledge('t2') after its time is over, the blocks held, and wrong drops",
-        cause="a late acknowledgement frees nothing",
+        call="acknowledge('t2') after expire() has dropped it, the blocks held, and wrong drops",
+        cause="whoever comes after that frees nothing",
     )
 
 
@@ -167,8 +175,11 @@ def test_order():
     for how in ("acknowledge", "expire"):
         parking, books, now = a_parking()
         parking.park("t", [5, 1, 8, 3], 16)
-        now[0] = 99.0
-        parking.acknowledge("t") if how == "acknowledge" else parking.expire()
+        if how == "acknowledge":
+            parking.acknowledge("t")
+        else:
+            now[0] = 99.0
+            parking.expire()
         expect(
             books.dropped,
             [3, 8, 1, 5],
@@ -184,7 +195,8 @@ def drawn(rng, length):
 
 
 def beside_a_list(calls):
-    """The first call after which a parking differs from a list of what waits, or None."""
+    """The calls up to the first after which a parking differs from a list of what waits, with
+    what it gave and what was expected; nothing if it never does."""
     parking, books, now = a_parking(10.0)
     waits, story = {}, []
     for kind, name, n in calls:
@@ -213,10 +225,10 @@ def beside_a_list(calls):
         if books.wrong or (got, books.counts, len(parking)) != (want, held, len(waits)):
             return (
                 story,
-                f"said {got}, holds {books.counts}, waiting {len(parking)}",
-                (f"expected {want}, {held}, {len(waits)}"),
+                [got, books.counts, len(parking), books.wrong],
+                [want, held, len(waits), []],
             )
-    return None
+    return ()
 
 
 @pytest.mark.check(task=2, points=1, title="Parking beside a list (random)", stress=True)
@@ -227,11 +239,13 @@ def test_parking_random(rng):
         while beside_a_list(calls) and at < len(calls):
             fewer = calls[:at] + calls[at + 1 :]
             calls, at = (fewer, 0) if beside_a_list(fewer) else (calls, at + 1)
+        story, got, want = beside_a_list(calls) or ([], [], [])
         expect(
-            beside_a_list(calls),
-            None,
-            call="the shortest history found in which a parking of 10 s differs from a list of "
-            "what waits, and how",
+            got,
+            want,
+            call="what the last call says, how often each block is held, len(parking), wrong drops",
+            given={"history": "\n".join(("a parking of 10 s:", *story))},
+            cause="the shortest history found in which it differs from a list of what waits",
         )
 
 
@@ -430,7 +444,7 @@ def test_once(generator):
     request = a_request(1, list(range(11)), received(11, generator))
     found = [store.admit(request), store.loaded]
     store.suspend(request)
-    request.num_computed_tokens = 0
+    request.num_computed_tokens, request.num_preemptions = 0, 1
     found += [store.admit(request), store.loaded]
     expect(
         found,
@@ -440,6 +454,12 @@ def test_once(generator):
         cause="whoever was preempted computes its prompt again, as any other",
     )
     store.release(request)
+    expect.that(
+        request not in store.used,
+        "the request stands in `used` no more",
+        call="release(request)",
+        cause="else `used` grows for ever",
+    )
     fresh = a_request(2, list(range(11)), received(11, generator))
     expect(
         [store.admit(fresh), store.loaded],
@@ -450,32 +470,38 @@ def test_once(generator):
 
 @pytest.mark.check(task=2, points=1, title="A finished prefill is parked")
 def test_release():
-    for prompt, size, here, blocks in (
-        (11, 4, 11, 3),
-        (12, 4, 12, 3),
-        (12, 4, 13, 3),
-        (5, 8, 5, 1),
-        (11, 4, 10, 0),
-        (11, 4, 0, 0),
+    for prompt, size, here, output, blocks in (
+        (11, 4, 11, 0, 3),
+        (12, 4, 12, 0, 3),
+        (12, 4, 13, 1, 3),
+        (11, 4, 12, 1, 3),
+        (5, 8, 5, 1, 1),
+        (11, 4, 10, 0, 0),
+        (11, 4, 0, 0, 0),
+        (12, 4, 8, 2, 0),
     ):
         store = a_store(block_size=size)
         request = a_request(1, list(range(prompt)), Decodes("t1"))
         store.admit(request)
-        if here > prompt:
-            request.sequence.output_token_ids.append(1)
+        request.sequence.output_token_ids += [1] * output
         store.reserve(request, here)
         computed(store, request, 0, here)
         mine = store.block_ids(request)
         store.release(request)
         parked = store.parking.find("t1")
-        given = {"prompt": prompt, "block_size": size, "tokens computed": here}
+        given = {
+            "prompt": prompt,
+            "block_size": size,
+            "tokens computed": here,
+            "output tokens": output,
+        }
         expect(
             None if parked is None else [list(parked.block_ids), parked.num_tokens],
             [mine[:blocks], prompt] if blocks else None,
             call="the blocks and tokens of store.parking.find('t1') after release(request)",
             given=given,
-            cause="the blocks of the prompt, no others; nothing before the last chunk of the "
-            "prompt is computed",
+            cause="the blocks and tokens of the prompt, no others; nothing before the last chunk "
+            "of the prompt is computed, also after a preemption",
         )
         expect(
             [sorted(store.manager.owners()), len(store.parking)],

@@ -25,6 +25,23 @@ class Block:
         return f"block {self.name}"
 
 
+class Watched:
+    """A hash that notes when somebody hashes or compares it."""
+
+    touched = set()
+
+    def __init__(self, number):
+        self.number = number
+
+    def __hash__(self):
+        self.touched.add(self.number)
+        return self.number
+
+    def __eq__(self, other):
+        self.touched.add(self.number)
+        return isinstance(other, Watched) and self.number == other.number
+
+
 class Restless(str):
     """A key whose hash() is another each time, as that of a str is in another process."""
 
@@ -55,7 +72,7 @@ def told(index, events):
     return index
 
 
-@pytest.mark.check(task=4, points=2, title="The longest beginning that a replica has")
+@pytest.mark.check(task=4, points=1, title="The longest beginning that a replica has")
 def test_match():
     index = told(
         BlockIndex(),
@@ -83,14 +100,33 @@ def test_match():
             cause="blocks from the first on, without a gap: what stands behind a missing block "
             "cannot be used",
         )
-    found = index.match([1])
+    found, kept = index.match([1]), index.match([2])
     found["z"] = 7
     found["a"] = 0
     expect(
-        index.match([1]),
-        {"a": 1, "b": 1},
-        call="match([1]) after its caller has changed the last result",
+        [index.match([1]), kept],
+        [{"a": 1, "b": 1}, {"a": 1, "c": 1}],
+        call="match([1]) after its caller has changed the last result, and what match([2]) gave "
+        "before",
         cause="the result is the caller's",
+    )
+
+
+@pytest.mark.check(task=4, points=1, title="A look at what matches, not at what is stored")
+def test_match_looks():
+    index, blocks = BlockIndex(), [Watched(n) for n in range(10)]
+    index.stored("a", [*blocks[:3], *blocks[4:]])
+    index.stored("b", [blocks[0], *(Watched(n) for n in range(10, 40))])
+    Watched.touched.clear()
+    found = index.match(blocks)
+    expect(
+        [found, sorted(Watched.touched - {0, 1, 2, 3})],
+        [{"a": 3, "b": 1}, []],
+        call="match([block 0, ..., block 9]), and the blocks that it hashed or compared besides 0 "
+        "to 3",
+        given={"a": "0 to 2 and 4 to 9", "b": "0 and 10 to 39"},
+        cause="behind the first block that nobody holds nothing can match, and what is stored is "
+        "far more than what is asked for",
     )
 
 
@@ -181,16 +217,17 @@ def drawn(rng, length):
 
 
 def beside_sets(calls):
-    """The first call after which an index differs from plain sets, or None."""
+    """The calls up to the first after which an index differs from plain sets, with what match
+    and size gave and what was expected; nothing if it never does."""
     index, plain, story = BlockIndex(), {name: set() for name in "abc"}, []
     for kind, name, some in calls:
         asked = some if kind == "match" else [0, 1, 2, 3, 4, 5, 6]
-        story.append(f"{kind} {some}" if kind == "match" else f"{kind} {name} {some}")
         if kind == "cleared":
             index.cleared(name)
             plain[name].clear()
-            story[-1] = f"cleared {name}"
+            story.append(f"cleared {name}")
         elif kind != "match":
+            story.append(f"{kind} {name} {some}")
             getattr(index, kind)(name, some)
             plain[name] = plain[name] | set(some) if kind == "stored" else plain[name] - set(some)
         wanted = {}
@@ -203,8 +240,8 @@ def beside_sets(calls):
         found = index.match(asked)
         sizes, lengths = [index.size(each) for each in "abc"], [len(plain[each]) for each in "abc"]
         if found != wanted or sizes != lengths:
-            return story, f"match({asked}) {found}, sizes {sizes}", f"{wanted}, {lengths}"
-    return None
+            return [*story, f"match {asked}"], [found, sizes], [wanted, lengths]
+    return ()
 
 
 @pytest.mark.check(task=4, points=2, title="The index beside sets (random)", stress=True)
@@ -214,11 +251,13 @@ def test_index_random(rng):
         while beside_sets(calls) and at < len(calls):
             fewer = calls[:at] + calls[at + 1 :]
             calls, at = (fewer, 0) if beside_sets(fewer) else (calls, at + 1)
+        story, got, want = beside_sets(calls) or ([], [], [])
         expect(
-            beside_sets(calls),
-            None,
-            call="the shortest history found in which an index differs from a set for each "
-            "replica, and how",
+            got,
+            want,
+            call="the last match, and size of a, b, c",
+            given={"history": "\n".join(("an index:", *story))},
+            cause="the shortest history found in which it differs from a set for each replica",
         )
 
 
@@ -301,6 +340,14 @@ def test_power_of_two(seed):
         [again.choose(Query("same"), some[::-1]) for _ in range(200)],
         found[:200],
         call="200 choices of two policies of one seed; replicas listed in another order",
+    )
+    other = policy_of("power_of_two", seed=seed + 1)
+    expect(
+        [other.choose(Query("same"), some) for _ in range(200)] == found[:200],
+        False,
+        call="whether 200 choices of a policy of another seed are the same",
+        given={"seeds": [seed, seed + 1]},
+        cause="`seed` begins the generator",
     )
     shares = Counter(found)
     near = {
@@ -477,6 +524,23 @@ def test_prefix_ties():
         "a: 1 2, b: 1 2, and 7",
         cases,
         "the lowest cost; of equals, fewer open requests; then the first by name",
+    )
+    policy = policy_of("prefix_aware")
+    idle = [
+        sum(
+            policy.choose(Query("", (), 9), replicas(**{one: (0, k), two: (1, 0)})) == one
+            for k in range(90)
+        )
+        for one, two in ("ab", "ba")
+    ]
+    expect(
+        [idle[1] - idle[0], 2 <= idle[0] <= 65],
+        [0, True],
+        call="how much more often b is chosen than a while 0 to 89 tokens wait there and one "
+        "request is open on the other; whether a is chosen 2 to 65 times",
+        given={"chosen": {"a": idle[0], "b": idle[1]}},
+        cause="an open request costs 1 to 64 tokens; when as many wait, the one without it is "
+        "chosen, whatever its name",
     )
 
 

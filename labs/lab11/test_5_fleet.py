@@ -215,6 +215,15 @@ def test_bounds():
         cause="below `least` and above `most` nobody waits",
     )
     expect(scaler.decide(9.0, 99, 3), 4, call="decide(9, 99, 3) after that, 5 s after it began")
+    scaler = Autoscaler(target=10, least=2, up_delay=5.0)
+    story = [(0.0, 99, 3), (6.0, 99, 1), (7.0, 99, 2), (11.9, 99, 2), (12.0, 99, 2)]
+    expect(
+        decisions(scaler, story),
+        [3, 2, 2, 2, 8],
+        call="decide(now, open_requests, living), one after the other",
+        given={"least": 2, "up_delay": 5, "calls": story},
+        cause="below `least` the answer is `least`, and the wait for more begins anew",
+    )
     some = [
         Replica("a", "v", READY, 3), Replica("b", "v", DRAINING, 0), Replica("c", "v", READY, 1),
         Replica("d", "v", DEAD), Replica("e", "v", STARTING), Replica("f", "v", READY, 2),
@@ -298,6 +307,13 @@ def test_rolling(seed):
         call="Rolling(2).next(...) when no old one and three new ones are living",
         cause="nothing is missing; new ones are not for Rolling to drain",
     )
+    early = a_fleet(*(f"start {n} v1" for n in "abc"), "ready a", "ready b")
+    expect(
+        Rolling(2).next(early, "v1", "v2"),
+        Actions(0, ("c",)),
+        call="Rolling(2).next(...) when a and b are ready and c is starting, all of them old",
+        cause="old ones that are still starting are drained at once, though no ready one can go",
+    )
     for number in range(12):
         draw = random.Random(seed + number)
         size, surge = draw.randint(1, 5), draw.randint(1, 3)
@@ -349,6 +365,20 @@ def test_rolling(seed):
 
 @pytest.mark.check(task=5, points=1, title="Blue and green")
 def test_blue_green(seed):
+    fleet = a_fleet(
+        *(f"start {n} v1" for n in "ab"), "ready a", *(f"start {n} v2" for n in "xyz"),
+        *(f"ready {n}" for n in "xyz"), "begin z", "drain z",
+    )  # fmt: skip
+    for size, wanted in ((2, [0, ["a", "b"]]), (3, [1, []])):
+        actions = BlueGreen(size).next(fleet, "v1", "v2")
+        expect(
+            [actions.start, sorted(actions.drain)],
+            wanted,
+            call=f"how many BlueGreen({size}).next starts, and which it drains",
+            given={"fleet": {n: f"{r.version} {r.state.value}" for n, r in fleet.replicas.items()}},
+            cause="who drains is none of the new ones any more; all old ones that are living drain "
+            "at one moment, also those that are starting",
+        )
     for number in range(12):
         draw = random.Random(seed + number)
         size, old = draw.randint(1, 4), draw.randint(1, 4)
@@ -448,7 +478,8 @@ def drawn(draw, length):
 
 
 def beside_a_table(calls):
-    """The first call after which a fleet differs from a plain table, or None."""
+    """The calls up to the first after which a fleet differs from a plain table, with what it
+    gave and what was expected; nothing if it never does."""
     fleet, table, story = Fleet(), {}, []
     legal = {
         "ready": {STARTING: READY}, "drain": {STARTING: DEAD, READY: DRAINING},
@@ -478,15 +509,12 @@ def beside_a_table(calls):
             row[1] += {"begin": 1, "end": -1 if row[1] else 0}.get(method, 0)
             if row[0] is DRAINING and not row[1]:
                 row[0] = DEAD
-        found = {n: [r.state, r.open, r.version] for n, r in fleet.replicas.items()}
+        found = [(n, r.version, r.state.value, r.open) for n, r in fleet.replicas.items()]
+        rows = [(n, row[2], row[0].value, row[1]) for n, row in table.items()]
         ready = [n for n, row in table.items() if row[0] is READY]
-        if got != want or list(found.items()) != list(table.items()) or fleet.choosable() != ready:
-            return (
-                story,
-                f"{got}, {states(fleet)}, {fleet.choosable()}",
-                f"expected {want}, {ready}",
-            )
-    return None
+        if (got, found, fleet.choosable()) != (want, rows, ready):
+            return story, [got, found, fleet.choosable()], [want, rows, ready]
+    return ()
 
 
 @pytest.mark.check(task=5, points=1, title="A fleet beside a table (random)", stress=True)
@@ -497,8 +525,11 @@ def test_random(seed):
         while beside_a_table(calls) and at < len(calls):
             fewer = calls[:at] + calls[at + 1 :]
             calls, at = (fewer, 0) if beside_a_table(fewer) else (calls, at + 1)
+        story, got, want = beside_a_table(calls) or ([], [], [])
         expect(
-            beside_a_table(calls),
-            None,
-            call="the shortest history found in which a fleet differs from a plain table, and how",
+            got,
+            want,
+            call="what the last call gives, each of `replicas` in order, choosable()",
+            given={"history": "\n".join(("a fleet:", *story))},
+            cause="the shortest history found in which it differs from a plain table",
         )

@@ -63,7 +63,7 @@ class ConnectedStore(PagedStore):
         """As always; the blocks of the prompt of one that Decodes elsewhere are parked first.
 
         Not if its prompt was not computed to the end: then there is nothing to send. Blocks that
-        hold none of its prompt are not parked.
+        hold none of its prompt are not parked. The request stands in `used` no more.
         """
         raise NotImplementedError("lab11 task 2: ConnectedStore.release")
 

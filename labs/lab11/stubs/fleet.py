@@ -37,10 +37,11 @@ class Fleet:
     back from the dead.
 
     `start(name, version)`: a new replica, STARTING. ClusterError where one of that name lives.
-    `ready(name)`, `crash(name)`: what was seen of it. `crash` gives the requests lost with it.
+    `ready(name)`, `crash(name)`: what was seen of it. `crash` gives how many requests were lost
+    with it, and none is open there any more.
     `drain(name)`: nothing new goes there; one with nothing open is DEAD at once.
     `begin(name)`, `end(name)`: a request goes there, has ended. Only a READY one begins; whoever is
-    DRAINING and ends its last is DEAD. The end of a request of a dead replica means nothing.
+    DRAINING and ends its last is DEAD. An end where nothing is open means nothing, dead or alive.
     `choosable(version=None)`: names of those that are READY (of this version), in order of start.
     `living(version=None)`: STARTING and READY ones: what an autoscaler counts.
 

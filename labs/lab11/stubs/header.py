@@ -49,7 +49,7 @@ class Header:
     def refuse_foreign(self, other: Header) -> None:
         """Raise ForeignError unless the other differs in block size at most.
 
-        The sentence names what differs, by its name here.
+        The sentence names a field that differs, by its name here.
         """
         raise NotImplementedError("lab11 task 1: Header.refuse_foreign")
 

@@ -546,7 +546,7 @@ def a_day_of_a_fleet(nanovllm, rng):
         for _ in range(wanted - len(living)):
             fleet.start(f"r{count}", f"v{count % 2}")
             count += 1
-        for name in to_drain(living, len(living) - wanted):
+        for name in to_drain(living, max(0, len(living) - wanted)):
             fleet.drain(name)
         # Which of two equal replicas something happens to is nobody's business: by place.
         order = sorted(fleet.replicas.values(), key=lambda r: (r.state.value, r.open))

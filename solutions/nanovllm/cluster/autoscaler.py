@@ -57,7 +57,8 @@ class Autoscaler:
         """Replicas to have from now on; `living` until a change has been wanted long enough.
 
         A change in the other direction, or no change, begins the wait anew. After a change it
-        begins anew as well. Bounds are kept at once: below `least` nobody waits.
+        begins anew as well. Bounds are kept at once: below `least` the answer is `least`, above
+        `most` it is `most`, and the wait begins anew.
 
         >>> scaler = Autoscaler(target=10, up_delay=5)
         >>> [scaler.decide(now, 30, living=1) for now in (0.0, 4.0, 5.0)]

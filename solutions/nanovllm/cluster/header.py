@@ -49,7 +49,7 @@ class Header:
     def refuse_foreign(self, other: Header) -> None:
         """Raise ForeignError unless the other differs in block size at most.
 
-        The sentence names what differs, by its name here.
+        The sentence names a field that differs, by its name here.
         """
         ### BEGIN SOLUTION
         mine, theirs = asdict(self), asdict(other)

@@ -41,12 +41,13 @@ class Parking:
     `find(transfer_id)`: the Parked of this id; None if there is none, or its time is over. Finding
     does not end it: a transfer that was cut is fetched again.
 
-    `acknowledge(transfer_id)`: drop its blocks; whether there was one. A second or late
-    acknowledgement finds none, and frees nothing: the blocks may belong to others by then.
+    `acknowledge(transfer_id)`: drop its blocks; whether the id was in use, be it over its time or
+    not. A second acknowledgement, or one that comes after `expire` has dropped the blocks, finds
+    none and frees nothing: they may belong to others by then.
 
     `expire()`: drop what is over its time; how many those were.
 
-    `len(parking)`: how many wait.
+    `len(parking)`: how many are parked and not dropped yet.
 
     Blocks are dropped in reverse order: the prefix cache loses a block before the one it follows.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nanovllm.cluster.autoscaler import to_drain
 from nanovllm.cluster.errors import ClusterError
-from nanovllm.cluster.fleet import Fleet, State
+from nanovllm.cluster.fleet import Fleet
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,10 @@ class Rolling:
     size: int
     surge: int = 1
 
+    def __post_init__(self) -> None:
+        if self.surge < 1:
+            raise ClusterError(f"A rolling change needs a surge of at least 1, got {self.surge}.")
+
     def next(self, fleet: Fleet, old: str, new: str) -> Actions:
         """What to do now. Called again and again, it ends with `size` new ones and no old one.
 
@@ -50,7 +54,7 @@ class Rolling:
         start = min(missing, max(0, self.size + self.surge - len(before) - len(after)))
         ready = len(fleet.choosable(old)) + len(fleet.choosable(new))
         spare = max(0, ready - self.size)
-        starting = sum(replica.state is State.STARTING for replica in before)
+        starting = len(before) - len(fleet.choosable(old))
         return Actions(start, tuple(to_drain(before, starting + spare)))
         ### END SOLUTION
 
@@ -62,7 +66,8 @@ class BlueGreen:
     size: int
 
     def next(self, fleet: Fleet, old: str, new: str) -> Actions:
-        """What to do now. One of the new ones that dies is replaced; the switch waits for it."""
+        """What to do now. One of the new ones that dies or drains is replaced; the switch waits
+        for it. Then all of the old ones that are living drain, also those that are starting."""
         ### BEGIN SOLUTION
         start = max(0, self.size - len(fleet.living(new)))
         if len(fleet.choosable(new)) < self.size:

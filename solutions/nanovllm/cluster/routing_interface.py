@@ -72,7 +72,8 @@ class BlockIndexInterface(Protocol):
     def match(self, hashes: Sequence[Hashable]) -> dict[str, int]:
         """By replica, how many of these blocks it holds from the first on, without a gap.
 
-        Replicas that lack the first are left out. The result is the caller's to keep. For stored
+        Replicas that lack the first are left out. The result is the caller's to keep. Of all
+        blocks it looks at `hashes` alone, up to the first that nobody holds. For stored
         "a": 1, 2, 4 and "b": 1, `match([1, 2, 3, 4])` is {"a": 2, "b": 1}, `match([9, 1])` is {}.
         """
         ...
@@ -95,7 +96,8 @@ class MakePolicy(Protocol):
     - rendezvous: requests of one key go to one replica, while that is among `replicas`. One that
       leaves moves its own keys only; one that comes takes keys from the others, and moves no key
       between these. Keys spread evenly, about 1/n to each. Another router, in another process,
-      chooses alike. A query without a key has the first of its hashes as its key.
+      chooses alike. A query without a key has the first of its hashes as its key; all that have
+      neither share one key.
     - prefix_aware: the one with the lowest cost: tokens of the prompt that it would have to
       compute, plus tokens that wait there, plus a constant of your choice, from 1 to 64 tokens,
       for each open request there. What it need not compute are blocks that it holds by the
