@@ -54,9 +54,6 @@ def complaints(
     raise NotImplementedError("lab12 task 7: complaints")
 
 
-
-
-
 def ladder_complaints(history: Sequence[Rung], rules: Rules) -> list[str]:
     """Where a history of failures breaks the ladder's rules, a sentence for each such rung.
 
