@@ -310,22 +310,6 @@ MISTAKES = [
         says="You park a prompt only when a token behind it was computed as well.",
     ),
     Mistake(
-        name="parked-when-half-computed-again",
-        task=2,
-        symbol="connected_store:ConnectedStore.release",
-        old="request.num_computed_tokens >= length",
-        new="(request.num_computed_tokens >= length or request.num_computed_tokens and request.sequence.output_token_ids)",
-        says="You take a prompt for computed because output exists: after a preemption only a part of it is.",
-    ),
-    Mistake(
-        name="output-tokens-parked",
-        task=2,
-        symbol="connected_store:ConnectedStore.release",
-        old="self.block_ids(request)[:needed], length)",
-        new="self.block_ids(request)[:needed], min(request.num_computed_tokens, needed * self.header.block_size))",
-        says="You park tokens of the output that lie in the last block of the prompt: the other side refuses more tokens than its prompt has.",
-    ),
-    Mistake(
         name="blocks-of-the-output-parked",
         task=2,
         symbol="connected_store:ConnectedStore.release",
@@ -959,14 +943,6 @@ MISTAKES = [
         old="len(fleet.choosable(new)) < self.size",
         new="len(fleet.living(new)) < self.size",
         says="You drain the old fleet when the new one has started, not when it is ready.",
-    ),
-    Mistake(
-        name="old-starting-left",
-        task=5,
-        symbol="rollout:BlueGreen.next",
-        old="tuple(replica.name for replica in fleet.living(old))",
-        new="tuple(fleet.choosable(old))",
-        says="Old replicas that are still starting outlive the switch.",
     ),
     Mistake(
         name="draining-is-not-missing",
