@@ -13,11 +13,11 @@ from tests.system_tools import require
 
 CHEATS = Path(__file__).parent / "cheats"
 SECRET = b"the secret of the tests' own course"
-# Lab 04 with its tasks 1 (request.py, 8 points) and 3 (budget.py, 6 points) alone.
+# Lab 04 with its tasks 1 (request.py) and 3 (budget.py) alone.
 WHOLE = find_lab("04")
 LAB = dataclasses.replace(WHOLE, tasks=tuple(task for task in WHOLE.tasks if task.id in (1, 3)))
-HONEST = 6.0
-FULL = 14.0
+HONEST = float(WHOLE.task(3).points)
+FULL = HONEST + WHOLE.task(1).points
 LIMITS = Limits(
     seconds=120,
     item_seconds=10,
