@@ -223,20 +223,24 @@ REPLAY = [
     *_of(
         4,
         "journal",
-        ("key-of-all", "Journal._known", '"owner = ? AND key = ?", record.owner, record.key',
+        ("key-of-all", "Journal.accept", '"owner = ? AND key = ?", record.owner, record.key',
          '"key = ?", record.key', "You give one client's answer to another one with the same key."),
-        ("no-key-known", "Journal._known", "        if record.key is None:\n            return None\n",
-         "        if record.key is None:\n            return self._one(\"owner = ? AND key IS NULL\", record.owner)\n",
+        ("no-key-known", "Journal.accept", "        if record.key is not None:\n",
+         "        if record.key is None and (one := self._one(\"owner = ? AND key IS NULL\", record.owner)):\n"
+         "            return one\n        if record.key is not None:\n",
          "Requests without a key are taken for one."),
-        ("accept-late", "Journal.accept", "        with self._writing():\n            self._make_room()\n",
-         "        if not self._file.in_transaction:\n            self._file.execute(\"BEGIN\")\n        if True:\n            self._make_room()\n",
+        ("accept-late", "Journal.accept", "        with self._writing():\n",
+         "        if not self._file.in_transaction:\n            self._file.execute(\"BEGIN\")\n        if True:\n",
          "What you accept is not on the disk when accept returns."),
-        ("room-for-repeats", "Journal.accept", "        known = self._known(record)\n",
-         "        with self._writing():\n            self._make_room()\n        known = self._known(record)\n",
+        ("room-for-repeats", "Journal.accept", "        if record.key is not None:\n",
+         "        [count] = self._file.execute(\"SELECT count(*) FROM requests\").fetchone()\n"
+         "        self._file.execute(\"DELETE FROM requests WHERE id IN (SELECT id FROM requests WHERE \"\n"
+         "            \"status IS NOT NULL ORDER BY rowid LIMIT ?)\", (max(0, count - self.most + 1),))\n"
+         "        if record.key is not None:\n",
          "You make room before you know whether it is a repeat."),
-        ("open-one-forgotten", "Journal._make_room", "WHERE status IS NOT NULL \"\n", "\"\n",
+        ("open-one-forgotten", "Journal.accept", "WHERE status IS NOT NULL \"\n", "\"\n",
          "You forget a request that has no answer yet."),
-        ("youngest-makes-room", "Journal._make_room", "ORDER BY rowid LIMIT", "ORDER BY rowid DESC LIMIT",
+        ("youngest-makes-room", "Journal.accept", "ORDER BY rowid LIMIT", "ORDER BY rowid DESC LIMIT",
          "The answer that came last makes room; it should be the oldest."),
         ("last-answer-stands", "Journal.end", " AND status IS NULL", "",
          "A second answer takes the place of the first."),

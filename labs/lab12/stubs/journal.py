@@ -106,17 +106,6 @@ class Journal:
         """
         raise NotImplementedError("lab12 task 4: Journal.accept")
 
-    def _known(self, record: Record) -> Record | None:
-        """The one of the same owner and key, if there is one; None for a record without a key."""
-        raise NotImplementedError("lab12 task 4: Journal._known")
-
-    def _make_room(self) -> None:
-        """Forget, of the answered ones, as many of the oldest as leave room for one request more.
-
-        Raises JournalFullError where the open ones alone leave none.
-        """
-        raise NotImplementedError("lab12 task 4: Journal._make_room")
-
     def end(self, request_id: str, status: int, media_type: str, answer: bytes) -> None:
         """Keep a request's answer; the first one stands, and an id that is not there is nothing.
 

@@ -105,43 +105,26 @@ class Journal:
         Raises JournalFullError where there is no room, on the disk or among the open requests.
         """
         ### BEGIN SOLUTION
-        known = self._known(record)
-        if known is not None:
-            return known
+        if record.key is not None:
+            known = self._one("owner = ? AND key = ?", record.owner, record.key)
+            if known is not None:
+                return known
         with self._writing():
-            self._make_room()
+            [count] = self._file.execute("SELECT count(*) FROM requests").fetchone()
+            gone = self._file.execute(
+                "DELETE FROM requests WHERE id IN "
+                "(SELECT id FROM requests WHERE status IS NOT NULL "
+                "ORDER BY rowid LIMIT ?)",
+                (max(0, count - self.most + 1),),
+            ).rowcount
+            if count - gone >= self.most:
+                raise JournalFullError(f"The journal holds {count} open requests; wait.")
             self._file.execute(
                 "INSERT INTO requests (id, owner, key, path, digest, body, accepted) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (*_sent(record), time.time()),
             )
         return record
-        ### END SOLUTION
-
-    def _known(self, record: Record) -> Record | None:
-        """The one of the same owner and key, if there is one; None for a record without a key."""
-        ### BEGIN SOLUTION
-        if record.key is None:
-            return None
-        return self._one("owner = ? AND key = ?", record.owner, record.key)
-        ### END SOLUTION
-
-    def _make_room(self) -> None:
-        """Forget, of the answered ones, as many of the oldest as leave room for one request more.
-
-        Raises JournalFullError where the open ones alone leave none.
-        """
-        ### BEGIN SOLUTION
-        [count] = self._file.execute("SELECT count(*) FROM requests").fetchone()
-        if count < self.most:
-            return
-        gone = self._file.execute(
-            "DELETE FROM requests WHERE id IN (SELECT id FROM requests WHERE status IS NOT NULL "
-            "ORDER BY rowid LIMIT ?)",
-            (count - self.most + 1,),
-        ).rowcount
-        if count - gone >= self.most:
-            raise JournalFullError(f"The journal holds {count} requests without an answer; wait.")
         ### END SOLUTION
 
     def end(self, request_id: str, status: int, media_type: str, answer: bytes) -> None:
