@@ -64,14 +64,16 @@ def waterfall(launches: Mapping[str, float], guess: float | None = None) -> None
 def roofline(points: Mapping[str, RooflinePoint], peak: float, bandwidth: float) -> None:
     """Operations under the roof, both axes logarithmic."""
     _, axis = plt.subplots(figsize=(8, 3.6), layout="constrained")
-    intensities = np.geomspace(0.05, 10 * peak / bandwidth, 100)
+    intensities = np.geomspace(0.05, 100 * peak / bandwidth, 100)
     axis.plot(intensities, np.minimum(peak, intensities * bandwidth) / 1e12, color="black")
     for number, (name, point) in enumerate(points.items()):
         axis.plot(point.intensity, point.reached / 1e12, "o", color=f"C{number}")
         label = f"{name}: {point.share:.0%}"
-        axis.annotate(label, (point.intensity, point.reached / 1e12), (6, -3),
+        below = -3 if (len(points) - number) % 2 else -16  # neighbours are not on one line
+        axis.annotate(label, (point.intensity, point.reached / 1e12), (6, below),
                       textcoords="offset points", color=f"C{number}")  # fmt: skip
     axis.set(xscale="log", yscale="log", xlabel="FLOPs a byte", ylabel="TFLOP/s")
+    axis.set_xlim(right=100 * peak / bandwidth)
     plt.show()
 
 
@@ -102,11 +104,11 @@ def experts_read(read: Callable[[int, int], float]) -> None:
 
     def draw(axis: Any, k: int) -> None:
         tokens = [1, 2, 4, 8, 16, 32, 64, 128]
-        axis.plot(tokens, [read(n, k) for n in tokens], "o-", color="C0", label=f"k = {k}")
-        axis.plot(tokens, [min(64, n * k) for n in tokens], color="0.7", ls="--",
-                  label="every visit to another one")  # fmt: skip
+        axis.plot(tokens, [read(n, k) for n in tokens], "o-", color="C0", label="read")
+        most = [min(64, n * k) for n in tokens]
+        axis.plot(tokens, most, color="0.7", ls="--", label="at most")
         axis.set(xscale="log", xlabel="tokens in the step", ylabel="experts read", ylim=(0, 68))
-        axis.legend(frameon=False, loc="lower right")
+        axis.legend(frameon=False, loc="lower right", fontsize=7)
 
     movable(draw, k=[1, 2, 4, 8])
 

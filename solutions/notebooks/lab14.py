@@ -42,7 +42,7 @@ with needs("14", 1):
     for rows, microseconds in ((1, 14), (64, 15), (512, 26), (4096, 190)):
         work = {"flops": 2 * rows * E * E, "bytes": 2 * (E * E + 2 * rows * E)}
         product = Interval("mm", 0.0, microseconds * 1e-6, **work)
-        points[f"{rows} rows"] = roofline_point(product, PEAK, BANDWIDTH)
+        points[f"batch {rows}"] = roofline_point(product, PEAK, BANDWIDTH)
     plots.roofline(points, PEAK, BANDWIDTH)
 
 # %% nbgrader={"grade": true, "grade_id": "lab14-task-1", "locked": true, "points": 12, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="14" nanovllm_task=1
