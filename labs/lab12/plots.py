@@ -150,7 +150,7 @@ def brake(make: Callable[[float], Brake]) -> None:
                           label="exhausted")  # fmt: skip
         axis.plot([5, 50], [40, 40], color="C3", lw=4, label="full")
         axis.set(xlabel="seconds", ylabel="tokens a step", ylim=(0, 560))
-        axis.legend(frameon=False, loc="center right", fontsize=8)
+        axis.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.1), fontsize=8)
 
     movable(draw, longest=[10, 20, 60])
 
@@ -196,7 +196,7 @@ def ladder(failed: Callable[[Any, Rules], Callable[[float, Failure], Level]] | A
             levels = [int(mine.failed(time, failure)) + 0.06 * number for time in times]
             axis.step(times, levels, where="post", color=f"C{number}", alpha=0.5)
             axis.plot(times, levels, "o", color=f"C{number}", label=failure.value, ms=5)
-        axis.set(yticks=[int(level) for level in Level], xlabel="seconds", ylim=(0.6, 8.4))
+        axis.set(yticks=[int(level) for level in Level], xlabel="seconds", ylim=(0.6, 9.2))
         axis.set_yticklabels([f"{int(level)} {level.name.lower()}" for level in Level])
         axis.legend(frameon=False, loc="upper right", fontsize=8)
 
