@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,6 +36,7 @@ def profile(
     """Operations a step, the host's share of the time, and which operations take it (lab 14)."""
     if warmup >= max_tokens:
         raise Refused(f"--warmup {warmup} leaves none of about {max_tokens} steps; take fewer.")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells stderr that it runs
     llm = load_engine(code, model=model, enforce_eager=not compiled, max_num_seqs=requests)
     from nanovllm.performance.profile import chrome_trace, steps_of, time_tree
 
