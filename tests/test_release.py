@@ -134,6 +134,14 @@ def test_few_solution_lines_stand_verbatim_in_the_release(lab: Lab) -> None:
     assert found.share < MOST, found.found
 
 
+def test_each_lab_can_be_the_only_one_that_is_open(lab: Lab) -> None:
+    """No solution repeats code of another lab, whose reference is handed out."""
+    others = ",".join(other.key.removeprefix("lab") for other in labs() if other != lab)
+    selection = select("all", others)
+    assert [lab.key for lab in selection.open] == [lab.key]
+    assert leaks(contents(selection), selection) == []
+
+
 def test_a_line_is_found_wherever_it_stands() -> None:
     lab = find_lab(3)
     line = next(

@@ -891,8 +891,8 @@ MISTAKES = [
         "nothing-gained",
         7,
         "capstone:make_engine",
-        "LeanEngine(model, config, store=store)",
-        "Engine(model, config, store=store)",
+        "cast(Transformer, LeanModel(model))",
+        "model",
         "No count is lower than the plain engine's.",
     ),
     wrong(
@@ -910,21 +910,5 @@ MISTAKES = [
         "self.table.cos[positions], self.table.sin[positions]",
         "self.table.cos[: len(positions)], self.table.sin[: len(positions)]",
         "Every row is turned by its place in the step, not by its position.",
-    ),
-    wrong(
-        "rows-not-chosen",
-        7,
-        "capstone:LeanEngine",
-        "if len(last) < len(token_ids):",
-        "if False:",
-        "Logits are computed for tokens that do not complete, and rows no longer match requests.",
-    ),
-    wrong(
-        "first-row",
-        7,
-        "capstone:LeanEngine",
-        "last.append(len(token_ids) - 1)",
-        "last.append(len(token_ids) - chunk.length)",
-        "A chunk's logits are those of its last token.",
     ),
 ]
