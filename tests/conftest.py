@@ -75,6 +75,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("lab", LABS, ids=[lab.key for lab in LABS])
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with the mark `few(n)`, n cases spread over all stay; the others are proofs."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for found in cases.values():
+        [keep] = found[0].get_closest_marker("few").args
+        kept = {number * len(found) // keep for number in range(keep)}
+        for number, item in enumerate(found):
+            if number not in kept:
+                item.add_marker(pytest.mark.proof)
+
+
 @pytest.fixture
 def stub_package(lab: Lab, tmp_path: Path) -> Path:
     """A student's package folder that holds the untouched stubs of one lab."""

@@ -23,18 +23,27 @@ from grader.course.digest import IGNORED
 from grader.course.lab_toml import labs
 from grader.course.paths import ROOT
 
-ENGINE = {  # parts by name: their tests, and the packages that these are about
+ENGINE = {  # parts by name: their tests, and the packages or folders that these are about
     "options": (
-        ("option_pairs", "compaction", "devices", "speculative_options",
-         "quantized_kv"),
+        ("option_pairs", "compaction", "devices", "speculative_options", "quantized_kv"),
         ("llm", "batching", "paging", "fast", "gpu", "quantization", "speculative"),
     ),
-    "ranks": (("parallel_engine", "parallel_kills", "parallel_server"), ("parallel",)),
-    "fleet": (("cluster_routing",), ("cluster",)),
+    "compiled": (
+        ("fast", "fast_quantized", "prompt_logprobs", "gpu_engine"), ("fast", "gpu", "batching")
+    ),
+    "checkpoints": (("checkpoints", "quantized_checkpoints", "models"), ("model", "quantization")),
+    "ranks": (
+        ("parallel_engine", "parallel_kills", "parallel_server", "parallel_options"), ("parallel",)
+    ),
+    "fleet": (("cluster_routing", "cluster_serving", "cluster_transfer"), ("cluster",)),
     "faults": (
         ("resilience_server", "resilience_supervisor", "resilience_simulation"), ("resilience",)
     ),
     "traces": (("traces", "prometheus"), ("observability", "telemetry")),
+    "commands": (("bench", "at_work", "planning"), ("bench", "planning")),
+    "grader": (
+        ("release", "mistake_records", "collect_limits"), ("grader/release", "grader/checks")
+    ),
 }  # fmt: skip
 RECORD = Path(__file__).parent / "proofs.json"
 app = typer.Typer(add_completion=False)
@@ -90,7 +99,7 @@ def parts() -> dict[str, Part]:
         tests = tuple(f"tests/test_{name}.py" for name in files)
         found.append(Part(lab.key, tests, tuple(homes), lab.key))
     for name, (tests, packages) in ENGINE.items():
-        homes = [f"solutions/nanovllm/{package}" for package in packages]
+        homes = [each if "/" in each else f"solutions/nanovllm/{each}" for each in packages]
         found.append(Part(name, tuple(f"tests/test_{test}.py" for test in tests), tuple(homes)))
     return {part.name: part for part in found}
 

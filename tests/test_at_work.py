@@ -34,6 +34,7 @@ def server():
 
 
 @pytest.mark.parametrize("command", [text for text in TRIED if "nanovllm " in text])
+@pytest.mark.few(8)
 def test_commands_run(command: str, server, monkeypatch) -> None:
     setting, _, rest = command.rpartition("nanovllm ")
     for pair in setting.split():

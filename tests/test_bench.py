@@ -86,6 +86,7 @@ class TestRounds:
 
 
 class TestContestants:
+    @pytest.mark.proof
     def test_plain_and_transformers_give_the_same_texts(self, model):
         settings = Settings(str(model), dtype="float32", max_num_seqs=4)
         workload = random_workload(400, 3, (4, 20), (2, 6))
@@ -226,6 +227,7 @@ class TestCommands:
         assert record["engines"]["nanovllm"]["peak_bytes"] > 1e8
         assert size_of(tmp_path / "l.png")[0] > 500
 
+    @pytest.mark.proof
     def test_latency_with_guesses_tells_their_acceptance_length(self, tmp_path):
         guesses = json.dumps({"method": "draft_model", "model": str(TARGET.parent / "draft")})
         done = run("bench", "latency", "-m", "bundled", "--rounds", 1, "--prompt-tokens", 20,
@@ -240,6 +242,7 @@ class TestCommands:
         assert f"acceptance length {length}" in done.stdout
         assert "transformers-assisted" in done.stdout
 
+    @pytest.mark.proof
     def test_memory(self, tmp_path):
         done = run("bench", "memory", "--requests", 40, "--kv-tokens", 8192, "--out",
                    tmp_path / "m.json", "--plot", tmp_path / "m.png")  # fmt: skip
@@ -249,6 +252,7 @@ class TestCommands:
         assert record["real_run"]["paged"]["stored"] > record["real_run"]["contiguous"]["stored"]
         assert size_of(tmp_path / "m.png")[0] > 500
 
+    @pytest.mark.proof
     def test_speculative(self, tmp_path):
         done = run("bench", "speculative", "--batch", 1, "--prompts", "stories", "--rounds", 2,
                    "--guesses", 3, "--max-tokens", 9, "--peers", "--out", tmp_path / "s.json",
@@ -304,6 +308,7 @@ class TestCommands:
         assert found[-1]["name"] == "speculative"
         assert found[-1]["same_answers"], found[-1]["why_not"]
 
+    @pytest.mark.proof
     def test_progression_marks_the_students_labs(self, model, tmp_path):
         for package in ("generation", "batching"):
             shutil.copytree(ROOT / "solutions" / "nanovllm" / package, tmp_path / package)

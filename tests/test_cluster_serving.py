@@ -274,6 +274,7 @@ def test_who_prefills_may_die_at_any_moment(where: str) -> None:
     assert not router.prefill.work.load("http://prefill").requests
 
 
+@pytest.mark.proof
 def test_one_command_starts_servers_and_router() -> None:
     command = [sys.executable, "-m", "nanovllm.cli", "route", "--port", "0"]
     command += ["--start-prefill", "1", "--start-decode", "1", "--", "--max-num-seqs", "3"]
@@ -295,6 +296,7 @@ def test_one_command_starts_servers_and_router() -> None:
         ["--start", "1", "--", "--model", "x"],  # which no server can load
     ],
 )
+@pytest.mark.few(1)
 def test_servers_that_cannot_be_started_are_said_in_one_line(words: list[str]) -> None:
     got = subprocess.run(
         [sys.executable, "-m", "nanovllm.cli", "route", *words], capture_output=True, text=True

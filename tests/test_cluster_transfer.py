@@ -190,6 +190,7 @@ def requests(count: int, seed: int, temperature: float) -> list[tuple[list[int],
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("sizes", [(4, 4), (4, 3), (8, 5)])
+@pytest.mark.few(2)
 def test_two_engines_say_what_one_says(
     model: Transformer, sizes: tuple[int, int], temperature: float
 ) -> None:

@@ -86,6 +86,7 @@ def quick(tmp_path: Path) -> Course:
     return course
 
 
+@pytest.mark.proof
 def test_looks_that_take_long_do_not_pile_up(tmp_path: Path) -> None:
     course = make_course(tmp_path, started="1")
     _changed(course, BUSY)

@@ -73,6 +73,7 @@ SAYS = (
         ),
     ],
 )
+@pytest.mark.few(1)
 def test_whatever_fails_in_the_gpu_path_the_plain_step_goes_on(
     place, number, monkeypatch, capsys
 ) -> None:

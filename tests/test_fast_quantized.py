@@ -122,6 +122,7 @@ def plainly(model: Transformer, ids: list[int], rows: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.few(7)
 def test_logits_are_the_plain_models(scheme: str, build: str) -> None:
     dtype, defines = BUILDS[build]
     for number, (name, config) in enumerate(FAMILIES.items()):
@@ -146,6 +147,7 @@ def prompts_of_one(step: NativeStep, model: Transformer, ids: list[int]) -> torc
 
 
 @pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.few(2)
 def test_int8_activations_are_the_plain_models(build: str) -> None:
     """A value in the middle between two codes may get either, so not every row has to be equal."""
     dtype, defines = BUILDS[build]
@@ -257,6 +259,7 @@ def over_codes(model: Transformer, ids: list[int], rows: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("name", WITH_CODES)
+@pytest.mark.few(6)
 def test_logits_over_int8_k_and_v_are_the_plain_models(name: str, build: str) -> None:
     """A value in the middle between two codes may get either: not every row has to be equal."""
     (dtype, defines), config = BUILDS[build], WITH_CODES[name]
@@ -332,6 +335,7 @@ def test_guesses_are_the_tokens_of_single_steps(scheme: str) -> None:
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("drafts", [False, True], ids=["ngram", "draft"])
 @pytest.mark.parametrize("scheme", ["int8 rows", "int4 groups", "int8 activations"])
+@pytest.mark.few(4)
 def test_texts_with_guesses_are_those_without(
     scheme: str, drafts: bool, kv_cache_dtype: str
 ) -> None:

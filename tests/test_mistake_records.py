@@ -90,6 +90,7 @@ def test_a_mistake_in_a_file_that_starts_empty(
         plant(Mistake("m", 1, symbol, "nothing", "x", "says"), lab, tmp_path / "other")
 
 
+@pytest.mark.proof
 def test_draws_from_the_global_generators_are_the_same_in_every_run(tmp_path: Path) -> None:
     """A process starts with numbers of its own; a card must know the mistake all the same."""
     wrong = Mistake(

@@ -162,6 +162,7 @@ def test_target_answers_facts(target, tokenizer, questions):
 
 
 @pytest.mark.parametrize("low, high", [BUCKETS[0], BUCKETS[3], BUCKETS[6], BUCKETS[-1]])
+@pytest.mark.few(1)
 def test_target_recalls(target, tokenizer, low, high):
     rng = Random(low)
     sample = [recall_question(rng, tokenizer, low, high, 1024, others=0) for _ in range(12)]

@@ -53,6 +53,7 @@ ALL = list(pairs())
 
 
 @pytest.mark.parametrize("pair", [p for p in ALL if refused(*p)] + ALL[::9], ids=str)
+@pytest.mark.few(8)
 def test_some_pairs(pair: tuple[Option, Option]) -> None:
     check(*pair)
 
@@ -66,6 +67,7 @@ def test_every_pair(first: Option) -> None:
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.label)
+@pytest.mark.few(4)
 def test_compact_with_each_option(option: Option) -> None:
     llm = LLM(**{"enforce_eager": False} | {option.name: option.value})
     if hasattr(llm.runner.engine, "wait"):

@@ -222,6 +222,7 @@ def test_an_llm_goes_on_with_new_ranks() -> None:
     assert not set(pids(llm)) & set(old)
 
 
+@pytest.mark.proof
 def test_control_c_leaves_the_ranks_alone() -> None:
     llm = LLM(tensor_parallel_size=2)
     texts(llm)

@@ -200,6 +200,7 @@ def test_200_kills(folder: Path, wanted: dict, tmp_path: Path) -> None:
         killed_at_random(folder, wanted, tmp_path, seed)
 
 
+@pytest.mark.proof
 def test_a_rank_that_was_stopped(folder: Path, tmp_path: Path) -> None:
     spec = spec_of(folder, 2, 1, meeting=meeting(tmp_path))
     ranks = start_processes(spec)
@@ -240,6 +241,7 @@ class LostSpec(ShareSpec):
         return super().load(rank)
 
 
+@pytest.mark.proof
 def test_a_rank_that_cannot_start(folder: Path, tmp_path: Path) -> None:
     ranks = start_processes(spec_of(folder, 2, 1, make=LostSpec, meeting=meeting(tmp_path)))
     error = ends(lambda: Executor(ranks, start_timeout=NEVER))
@@ -248,6 +250,7 @@ def test_a_rank_that_cannot_start(folder: Path, tmp_path: Path) -> None:
     assert all(map(gone, pids_of(ranks)))
 
 
+@pytest.mark.proof
 def test_a_port_in_use(folder: Path) -> None:
     """The ranks meet at a file; who lets them meet at a port is told when it is taken."""
     import socket

@@ -218,6 +218,7 @@ ROWS: dict[str, Callable[[], None]] = {
 
 
 @pytest.mark.parametrize("row", ROWS)
+@pytest.mark.few(5)
 def test_beside(row: str) -> None:
     ROWS[row]()
 

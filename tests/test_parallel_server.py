@@ -120,6 +120,7 @@ def test_a_row_for_each_rank(server: tuple[str, int]) -> None:
     assert state["ranks"][0] == state["ranks"][1], "both have half of everything"
 
 
+@pytest.mark.proof
 def test_clients_that_leave(server: tuple[str, int]) -> None:
     with client_of(server[0]) as client:
         body = {"model": "target", "prompt": PROMPTS[0], "max_tokens": 400, "stream": True}
@@ -132,6 +133,7 @@ def test_clients_that_leave(server: tuple[str, int]) -> None:
     wait_until(lambda: httpx.get(server[0] + "/dashboard/state").json()["open_samples"] == 0)
 
 
+@pytest.mark.proof
 def test_the_death_of_a_rank_under_load() -> None:
     """Whoever waits is told, /health says so, and the ranks that are left are ended."""
     with own_server(OPTIONS, **ENVIRONMENT) as (url, pid), client_of(url) as client:
@@ -186,6 +188,7 @@ def in_session(pid: int, session: int) -> bool:
         return False
 
 
+@pytest.mark.proof
 def test_a_port_in_use_leaves_no_ranks_behind() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -204,6 +207,7 @@ def test_a_port_in_use_leaves_no_ranks_behind() -> None:
         (["--pipeline-parallel-size", "0"], "must be a whole number, at least 1"),
     ],
 )
+@pytest.mark.few(1)
 def test_what_cannot_be_is_said_at_the_start(options: list[str], says: str) -> None:
     code, said = run_serve(*options, "--port", "0")
     assert code == 2

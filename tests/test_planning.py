@@ -79,6 +79,7 @@ def test_a_plan_names_its_replicas_and_what_each_number_costs(answer) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.proof
 def test_other_assumptions(answer) -> None:
     found = {variant.name: variant for variant in variants(answer)}
     assert list(found) == ["by mean values", "mean lengths", "int8 weights"]  # it names no blocks
@@ -115,6 +116,7 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.proof
 def test_the_page_needs_no_other_and_fits_a_telephone(answer, tmp_path: Path) -> None:
     title = '<script>alert("x")</script>'
     text = page.of_plan(title, answer, list(variants(answer)), summarize(ASKED.trace))

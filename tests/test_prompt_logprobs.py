@@ -54,6 +54,7 @@ def engine_of(llm: LLM) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.few(2)
 def test_prompts_are_scored_as_by_transformers(kind: str) -> None:
     llm = LLM(dtype="float32", **KINDS[kind])
     engine = engine_of(llm)

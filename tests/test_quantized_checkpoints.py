@@ -221,6 +221,7 @@ def test_dtype_of_everything_else(folder: Callable) -> None:
 
 
 @pytest.mark.parametrize("name", ["int4", "int4-symmetric", "int8", "int3"])
+@pytest.mark.few(2)
 def test_transformers_reads_what_we_write(name: str, folder: Callable) -> None:
     pytest.importorskip("compressed_tensors")
     from transformers import AutoModelForCausalLM
@@ -276,6 +277,7 @@ def test_every_method_can_be_written(method: str, tmp_path: Path) -> None:
     assert (path / "model.safetensors").stat().st_size < 1.3e6
 
 
+@pytest.mark.proof
 def test_the_benchmark_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model as it is, in transformers; the others have environments of their own."""
     words = ["--only", "not quantized", "--rows", "1", "--out", str(tmp_path)]
@@ -599,6 +601,7 @@ ROWS: dict[str, Callable[..., None]] = {
 
 
 @pytest.mark.parametrize("row", ROWS)
+@pytest.mark.few(3)
 def test_option(row: str, request: pytest.FixtureRequest) -> None:
     check = ROWS[row]
     needs = check.__code__.co_varnames[: check.__code__.co_argcount]

@@ -302,6 +302,7 @@ ROWS: dict[str, Callable[[], None]] = {
 
 
 @pytest.mark.parametrize("check", ROWS.values(), ids=ROWS)
+@pytest.mark.few(4)
 def test_option(check: Callable[[], None]) -> None:
     check()
 

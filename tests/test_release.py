@@ -134,6 +134,7 @@ def test_few_solution_lines_stand_verbatim_in_the_release(lab: Lab) -> None:
     assert found.share < MOST, found.found
 
 
+@pytest.mark.few(3)
 def test_each_lab_can_be_the_only_one_that_is_open(lab: Lab) -> None:
     """No solution repeats code of another lab, whose reference is handed out."""
     others = ",".join(other.key.removeprefix("lab") for other in labs() if other != lab)
@@ -282,6 +283,7 @@ def test_without_a_reference_the_own_engine_needs_every_lab(tmp_path: Path) -> N
         assert Path(done.stdout.strip()).parent == students.root / home, done.stderr
 
 
+@pytest.mark.proof
 def test_notebooks_run_in_it(students: Students, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NANOVLLM_CODE", "NANOVLLM_MINE"):
         monkeypatch.delenv(name, raising=False)

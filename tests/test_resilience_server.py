@@ -87,6 +87,7 @@ def answers(url: str, numbers: range, hurt: Any) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.few(1)
 def test_no_stream_is_cut(server: tuple[str, int], with_signal: signal.Signals) -> None:
     url, pid = server
     before, numbers = restarts(url), range(12)
