@@ -95,7 +95,7 @@ def parts() -> dict[str, Part]:
         homes = [f"labs/{lab.key}/checks.json", f"solutions/nanovllm/{lab.package}"]
         kinds = ("hidden/{}", "mistakes/{}.py", "variants/{}", "mutants/{}.toml")
         homes += [f"solutions/{kind.format(lab.key)}" for kind in kinds]
-        files = ("proof", "variants", "mutants", "scenarios")
+        files = ("proof", "variants", "mutants", "scenarios", "release")
         tests = tuple(f"tests/test_{name}.py" for name in files)
         found.append(Part(lab.key, tests, tuple(homes), lab.key))
     for name, (tests, packages) in ENGINE.items():

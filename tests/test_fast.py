@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -165,9 +167,14 @@ def teacher_forced(step: NativeStep, model: torch.nn.Module, ids: list[int]) -> 
     return logits[0]
 
 
-@pytest.mark.parametrize("defines", [(), ("-DNV_EMULATE_DOT",)], ids=["plain", "dot"])
+@pytest.mark.parametrize(
+    "defines",
+    [
+        pytest.param((), id="plain"),
+        pytest.param(("-DNV_EMULATE_DOT",), id="dot", marks=pytest.mark.proof),
+    ],
+)
 @pytest.mark.parametrize("name", ["qwen3", "mistral, a window", "gpt2"])
-@pytest.mark.few(2)
 def test_bfloat16_agrees_with_float32_token_by_token(name: str, defines: tuple[str, ...]) -> None:
     """Both kinds of arithmetic: with the processor's bfloat16 dot product, and without."""
     model = dummy_model(FAMILIES[name], 6, torch.bfloat16)
@@ -233,6 +240,26 @@ def test_a_compiler_that_fails_leaves_the_plain_steps(
     jobs = random_jobs(random.Random(9), 97, greedy)
     expected, _ = run(Engine(model, config, store=PagedStore(model.config, 30)), jobs)
     assert run(fast, jobs)[0] == expected
+
+
+def test_two_processes_compile_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The one that comes second waits, and takes what the first one made."""
+    slow = tmp_path / "slow"
+    slow.write_text(
+        f"#!/bin/sh\necho called >> {tmp_path}/calls\nsleep 1\n"
+        'while [ "$1" != -o ]; do shift; done\necho no library > "$2"\n',
+        encoding="utf-8",
+    )
+    slow.chmod(0o755)
+    monkeypatch.setenv("CXX", str(slow))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code = "import torch; from nanovllm.fast.build import load_library; load_library(torch.float32)"
+    asking = [
+        subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert all("cannot be stored or loaded" in each.communicate()[1] for each in asking)
+    assert (tmp_path / "calls").read_text(encoding="utf-8") == "called\n"
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,7 @@ def test_labs_that_make_no_sense_are_refused(wanted: str, reference: str, says: 
         select(wanted, reference)
 
 
+@pytest.mark.proof
 def test_every_released_lab_can_be_worked_on(students: Students) -> None:
     """Start and check each lab, the board, the demo; the open lab's reference is not needed."""
     for number in (1, 3):
@@ -242,6 +243,7 @@ def without_a_reference() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("number", [lab.number for lab in labs()], ids=lambda n: f"lab{n:02d}")
+@pytest.mark.few(3)
 def test_without_a_reference_a_lab_is_graded_alone(
     without_a_reference: dict[str, bytes], number: int, tmp_path: Path
 ) -> None:

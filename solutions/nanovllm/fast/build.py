@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
 from nanovllm.fast.availability import FastPathError, find_compiler
 
@@ -45,7 +46,10 @@ def load_library(
     try:
         with _compiling:  # a target and its draft want the same
             if not path.exists():
-                _compile(compiler, flags, path, notify)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with FileLock(path.with_suffix(".lock")):  # so do two servers
+                    if not path.exists():
+                        _compile(compiler, flags, path, notify)
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise FastPathError(f"the compiled step cannot be stored or loaded: {error}") from error
@@ -69,7 +73,6 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path, notify: Say) -> 
     """Compile beside the place and move there, so that nobody ever loads half a file."""
     notify("compiling the fast CPU step (once for this machine); the plain one runs meanwhile")
     started = time.perf_counter()
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         command = [compiler, *flags, "-shared", "-fPIC", str(SOURCES / "step.cpp"), "-o", str(made)]
