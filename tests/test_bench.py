@@ -168,10 +168,11 @@ class TestPolicies:
         found = compare_policies.compare(count=80, rate=20.0)
         assert set(found) == {"steady", "bursty", "heavy-tailed"}
         for runs in found.values():
-            assert len(runs) == 7
+            assert len(runs) == 8
             assert runs["fcfs"].throughput > runs["static batches"].throughput
             assert runs["fcfs"].ttft_p50 < runs["static batches"].ttft_p50
         bursty = found["bursty"]
+        assert bursty["priority"].urgent_ttft_p99 < 0.5 * bursty["fcfs"].urgent_ttft_p99
         assert bursty["sjf"].ttft_p50 == min(run.ttft_p50 for run in bursty.values())
 
     def test_the_command(self, tmp_path):

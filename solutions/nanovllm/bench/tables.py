@@ -16,7 +16,7 @@ from nanovllm.bench.progression import StageResult
 from nanovllm.bench.rounds import Rounds
 
 if TYPE_CHECKING:  # of labs that may not be here
-    from nanovllm.batching.simulator import Report
+    from nanovllm.bench.compare_policies import PolicyReport
     from nanovllm.bench.guessing_rows import Row
     from nanovllm.bench.memory import Usage
     from nanovllm.bench.quantized import Row as FormatRow
@@ -107,19 +107,19 @@ def memory(title: str, found: Mapping[str, Usage]) -> Table:
     return table
 
 
-def policies(found: Mapping[str, Mapping[str, Report]]) -> list[Table]:
-    """A table a trace, a row a policy; times in seconds."""
+def policies(found: Mapping[str, Mapping[str, PolicyReport]]) -> list[Table]:
+    """A table a trace, a row a policy; times in seconds; the urgent's TTFT is their p99."""
     made = []
     for trace, runs in found.items():
         table = plain(
             f"{trace.capitalize()} arrivals, simulated", "policy", "tokens/s", "TTFT p50", "p99",
-            "end p50", "p99", "fairness", "preempted",
+            "urgent", "end p50", "p99", "fairness", "preempted",
         )  # fmt: skip
         for name, run in runs.items():
             table.add_row(
                 name, f"{run.throughput:.0f}", f"{run.ttft_p50:.2f}", f"{run.ttft_p99:.2f}",
-                f"{run.latency_p50:.2f}", f"{run.latency_p99:.2f}", f"{run.fairness:.2f}",
-                f"{run.preemptions}",
+                f"{run.urgent_ttft_p99:.2f}", f"{run.latency_p50:.2f}", f"{run.latency_p99:.2f}",
+                f"{run.fairness:.2f}", f"{run.preemptions}",
             )  # fmt: skip
         made.append(table)
     return made
