@@ -20,8 +20,9 @@ class Span(NamedTuple):
 def halves(cost: ParallelCost, tokens: int, places: float) -> list[list[Phase]]:
     """The phases of the two halves of a step through one stage: two phases for each layer.
 
-    The first half has tokens / 2, rounded up, the second the rest; places are divided in the same
-    proportion. One token, or none, cannot be divided: then there is one half, with everything.
+    There is a token at least. The first half has tokens / 2, rounded up, the second the rest;
+    places are divided in the same proportion. One token cannot be divided: then there is one half,
+    with everything.
     """
     raise NotImplementedError("lab10 task 7: halves")
 
