@@ -145,7 +145,7 @@ def where_it_pays(console: Console) -> None:
     """The map of a cost model: the best layout on up to eight cards, by step and link."""
     table = Table(
         title="Llama 3.1 8B on up to eight H100",
-        caption="your best_layout, TP x PP, and how many times as fast as one card",
+        caption="the best layout by your costs, TP x PP, and how many times as fast as one card",
     )
     table.add_column("step")
     links = {"nvlink": "NVLink", "pcie5": "PCIe 5", "100gbe": "100 GbE", "gloo": "gloo"}

@@ -39,18 +39,8 @@ def stored(reads=None, **tensors):
     }
 
 
-@pytest.mark.check(task=2, points=1, title="Which numbers a rank has")
-def test_share(rng):
-    for total, size in ((7, 3), (8, 4), (3, 5), (0, 2), tuple(rng.integers(1, 60, size=2))):
-        total, size = int(total), int(size)
-        cut = torch.arange(total).tensor_split(size)
-        for rank in range(size):
-            expect(
-                list(share(total, size, rank)),
-                cut[rank].tolist(),
-                call=f"share(total={total}, size={size}, rank={rank})",
-                cause="what is left over of total / size goes to the first ranks, one each",
-            )
+@pytest.mark.check(task=2, points=1, title="Rows of some heads")
+def test_rows_of_heads():
     for heads in ([0, 1, 2], [3], [1, 1, 0], []):
         expect(
             list(rows_of_heads(heads, 4)),
@@ -60,7 +50,7 @@ def test_share(rng):
         )
 
 
-@pytest.mark.check(task=2, points=1, title="Query heads, and what cannot be shared")
+@pytest.mark.check(task=2, points=2, title="Query heads, and what cannot be shared")
 def test_query_heads():
     for heads, size in ((8, 4), (6, 3), (5, 1), (12, 12)):
         for rank in range(size):
@@ -140,42 +130,15 @@ def test_kv_heads():
             )
 
 
-@pytest.mark.check(task=2, points=2, title="Some of the rows")
-def test_column(generator, rng):
-    for rows in (range(3, 7), [0, 1, 5, 6], [4, 5, 4], range(0)):
-        weight, bias = random_linear(generator, 8, 5)
-        x = torch.randn(2, 3, 5, generator=generator)
-        for biased in (False, True):
-            reads = Reads()
-            linear = ColumnParallelLinear(5, rows, bias=biased)
-            linear.load(stored(reads, up_weight=weight, up_bias=bias), "up")
-            call = f"ColumnParallelLinear(5, rows={rows}, bias={biased})"
-            whole = x @ weight.T + (bias if biased else 0)
-            expect(linear(x), whole[..., list(rows)], call=f"{call}(x [2, 3, 5])",
-                   cause="row i of the weight, and entry i of the bias, make output i")  # fmt: skip
-            expect(
-                [list(linear.weight.shape), linear.bias is None],
-                [[len(rows), 5], not biased],
-                call=f"shape of weight, whether bias is None: {call}",
-            )
-            least, most = (4 * n * (6 if biased else 5) for n in (len(set(rows)), len(rows)))
-            expect.that(
-                least <= reads.bytes <= most,
-                f"{least} bytes read" + (f", or up to {most}" if most > least else ""),
-                observed=reads.bytes,
-                call=f"load of {call}",
-                cause="perhaps not the rank's own rows alone, or of the bias not its own entries",
-            )
-            expect.that(
-                not any(parameter.requires_grad for parameter in linear.parameters()),
-                "no parameter is trained",
-                call=call,
-            )
-
-
-@pytest.mark.check(task=2, points=2, title="Several linears in one product")
+@pytest.mark.check(task=2, points=3, title="Several linears in one product")
 def test_merged(generator):
-    for gate, up in ((range(3), range(3)), (range(2, 7), [1, 2, 6]), (range(0), range(2))):
+    cuts = (
+        (range(3), range(3)),
+        (range(2, 7), [1, 2, 6]),
+        (range(0), range(2)),
+        ([4, 5, 4], range(1)),
+    )
+    for gate, up in cuts:
         weights = {name: random_linear(generator, 7, 4) for name in ("gate", "up")}
         x = torch.randn(2, 4, generator=generator)
         tensors, reads = {}, Reads()
@@ -197,14 +160,36 @@ def test_merged(generator):
                 whole = x @ weight.T + (bias if biased else 0)
                 expect(found, whole[:, list(rows)], call=f"output {name!r} of {call}(x [2, 4])",
                        cause="each part is cut by itself: cut as one matrix, the first rank would "
-                       "have all of the gate")  # fmt: skip
+                       "have all of the gate; row i of the weight, and entry i of the bias, make "
+                       "output i")  # fmt: skip
             number = len(gate) + len(up)
             expect(
-                [list(merged.weight.shape), reads.bytes],
-                [[number, 4], 4 * number * (5 if biased else 4)],
-                call=f"shape of weight, and bytes read: {call}",
-                cause="one weight for all parts; of each the rank reads its own rows",
+                [list(merged.weight.shape), merged.bias is None],
+                [[number, 4], not biased],
+                call=f"shape of weight, whether bias is None: {call}",
+                cause="one weight for all parts",
             )
+            least, most = (
+                4 * n * (5 if biased else 4) for n in (len({*gate}) + len({*up}), number)
+            )
+            expect.that(
+                least <= reads.bytes <= most,
+                f"{least} bytes read" + (f", or up to {most}" if most > least else ""),
+                observed=reads.bytes,
+                call=f"load of {call}",
+                cause="perhaps not the rank's own rows of each part alone, or of the bias not its "
+                "own entries",
+            )
+            not_trained(merged, call)
+
+
+def not_trained(module, call):
+    """Its weights are there to compute."""
+    expect.that(
+        not any(parameter.requires_grad for parameter in module.parameters()),
+        "no parameter is trained",
+        call=call,
+    )
 
 
 @pytest.mark.check(task=2, points=3, title="Some of the columns, and one sum")
@@ -222,13 +207,14 @@ def test_row(generator):
                 comm.counts.clear()
                 out = linear(x[..., columns])
                 costs = {kind: count.calls for kind, count in comm.counts.by_kind.items()}
-                return out, list(linear.weight.shape), reads.bytes - 4 * 6 * biased, costs
+                held = list(linear.weight.shape)
+                return out, held, reads.bytes - 4 * 6 * biased, costs, linear
 
             call = f"RowParallelLinear(comm, columns, 6, bias={biased}) of K = {in_features}"
             call += f" on {size} ranks"
             wanted = x @ weight.T + (bias if biased else 0)
             found = on_ranks(size, work, call=call)
-            for rank, (out, held, read, costs) in enumerate(found):
+            for rank, (out, held, read, costs, linear) in enumerate(found):
                 mine = len(torch.arange(in_features).tensor_split(size)[rank])
                 expect(out, wanted, call=f"{call}, x [2, 3, K'], rank {rank}",
                        cause="the ranks' products are summed, and the bias is added once, not by "
@@ -242,6 +228,7 @@ def test_row(generator):
                     f"{call}, rank {rank}",
                     cause="the rank reads its own columns, and sums by one all_reduce",
                 )
+                not_trained(linear, call)
 
 
 @pytest.mark.check(task=2, points=1, title="An MLP on any number of ranks (random)")

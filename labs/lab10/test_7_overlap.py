@@ -5,7 +5,6 @@ import random
 import pytest
 
 from grader import expect
-from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.model.config import ModelConfig
 from nanovllm.parallel.costs import (
     Layout,
@@ -157,7 +156,7 @@ def step_by_hand(tp, pp, m, tokens, places, rows):
     return tick, (m + pp - 1) * tick + ends
 
 
-@pytest.mark.check(task=7, points=2, title="A step through all stages")
+@pytest.mark.check(task=7, points=3, title="A step through all stages")
 def test_step(seed):
     for number in range(40):
         draw = random.Random(seed + number)
@@ -185,28 +184,6 @@ def test_step(seed):
             cause="m + pp - 1 ticks of ceil(tokens / m) tokens, then the ends once",
         )
     expect(cost_of(2, 2, 4).seconds(0, 0, 0), 0.0, call="ParallelCost(...).seconds(0, 0, 0)")
-
-
-@pytest.mark.check(task=7, points=1, title="A plan of the scheduler")
-def test_plan(seed):
-    for number in range(8):
-        draw = random.Random(seed + number)
-        chunks, places, rows = [], 0, 0
-        for _ in range(draw.randrange(1, 6)):
-            start, length, left = draw.randrange(50), draw.randrange(1, 20), draw.choice([0, 0, 9])
-            chunks.append(Chunk(None, start, length, start + length + left))
-            places, rows = places + start + length, rows + (left == 0)
-        tokens, tp, pp = sum(c.length for c in chunks), draw.choice([1, 2]), draw.choice([1, 2])
-        _, step = step_by_hand(tp, pp, 2, tokens, places, rows)
-        expect(
-            cost_of(tp, pp, 2).of_plan(Plan(tuple(chunks))),
-            step,
-            call="ParallelCost(...).of_plan(plan)",
-            given={"chunks (start, length, total)": [tuple(c[1:]) for c in chunks],
-                   "tp, pp, micro_batches": (tp, pp, 2)},
-            cause="a chunk reads all places up to its end; only one that completes has a row",
-        )  # fmt: skip
-    expect(cost_of(2).of_plan(Plan()), 0.0, call="ParallelCost(...).of_plan(Plan())")
 
 
 @pytest.mark.check(task=7, points=1, title="Which layout wins")
@@ -237,8 +214,8 @@ def test_best():
             wanted,
             call="tp and pp of best_layout(config, cluster, cards, tokens, places, rows)",
             given={"case": name, "cards": cards, "tokens, places, rows": step},
-            cause="tried are all tp that divide H, all pp up to L, on up to so many cards; only "
-            "those with capacity for the places count; of equally fast ones the fewest cards win",
+            cause="best_layout is given: it takes the least of your `seconds` over all layouts "
+            "with `capacity` for the places, of which your `kv_bytes` is a part",
         )
     expect(
         best_layout(LLAMA_8B, real("h100", "pcie5"), 4, 4096, 4096, 1),
@@ -246,20 +223,6 @@ def test_best():
         call="best_layout of 8B on 4 H100 for a prompt of 4,096 tokens",
         cause="1 to 4 x pp micro-batches: many shrink the bubble, too many read weights for "
         "nothing",
-    )
-    one_head = ModelConfig("llama", 40, 8, 5, 1, 1, 8, 16, 64)
-    for pp, tokens in ((2, 72), (5, 420)):
-        expect(
-            best_layout(one_head, even, pp, tokens, tokens, 1),
-            Layout(1, pp, 4 * pp),
-            call=f"best_layout of one head on {pp} cards for {tokens} tokens; links cost nothing",
-            cause="1 to 4 x pp micro-batches are tried, and here most are best",
-        )
-    expect(
-        best_layout(CONFIG, CLUSTER, 1, 4, 12, 1, dtype_bytes=1),
-        Layout(1, 1, 1),
-        call="best_layout on one card",
-        cause="one stage has one micro-batch",
     )
     for cards, places, size in ((2, 30_000, 2), (1, 200, 4)):
         expect.raises(

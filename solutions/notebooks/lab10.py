@@ -232,7 +232,7 @@ with needs("10", 7):
 # At a latency near 0, one request gains about 7 on eight cards, the prompt less than 4. What holds the
 # prompt back?
 #
-# Now the map: your `best_layout` for eight H100 in a node, by step and link. **Predict**: in which row
+# Now the map: `best_layout` by your costs, for eight H100 in a node, by step and link. **Predict**: in which row
 # does a pipeline win, and why not for one request?
 
 # %%

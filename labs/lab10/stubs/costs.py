@@ -141,7 +141,7 @@ class ParallelCost:
 
     def capacity(self) -> int:
         """Tokens whose K and V fit beside the weights in a card's memory; 0 if those do not fit."""
-        raise NotImplementedError("lab10 task 7: ParallelCost.capacity")
+        return max(int((self.cluster.card.memory - self.weight_bytes()) // self.kv_bytes()), 0)
 
     def phase(self, tokens: int, places: float) -> Phase:
         """Half a layer (attention or MLP, priced alike) of a step that reads `places` of cache.
@@ -173,7 +173,9 @@ class ParallelCost:
 
         Only a chunk that completes its request's tokens needs logits.
         """
-        raise NotImplementedError("lab10 task 7: ParallelCost.of_plan")
+        places = sum(chunk.end for chunk in plan.chunks)
+        rows = sum(chunk.completes for chunk in plan.chunks)
+        return self.seconds(plan.num_tokens, places, rows)
 
 
 def best_layout(
@@ -194,4 +196,18 @@ def best_layout(
     Raises:
         ParallelError: the model and the places fit into none of them.
     """
-    raise NotImplementedError("lab10 task 7: best_layout")
+    costs = [
+        ParallelCost(config, cluster, Layout(tp, pp, m), dtype_bytes)
+        for tp in range(1, cards + 1)
+        if config.num_heads % tp == 0
+        for pp in range(1, min(cards // tp, config.num_layers) + 1)
+        for m in range(1, 4 * pp + 1 if pp > 1 else 2)
+    ]
+    fitting = [cost for cost in costs if cost.capacity() >= places]
+    if not fitting:
+        raise ParallelError(
+            f"{places} tokens of K and V do not fit beside the model on {cards} cards of "
+            f"{cluster.card.memory / 1e9:g} GB; use more cards or fewer tokens."
+        )
+    best = min(fitting, key=lambda c: (c.seconds(tokens, places, rows), c.layout.cards))
+    return best.layout

@@ -30,6 +30,25 @@ class RankFacts:
     block_bytes: int
 
 
+def why_unfit(ranks: Sequence[RankFacts]) -> str | None:
+    """Why ranks with these facts cannot work together, as a part of a sentence; None if they can.
+
+    >>> why_unfit([RankFacts(0, True, "a", 8, 100, 10), RankFacts(1, True, "a", 8, 100, 10)])
+    'one rank must answer, but 2 do'
+    """
+    first = ranks[0]
+    for facts in ranks:
+        if facts.checkpoint != first.checkpoint:
+            return (
+                f"rank {facts.rank} has read another checkpoint than rank {first.rank}; give all "
+                "ranks the same files, and do not change them meanwhile"
+            )
+        if facts.num_blocks < 1:
+            return f"rank {facts.rank} has no memory for a block of K and V; free some"
+    answering = sum(facts.answers for facts in ranks)
+    return None if answering == 1 else f"one rank must answer, but {answering} do"
+
+
 class Share(Protocol):
     """A rank's part of the model and of K and V. All its methods but `reserve` are the caller's
     affair: the executor knows them by name only."""
@@ -74,6 +93,12 @@ class RankRow:
     messages: int
     last_call: int
 
+    @classmethod
+    def of(cls, handle: RankHandle, facts: RankFacts, num_blocks: int, last_call: int) -> RankRow:
+        """The row of a rank that was given so many blocks."""
+        kv_bytes = facts.block_bytes * num_blocks
+        return cls(handle.rank, facts.weight_bytes, kv_bytes, handle.line.sent, last_call)
+
 
 class WorkerFunction(Protocol):
     """`worker.run_worker(line, load)`: a rank's whole life.
@@ -101,9 +126,9 @@ class ExecutorInterface(Protocol):
 
     - what `load` or `reserve` raised, if it raised the same kind of error on all ranks: the error
       of any one of them;
-    - ExecutorDied, if it raised on some of them (`grace` as in `call`), if the ranks read different
-      checkpoints, if not exactly one answers, or one has no memory for a block; if one ends, or
-      says nothing for `start_timeout` seconds (for `reserve`: for that long, or for `timeout`).
+    - ExecutorDied, if it raised on some of them (`grace` as in `call`), if the ranks do not fit
+      together (`why_unfit`); if one ends, or says nothing for `start_timeout` seconds (for
+      `reserve`: for that long, or for `timeout`).
 
     All ranks are gone whenever it raises.
 
@@ -131,7 +156,8 @@ class ExecutorInterface(Protocol):
         Raises:
             what the method raised, if it raised the same kind of error on all ranks: the executor
                 goes on. The error of any one of them, by choice. Same type, same message; a
-                RuntimeError that holds both where pickle does not give the error back as it was.
+                RuntimeError that holds both where pickle does not give the error back as it was
+                (`wire.portable`).
             ExecutorDied: it raised on some ranks, and the others did not say so within `grace`
                 seconds after the first (an answer without an error may end it before that); a rank
                 ended (noticed within a second, once all ranks have the call), said nothing for

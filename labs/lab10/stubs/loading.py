@@ -33,4 +33,8 @@ def load_shard(
 
     It is there to compute, not to train: `eval()`, and no parameter requires a gradient.
     """
-    raise NotImplementedError("lab10 task 4: load_shard")
+    with without_memory():
+        model = ParallelTransformer(checkpoint.config, comm)
+    model.to(dtype).to_empty(device=device)
+    load_weights(model, checkpoint.tensors)
+    return model.eval().requires_grad_(False)

@@ -20,8 +20,9 @@ class Span(NamedTuple):
 def halves(cost: ParallelCost, tokens: int, places: float) -> list[list[Phase]]:
     """The phases of the two halves of a step through one stage: two phases for each layer.
 
-    The first half has tokens / 2, rounded up, the second the rest; places are divided in the same
-    proportion. One token, or none, cannot be divided: then there is one half, with everything.
+    There is a token at least. The first half has tokens / 2, rounded up, the second the rest;
+    places are divided in the same proportion. One token cannot be divided: then there is one half,
+    with everything.
     """
     raise NotImplementedError("lab10 task 7: halves")
 
@@ -58,4 +59,9 @@ def seconds_saved(cost: ParallelCost, tokens: int, places: float) -> float:
 
     Less than 0 where two halves take longer: each reads the weights, and pays the latencies.
     """
-    raise NotImplementedError("lab10 task 7: seconds_saved")
+    whole = [[cost.phase(tokens, places)] * (2 * cost.layers)]
+    before, after = (
+        max((span.end for span in timeline(parts)), default=0.0)
+        for parts in (whole, halves(cost, tokens, places))
+    )
+    return before - after

@@ -69,8 +69,19 @@ class ParallelBlock(nn.Module):
     Modules: `input_layernorm`, `self_attn`, `post_attention_layernorm`, `mlp`.
     """
 
-    def __init__(self, *args, **kwargs):
-        raise NotImplementedError("lab10 task 4: ParallelBlock")
+    def __init__(self, config: ModelConfig, comm: Communicator, layer: int) -> None:
+        super().__init__()
+        norm, sizes = FAMILIES[config.family].norm, (config.hidden_size, config.norm_eps)
+        self.self_attn = ParallelAttention(config, comm, layer)
+        self.input_layernorm, self.post_attention_layernorm = norm(*sizes), norm(*sizes)
+        self.mlp = ParallelMLP(config, comm)
+
+    def forward(
+        self, x: Float[Tensor, "T E"], rotation: Rotation, attend: Attend
+    ) -> Float[Tensor, "T E"]:
+        attended = self.self_attn(self.input_layernorm(x), rotation, attend)
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class ParallelTransformer(nn.Module):
@@ -102,5 +113,30 @@ class ParallelTransformer(nn.Module):
     (torch.Size([2, 8]), torch.Size([1, 9]), 3)
     """
 
-    def __init__(self, *args, **kwargs):
-        raise NotImplementedError("lab10 task 4: ParallelTransformer")
+    def __init__(self, config: ModelConfig, comm: Communicator) -> None:
+        super().__init__()
+        family, hidden = FAMILIES[config.family], config.hidden_size
+        self.config = rank_config(config, comm.size, comm.rank)
+        self.comm = comm
+        self.embed_tokens = VocabParallelEmbedding(comm, config.vocab_size, hidden)
+        self.positions = family.positions(config)
+        self.layers = nn.ModuleList(
+            ParallelBlock(config, comm, layer) for layer in range(config.num_layers)
+        )
+        self.norm = family.norm(hidden, config.norm_eps)
+        if not config.tie_embeddings:
+            mine = share(config.vocab_size, comm.size, comm.rank)
+            self.lm_head = ColumnParallelLinear(hidden, mine)
+
+    def forward(
+        self, token_ids: Int[Tensor, "T"], positions: Int[Tensor, "T"], attend: Attend
+    ) -> Float[Tensor, "T E"]:
+        x = self.embed_tokens(token_ids)
+        x, rotation = self.positions.embed(x, positions), self.positions.rotation(positions)
+        for block in self.layers:
+            x = block(x, rotation, attend)
+        return self.norm(x)
+
+    def logits(self, hidden: Float[Tensor, "N E"]) -> Float[Tensor, "N V"]:
+        """The scores of all tokens, on every rank."""
+        raise NotImplementedError("lab10 task 4: ParallelTransformer.logits")

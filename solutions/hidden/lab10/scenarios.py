@@ -424,6 +424,28 @@ def ends_of_ranks(nanovllm, rng):
 
 
 @scenario(task=5)
+def ranks_of_unequal_speed(nanovllm, rng):
+    """Answers come further apart than the grace, which is for errors alone."""
+    import threading
+
+    from nanovllm.parallel.executor import Executor
+
+    size = int(rng.integers(2, 4))
+    gates = [threading.Event() for _ in range(size)]
+    shares = [_ledger(nanovllm, r, size, size - 1, 3, gate) for r, gate in enumerate(gates)]
+    executor = Executor(
+        [_Seat(rank, share) for rank, share in enumerate(shares)],
+        timeout=20.0, start_timeout=20.0, grace=0.1,
+    )  # fmt: skip
+    order = rng.permutation(size).tolist()
+    for place, rank in enumerate(order):
+        threading.Timer(0.02 + 0.4 * place, gates[rank].set).start()
+    story = [_outcome(lambda: executor.call("hang")), _outcome(lambda: executor.call("read"))]
+    executor.close()
+    return {"order": order, "story": story}
+
+
+@scenario(task=5)
 def starts_that_fail(nanovllm, rng):
     """Ranks of which some, all or none load, with facts that may not go together."""
     from nanovllm.parallel.errors import ExecutorDied, ParallelError

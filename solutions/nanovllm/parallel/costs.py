@@ -152,9 +152,7 @@ class ParallelCost:
 
     def capacity(self) -> int:
         """Tokens whose K and V fit beside the weights in a card's memory; 0 if those do not fit."""
-        ### BEGIN SOLUTION
         return max(int((self.cluster.card.memory - self.weight_bytes()) // self.kv_bytes()), 0)
-        ### END SOLUTION
 
     def phase(self, tokens: int, places: float) -> Phase:
         """Half a layer (attention or MLP, priced alike) of a step that reads `places` of cache.
@@ -204,11 +202,9 @@ class ParallelCost:
 
         Only a chunk that completes its request's tokens needs logits.
         """
-        ### BEGIN SOLUTION
         places = sum(chunk.end for chunk in plan.chunks)
         rows = sum(chunk.completes for chunk in plan.chunks)
         return self.seconds(plan.num_tokens, places, rows)
-        ### END SOLUTION
 
 
 def best_layout(
@@ -229,7 +225,6 @@ def best_layout(
     Raises:
         ParallelError: the model and the places fit into none of them.
     """
-    ### BEGIN SOLUTION
     costs = [
         ParallelCost(config, cluster, Layout(tp, pp, m), dtype_bytes)
         for tp in range(1, cards + 1)
@@ -245,4 +240,3 @@ def best_layout(
         )
     best = min(fitting, key=lambda c: (c.seconds(tokens, places, rows), c.layout.cards))
     return best.layout
-    ### END SOLUTION

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from nanovllm.parallel.errors import ExecutorDied
-from nanovllm.parallel.executor_interface import RankFacts, RankHandle, RankRow
+from nanovllm.parallel.executor_interface import RankFacts, RankHandle, RankRow, why_unfit
 from nanovllm.parallel.line import LineError, LineTimeout, ready
 from nanovllm.parallel.wire import from_bytes, to_bytes
 
@@ -38,31 +38,16 @@ class Executor:
             replies = self._answers(start_timeout)
             self._raise_errors(replies)
             self.facts = [facts for _, facts in replies]
-            self._check_facts()
+            if (why := why_unfit(self.facts)) is not None:
+                self._die(why)
             self.num_blocks = min(facts.num_blocks for facts in self.facts)
             self.call("reserve", self.num_blocks)
         except BaseException:
             self.close()
             raise
 
-    def _check_facts(self) -> None:
-        """Whether these ranks can work together."""
-        first = self.facts[0]
-        for facts in self.facts:
-            if facts.checkpoint != first.checkpoint:
-                self._die(
-                    f"rank {facts.rank} has read another checkpoint than rank {first.rank}; give "
-                    "all ranks the same files, and do not change them meanwhile"
-                )
-            if facts.num_blocks < 1:
-                self._die(f"rank {facts.rank} has no memory for a block of K and V; free some")
-        answering = [facts.rank for facts in self.facts if facts.answers]
-        if len(answering) != 1:
-            self._die(f"one rank must answer, but {len(answering)} do")
-
     def call(self, method: str, *args: Any) -> Any:
-        why = self._why()
-        if why is not None:
+        if (why := self._why()) is not None:
             self._die(why)
         data = to_bytes((self._number + 1, method, args))
         self._number += 1
@@ -177,13 +162,7 @@ class Executor:
 
     def rows(self) -> list[RankRow]:
         return [
-            RankRow(
-                handle.rank,
-                facts.weight_bytes,
-                facts.block_bytes * self.num_blocks,
-                handle.line.sent,
-                self._answered[handle.rank],
-            )
+            RankRow.of(handle, facts, self.num_blocks, self._answered[handle.rank])
             for handle, facts in zip(self.ranks, self.facts, strict=True)
         ]
 

@@ -31,7 +31,6 @@ class ColumnParallelLinear(nn.Module):
     tensor([[1., 9.]])
     """
 
-    ### BEGIN SOLUTION
     def __init__(self, in_features: int, rows: Sequence[int], bias: bool = False) -> None:
         super().__init__()
         self.rows = rows
@@ -45,8 +44,6 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x: Float[Tensor, "... K"]) -> Float[Tensor, "... M"]:
         return F.linear(x, self.weight, self.bias)
-
-    ### END SOLUTION
 
 
 class MergedColumnParallelLinear(nn.Module):

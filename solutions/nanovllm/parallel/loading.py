@@ -42,10 +42,8 @@ def load_shard(
 
     It is there to compute, not to train: `eval()`, and no parameter requires a gradient.
     """
-    ### BEGIN SOLUTION
     with without_memory():
         model = ParallelTransformer(checkpoint.config, comm)
     model.to(dtype).to_empty(device=device)
     load_weights(model, checkpoint.tensors)
     return model.eval().requires_grad_(False)
-    ### END SOLUTION

@@ -1,7 +1,6 @@
 """A stage: some of the model's layers, and only their weights and K/V."""
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from jaxtyping import Float, Int
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from nanovllm.model.attend import Attend
 from nanovllm.model.config import ModelConfig
 from nanovllm.parallel.errors import ParallelError
+from nanovllm.parallel.shards import share
 
 
 def layer_ranges(num_layers: int, num_stages: int) -> list[range]:
@@ -23,15 +23,11 @@ def layer_ranges(num_layers: int, num_stages: int) -> list[range]:
     >>> layer_ranges(7, 3)
     [range(0, 3), range(3, 5), range(5, 7)]
     """
-    ### BEGIN SOLUTION
     if not 1 <= num_stages <= num_layers:
         raise ParallelError(
             f"{num_layers} layers cannot be spread over {num_stages} stages; use 1 to {num_layers}."
         )
-    size, more = divmod(num_layers, num_stages)
-    starts = [stage * size + min(stage, more) for stage in range(num_stages + 1)]
-    return [range(*ends) for ends in pairwise(starts)]
-    ### END SOLUTION
+    return [share(num_layers, num_stages, stage) for stage in range(num_stages)]
 
 
 class Stage(nn.Module):

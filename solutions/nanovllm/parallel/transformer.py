@@ -106,7 +106,6 @@ class ParallelBlock(nn.Module):
     Modules: `input_layernorm`, `self_attn`, `post_attention_layernorm`, `mlp`.
     """
 
-    ### BEGIN SOLUTION
     def __init__(self, config: ModelConfig, comm: Communicator, layer: int) -> None:
         super().__init__()
         norm, sizes = FAMILIES[config.family].norm, (config.hidden_size, config.norm_eps)
@@ -120,8 +119,6 @@ class ParallelBlock(nn.Module):
         attended = self.self_attn(self.input_layernorm(x), rotation, attend)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x))
-
-    ### END SOLUTION
 
 
 class ParallelTransformer(nn.Module):
@@ -153,7 +150,6 @@ class ParallelTransformer(nn.Module):
     (torch.Size([2, 8]), torch.Size([1, 9]), 3)
     """
 
-    ### BEGIN SOLUTION
     def __init__(self, config: ModelConfig, comm: Communicator) -> None:
         super().__init__()
         family, hidden = FAMILIES[config.family], config.hidden_size
@@ -179,8 +175,9 @@ class ParallelTransformer(nn.Module):
         return self.norm(x)
 
     def logits(self, hidden: Float[Tensor, "N E"]) -> Float[Tensor, "N V"]:
+        """The scores of all tokens, on every rank."""
+        ### BEGIN SOLUTION
         tied = self.config.tie_embeddings
         weight = (self.embed_tokens if tied else self.lm_head).weight
         return parallel_logits(self.comm, hidden, weight, self.config.vocab_size)
-
-    ### END SOLUTION
+        ### END SOLUTION

@@ -29,6 +29,21 @@ def from_bytes(data: bytes) -> Any:
     return pickle.loads(data)
 
 
+def portable(error: Exception) -> Exception:
+    """The error itself if bytes give it back as it is, else a RuntimeError that tells its kind.
+
+    >>> portable(KeyError("no such block")), portable(type("LocalError", (Exception,), {})("odd"))
+    (KeyError('no such block'), RuntimeError('LocalError: odd'))
+    """
+    try:
+        copy = from_bytes(to_bytes(error))
+        if type(copy) is type(error) and str(copy) == str(error):
+            return error
+    except Exception as unfit:  # whatever a foreign class does when it is pickled
+        del unfit
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from nanovllm.parallel.executor_interface import Share
 from nanovllm.parallel.line import Line, LineClosed, LineError
-from nanovllm.parallel.wire import from_bytes, to_bytes
+from nanovllm.parallel.wire import from_bytes, portable, to_bytes
 
 
 def run_worker(line: Line, load: Callable[[], Share]) -> None:
@@ -44,17 +44,6 @@ def _reply(line: Line, number: int, raised: bool, value: Any) -> bool:
     except LineError:
         return False
     return True
-
-
-def portable(error: Exception) -> Exception:
-    """The error itself if it comes through the line as it is, else a RuntimeError that tells."""
-    try:
-        copy = from_bytes(to_bytes(error))
-        if type(copy) is type(error) and str(copy) == str(error):
-            return error
-    except Exception as unfit:  # whatever a foreign class does when it is pickled
-        del unfit
-    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 ### END SOLUTION
