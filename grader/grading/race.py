@@ -1,0 +1,204 @@
+"""Lab 14's race: an entry and the plain engine take turns in the box; the clock is outside."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from grader.checks import race_draws
+from grader.course.lab_toml import Lab
+from grader.grading import submission
+from grader.grading.class_submissions import HandedIn
+from grader.grading.grade_one import boxed_files
+from grader.grading.report_text import line
+from grader.grading.run_items import SILENT, crash
+from grader.sandbox.job import BoxError, Work
+from grader.sandbox.limits import Limits
+from grader.sandbox.meter import Meter
+from grader.sandbox.sandbox import Sandbox
+from grader.sandbox.talk import Talk
+from grader.sandbox.worker import Worker
+
+LIMITS = Limits(seconds=900, item_seconds=60, memory_mb=1024, processes=1)
+ROUNDS, TURNS, WARM_UP = 20, 3, 2  # turns: of each side, in a round
+MANY, ONE, MEMORY = "tokens/s at 64 requests", "latency of one request", "memory"
+TRACKS = (MANY, ONE, MEMORY)
+SAYS = 600  # characters of an entry's docstring
+Task = dict[str, Any]
+
+
+class FellOut(Exception):
+    """Why an entry is out of the race, in one sentence."""
+
+
+@dataclass
+class Result:
+    """What came of one entry. ratios: the plain engine's use over the entry's, for each round."""
+
+    student: str
+    says: str = ""  # the docstring of capstone.py
+    problem: str = ""  # why it is out of the race
+    counts: dict[str, float] = field(default_factory=dict)
+    plain: dict[str, float] = field(default_factory=dict)
+    names: dict[str, int] = field(default_factory=dict)  # operations, by name
+    plain_names: dict[str, int] = field(default_factory=dict)
+    ratios: dict[str, list[float]] = field(default_factory=lambda: {track: [] for track in TRACKS})
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {MANY: [], ONE: []})
+
+
+@dataclass(frozen=True)
+class Race:
+    """What is equal for all entries."""
+
+    lab: Lab
+    seed: str
+    sandbox: Sandbox
+    rounds: int = ROUNDS
+    limits: Limits = LIMITS
+
+    def run(self, entry: HandedIn, advance: Callable[[str], None] = lambda said: None) -> Result:
+        """Race one entry; whatever it does, there is a result. advance: told what has begun."""
+        found = submission.read(entry.path, self.lab, self.limits)
+        result = Result(line(entry.student), _says(found.files.get("capstone.py", b"")))
+        result.problem = found.problem
+        if not found.problem and "capstone.py" not in found.files:
+            result.problem = "it holds no capstone.py"
+        for last in (False, True):
+            if result.problem:
+                break
+            try:
+                self._run(boxed_files(found, self.lab), result, advance)
+                break
+            except BoxError as error:
+                if last:
+                    result.problem = f"the grader could not finish: {error}"
+        return result
+
+    def _run(self, files: dict[str, str], result: Result, advance: Callable[[str], None]) -> None:
+        with self._side(files) as own, self._side(None) as plain:
+            try:
+                advance("gate")
+                for number, (load, run) in enumerate(race_draws.gate(self.seed), 1):
+                    where = f"gate, model {number} ({load['model']['family']})"
+                    self._load(own, plain, load, where)
+                    self._agree(load, run, own.ask(run, where), plain.ask(run, where), where)
+                load = race_draws.timed(self.seed)
+                self._load(own, plain, load, "the timed engine")
+                for number in range(-WARM_UP, self.rounds):
+                    advance(f"round {max(0, number + 1)}")
+                    self._round(load, own, plain, number, result)
+                advance("counts")
+                self._count(load, own, plain, result)
+            except FellOut as why:
+                result.problem = line(str(why))
+
+    @contextlib.contextmanager
+    def _side(self, files: dict[str, str] | None) -> Iterator[Side]:
+        """The process of an entry (None: of the plain engine), which can start no other."""
+        work = Work(self.lab.key, [], files or {})
+        with self.sandbox.opened(self.lab, work, self.limits, self.limits.seconds) as opened:
+            yield Side(*opened, files is not None)
+
+    def _load(self, own: Side, plain: Side, load: Task, where: str) -> None:
+        for side in (own, plain):
+            side.ask({**load, "entry": side.is_entry}, where)
+
+    def _round(self, load: Task, own: Side, plain: Side, number: int, result: Result) -> None:
+        """Both tracks, by turns; who begins changes."""
+        where = f"round {number + 1}"
+        for track, draw in ((MANY, race_draws.many), (ONE, race_draws.one)):
+            used = {own: 0.0, plain: 0.0}
+            for turn in range(number * TURNS, number * TURNS + TURNS):
+                run, texts = draw(self.seed, turn), {}
+                for side in (own, plain) if turn % 2 else (plain, own):
+                    seconds, texts[side] = side.timed(run, where)
+                    used[side] += seconds
+                self._agree(load, run, texts[own], texts[plain], where)
+            if number >= 0:
+                result.ratios[track].append(used[plain] / used[own])
+                result.seconds[track].append(used[own] / TURNS)
+        if number >= 0:
+            result.ratios[MEMORY].append(plain.peak_mb() / own.peak_mb())
+
+    def _count(self, load: Task, own: Side, plain: Side, result: Result) -> None:
+        unseen = self.rounds * TURNS
+        runs = [race_draws.many(self.seed, unseen), race_draws.one(self.seed, unseen)]
+        for side in (plain, own):
+            side.meter.go()
+            at_once, alone = (side.ask({**run, "count": True}, "the counts") for run in runs)
+            counts, single = _numbers(at_once.get("counts")), _numbers(alone.get("counts"))
+            counts["launches a step"] = single.get("operations", 0) / max(1, single.pop("steps", 1))
+            counts.pop("steps", None)
+            names = {line(name)[:40]: int(n) for name, n in _numbers(at_once.get("names")).items()}
+            if side is own:
+                self._agree(load, runs[0], at_once, texts, "the counts")
+                result.counts, result.names = counts, names
+            else:
+                texts, result.plain, result.plain_names = at_once, counts, names
+
+    def _agree(self, load: Task, run: Task, own: Task, plain: Task, where: str) -> None:
+        """FellOut unless all texts are the plain engine's, or as good where logits are equal."""
+        for name, what in race_draws.differences(own.get("texts"), plain["texts"]):
+            number = int(name.partition(".")[0])
+            if race_draws.may_tie(run, name) and "token" in what[:5]:
+                ties = {**load, "do": "ties", "ids": run["requests"][number]["ids"],
+                        "text": own["texts"][name]}  # fmt: skip
+                answer = self.sandbox.trusted(ties, Limits(), self.limits.item_seconds)
+                if any(event.get("found") == {"near": True} for event in answer.events):
+                    continue
+            raise FellOut(f"{where}, request {number}: {what}")
+
+
+class Side:
+    """One of the two processes; what a plain one cannot do is the grader's fault."""
+
+    def __init__(self, talk: Talk, worker: Worker, is_entry: bool) -> None:
+        self.talk, self.is_entry = talk, is_entry
+        self.ask({"kind": "race", "do": "ready"}, "the start")
+        self.meter = Meter(worker)
+        self.peak_mb = self.meter.peak_mb
+        self.last = 0.0
+
+    def ask(self, task: Task, where: str) -> Task:
+        """What it found; FellOut where there is nothing."""
+        answer = self.talk.ask(task)
+        found = next((e["found"] for e in answer.events if isinstance(e.get("found"), dict)), {})
+        raised = found.get("raised")
+        why = answer.ended or crash(answer) or (f"it raised {raised}" if raised else "")
+        if why or not found and task["do"] == "run":
+            problem = f"{where}: {why or SILENT}"
+            raise FellOut(problem) if self.is_entry else BoxError(f"the plain engine: {problem}")
+        return found
+
+    def timed(self, task: Task, where: str) -> tuple[float, Task]:
+        """Processor seconds since its last turn, and what it found; then it stands still.
+
+        So what it does after it has answered is part of its next turn.
+        """
+        try:
+            self.meter.go()
+            found = self.ask(task, where)
+            self.meter.stop()
+            now = self.meter.seconds()
+        except ProcessLookupError:
+            raise FellOut(f"{where}: {SILENT}") from None
+        used, self.last = now - self.last, now
+        return used, found
+
+
+def _says(source: bytes) -> str:
+    """The docstring of a module that nobody has run."""
+    try:
+        said = ast.get_docstring(ast.parse(source)) or ""
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return ""
+    return line(said)[:SAYS]
+
+
+def _numbers(found: Any) -> dict[str, float]:
+    """Of what an entry says that it has counted, what are numbers."""
+    pairs = found.items() if isinstance(found, dict) else ()
+    return {k: v for k, v in pairs if isinstance(v, int | float) and abs(v) < 1e15}
