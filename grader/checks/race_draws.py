@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 Task = dict[str, Any]
@@ -50,8 +50,8 @@ def gate(seed: str) -> list[tuple[Task, Task]]:
                 params = {**kinds[number % len(kinds)], "max_tokens": draw.randint(3, 14)}
                 requests.append({"at": draw.randrange(8), "params": params,
                                  "ids": start[: draw.choice([0, 4, 8])] + own})  # fmt: skip
-            found.append((_load(shape, engine, fewest, draw),
-                          {"kind": "race", "do": "run", "check": True, "requests": requests}))  # fmt: skip
+            run = {"kind": "race", "do": "run", "check": True, "requests": requests}
+            found.append((_load(shape, engine, fewest, draw), run))
     return found
 
 
@@ -74,23 +74,24 @@ def one(seed: str, number: int) -> Task:
     return _run([_ids(random.Random(f"one {seed} {number}"), 12)], 14)
 
 
-def differences(own: Any, plain: Task) -> Iterator[tuple[str, str]]:
-    """The texts (request.sample) that are not the plain engine's, and what is wrong with each."""
+def disagreement(load: Task, run: Task, own: Any, plain: Task, near: Callable[[Task], bool]) -> str:
+    """The first text that is not the plain engine's, and what is wrong with it; "" if none is.
+
+    near: whether a text of greedy tokens is as good, logits being equal but for rounding.
+    """
     for name, text in plain.items():
         mine = own.get(name, "none") if isinstance(own, dict) else "none"
         if mine == text:
             continue
+        number, request = name.partition(".")[0], run["requests"][int(name.partition(".")[0])]
         if not isinstance(mine, list) or not isinstance(text, list) or len(mine) != len(text):
-            yield name, "it has not as many tokens as the plain engine's"
-            continue
-        first = next(i for i, token in enumerate(text) if mine[i] != token)
-        yield name, f"token {first + 1} of {len(text)} is another than the plain engine's"
-
-
-def may_tie(task: Task, name: str) -> bool:
-    """Whether a text is greedy and nothing else, so that it can be judged by itself."""
-    params = task["requests"][int(name.partition(".")[0])]["params"]
-    return {**params, "max_tokens": 0} == {**GREEDY, "max_tokens": 0}
+            return f"request {number}: it has not as many tokens as the plain engine's text"
+        greedy = {**request["params"], "max_tokens": 0} == {**GREEDY, "max_tokens": 0}
+        if not greedy or not near({**load, "do": "ties", "ids": request["ids"], "text": mine}):
+            first = next(i for i, token in enumerate(text) if mine[i] != token)
+            what = f"token {first + 1} of {len(text)} is another than the plain engine's"
+            return f"request {number}: {what}"
+    return ""
 
 
 def _load(shape: Task, engine: Task, blocks: int, draw: random.Random) -> Task:

@@ -61,7 +61,7 @@ class Runs:
         import nanovllm.model.loader
         import nanovllm.paging.store  # noqa: F401
 
-        return {}
+        return {"ready": True}
 
     def load(self, task: Found) -> Found:
         """Make a model, a store and an engine: the entry's, or the plain one of lab 04."""
@@ -69,13 +69,14 @@ class Runs:
         from nanovllm.batching.engine import Engine
         from nanovllm.paging.store import PagedStore
 
-        self.engine, self.before = None, set(_storages())
+        self.engine = None
+        self.before = set(_storages())
         model, make = _model(task), Engine
         if task["entry"]:
             from nanovllm.performance.capstone import make_engine as make
         store = PagedStore(model.config, *task["blocks"])
         self.engine = make(model, EngineConfig(**task["engine"]), store=store)
-        return {}
+        return {"loaded": True}
 
     def run(self, task: Found) -> Found:
         """Texts by request and sample (None: it failed), and the counts where they are asked for.
@@ -115,7 +116,7 @@ class Runs:
         return texts, step
 
     def ties(self, task: Found) -> Found:
-        """Whether each token of a text is, but for rounding, the likeliest after those before it."""
+        """Whether each token of a text is the likeliest after those before it, but for rounding."""
         from nanovllm.model.attend import RecomputeAttend
 
         model = _model(task)

@@ -22,10 +22,14 @@ from grader.sandbox.sandbox import Sandbox
 from grader.sandbox.talk import Talk
 from grader.sandbox.worker import Worker
 
-LIMITS = Limits(seconds=900, item_seconds=60, memory_mb=1024, processes=1)
+# Its files are memory that nobody would count, so there is little room for them.
+LIMITS = Limits(
+    seconds=900, item_seconds=60, memory_mb=1024, disk_mb=1, processes=1, submission_mb=1
+)
 ROUNDS, TURNS, WARM_UP = 20, 3, 2  # turns: of each side, in a round
 MANY, ONE, MEMORY = "tokens/s at 64 requests", "latency of one request", "memory"
 TRACKS = (MANY, ONE, MEMORY)
+NO_MEMORY = ("MemoryError", "can't allocate memory")
 SAYS = 600  # characters of an entry's docstring
 Task = dict[str, Any]
 
@@ -126,30 +130,29 @@ class Race:
     def _count(self, load: Task, own: Side, plain: Side, result: Result) -> None:
         unseen = self.rounds * TURNS
         runs = [race_draws.many(self.seed, unseen), race_draws.one(self.seed, unseen)]
+        texts: Task = {}
         for side in (plain, own):
             side.meter.go()
             at_once, alone = (side.ask({**run, "count": True}, "the counts") for run in runs)
             counts, single = _numbers(at_once.get("counts")), _numbers(alone.get("counts"))
-            counts["launches a step"] = single.get("operations", 0) / max(1, single.pop("steps", 1))
+            counts["launches a step"] = single.get("operations", 0) / max(1, single.get("steps", 1))
             counts.pop("steps", None)
             names = {line(name)[:40]: int(n) for name, n in _numbers(at_once.get("names")).items()}
-            if side is own:
+            if side is plain:
+                texts, result.plain, result.plain_names = at_once, counts, names
+            else:
                 self._agree(load, runs[0], at_once, texts, "the counts")
                 result.counts, result.names = counts, names
-            else:
-                texts, result.plain, result.plain_names = at_once, counts, names
 
     def _agree(self, load: Task, run: Task, own: Task, plain: Task, where: str) -> None:
         """FellOut unless all texts are the plain engine's, or as good where logits are equal."""
-        for name, what in race_draws.differences(own.get("texts"), plain["texts"]):
-            number = int(name.partition(".")[0])
-            if race_draws.may_tie(run, name) and "token" in what[:5]:
-                ties = {**load, "do": "ties", "ids": run["requests"][number]["ids"],
-                        "text": own["texts"][name]}  # fmt: skip
-                answer = self.sandbox.trusted(ties, Limits(), self.limits.item_seconds)
-                if any(event.get("found") == {"near": True} for event in answer.events):
-                    continue
-            raise FellOut(f"{where}, request {number}: {what}")
+        texts = own.get("texts"), plain["texts"]
+        if what := race_draws.disagreement(load, run, *texts, self._near):
+            raise FellOut(f"{where}, {what}")
+
+    def _near(self, task: Task) -> bool:
+        answer = self.sandbox.trusted(task, Limits(), self.limits.item_seconds)
+        return any(event.get("found") == {"near": True} for event in answer.events)
 
 
 class Side:
@@ -166,9 +169,13 @@ class Side:
         """What it found; FellOut where there is nothing."""
         answer = self.talk.ask(task)
         found = next((e["found"] for e in answer.events if isinstance(e.get("found"), dict)), {})
-        raised = found.get("raised")
+        raised = str(found.get("raised", ""))
+        if any(words in raised for words in NO_MEMORY):
+            raised = (
+                f"MemoryError: it asked for more than {self.talk.limits.memory_mb} MB of memory"
+            )
         why = answer.ended or crash(answer) or (f"it raised {raised}" if raised else "")
-        if why or not found and task["do"] == "run":
+        if why or not found:
             problem = f"{where}: {why or SILENT}"
             raise FellOut(problem) if self.is_entry else BoxError(f"the plain engine: {problem}")
         return found

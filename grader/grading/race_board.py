@@ -88,11 +88,11 @@ def interval(ratios: Sequence[float], resolution: float) -> Interval:
 
 def standings(results: Iterable[Result]) -> list[Standing]:
     """By place in the first track; who is out comes last, by name."""
-    found = [
-        Standing(r, {t: interval(r.ratios[t], RESOLUTION[t]) for t in TRACKS} if not r.problem
-                 else {}, {})  # fmt: skip
-        for r in results
-    ]
+    found = []
+    for one in results:
+        racing = () if one.problem else TRACKS
+        ratios = {track: interval(one.ratios[track], RESOLUTION[track]) for track in racing}
+        found.append(Standing(one, ratios, {}))
     for track in TRACKS:
         _place([one for one in found if one.intervals], track)
     return sorted(found, key=lambda s: (not s.places, s.places.get(MANY), s.result.student))

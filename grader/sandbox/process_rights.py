@@ -35,7 +35,7 @@ def adopt_orphans() -> None:
         call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def drop_rights(alone: bool) -> None:
+def drop_rights(alone: bool = False) -> None:
     """No capabilities, no way to gain any, a keyring of its own; no process below it if `alone`."""
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for number in range(LAST_CAPABILITY + 1):
