@@ -26,7 +26,7 @@ from grader.sandbox.worker import Worker
 LIMITS = Limits(
     seconds=900, item_seconds=60, memory_mb=1024, disk_mb=1, processes=1, submission_mb=1
 )
-ROUNDS, TURNS, WARM_UP = 20, 3, 2  # turns: of each side, in a round
+ROUNDS, TURNS = 20, 2  # turns: of each side, in a round
 MANY, ONE, MEMORY = "tokens/s at 64 requests", "latency of one request", "memory"
 TRACKS = (MANY, ONE, MEMORY)
 NO_MEMORY = ("MemoryError", "can't allocate memory")
@@ -49,8 +49,8 @@ class Result:
     plain: dict[str, float] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)  # operations, by name
     plain_names: dict[str, int] = field(default_factory=dict)
-    ratios: dict[str, list[float]] = field(default_factory=lambda: {track: [] for track in TRACKS})
-    seconds: dict[str, list[float]] = field(default_factory=lambda: {MANY: [], ONE: []})
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=dict)  # of the entry's turns
 
 
 @dataclass(frozen=True)
@@ -82,22 +82,24 @@ class Race:
         return result
 
     def _run(self, files: dict[str, str], result: Result, advance: Callable[[str], None]) -> None:
-        with self._side(files) as own, self._side(None) as plain:
-            try:
+        """The gate, the rounds, each in new processes, and the counts."""
+        result.ratios = {track: [] for track in TRACKS}
+        result.seconds = {MANY: [], ONE: []}
+        try:
+            with self._side(files) as own, self._side(None) as plain:
                 advance("gate")
                 for number, (load, run) in enumerate(race_draws.gate(self.seed), 1):
                     where = f"gate, model {number} ({load['model']['family']})"
                     self._load(own, plain, load, where)
                     self._agree(load, run, own.ask(run, where), plain.ask(run, where), where)
-                load = race_draws.timed(self.seed)
-                self._load(own, plain, load, "the timed engine")
-                for number in range(-WARM_UP, self.rounds):
-                    advance(f"round {max(0, number + 1)}")
-                    self._round(load, own, plain, number, result)
-                advance("counts")
-                self._count(load, own, plain, result)
-            except FellOut as why:
-                result.problem = line(str(why))
+            for number in range(1, self.rounds + 1):
+                with self._side(files) as own, self._side(None) as plain:
+                    advance(f"round {number}")
+                    self._round(own, plain, number, result)
+                    if number == self.rounds:
+                        self._count(own, plain, result)
+        except FellOut as why:
+            result.problem = line(str(why))
 
     @contextlib.contextmanager
     def _side(self, files: dict[str, str] | None) -> Iterator[Side]:
@@ -110,26 +112,26 @@ class Race:
         for side in (own, plain):
             side.ask({**load, "entry": side.is_entry}, where)
 
-    def _round(self, load: Task, own: Side, plain: Side, number: int, result: Result) -> None:
-        """Both tracks, by turns; who begins changes."""
-        where = f"round {number + 1}"
+    def _round(self, own: Side, plain: Side, number: int, result: Result) -> None:
+        """Both tracks, by turns; who begins changes, and the first turn of each is to warm up."""
+        load, where = race_draws.timed(self.seed), f"round {number}"
+        self._load(own, plain, load, where)
         for track, draw in ((MANY, race_draws.many), (ONE, race_draws.one)):
-            used = {own: 0.0, plain: 0.0}
-            for turn in range(number * TURNS, number * TURNS + TURNS):
+            used: dict[Side, list[float]] = {own: [], plain: []}
+            for turn in range(number * (TURNS + 1), (number + 1) * (TURNS + 1)):
                 run, texts = draw(self.seed, turn), {}
                 for side in (own, plain) if turn % 2 else (plain, own):
                     seconds, texts[side] = side.timed(run, where)
-                    used[side] += seconds
+                    used[side].append(seconds)
                 self._agree(load, run, texts[own], texts[plain], where)
-            if number >= 0:
-                result.ratios[track].append(used[plain] / used[own])
-                result.seconds[track].append(used[own] / TURNS)
-        if number >= 0:
-            result.ratios[MEMORY].append(plain.peak_mb() / own.peak_mb())
+            mine, others = (sum(used[side][1:]) for side in (own, plain))
+            result.ratios[track].append(others / mine)
+            result.seconds[track].append(mine / TURNS)
+        result.ratios[MEMORY].append(plain.peak_mb() / own.peak_mb())
 
-    def _count(self, load: Task, own: Side, plain: Side, result: Result) -> None:
-        unseen = self.rounds * TURNS
-        runs = [race_draws.many(self.seed, unseen), race_draws.one(self.seed, unseen)]
+    def _count(self, own: Side, plain: Side, result: Result) -> None:
+        load = race_draws.timed(self.seed)
+        runs = [race_draws.many(self.seed, 0), race_draws.one(self.seed, 0)]
         texts: Task = {}
         for side in (plain, own):
             side.meter.go()

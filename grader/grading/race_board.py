@@ -51,6 +51,11 @@ class Standing:
         return {name: own.get(name, 0) / plain[name] if plain[name] else 1.0 for name in plain}
 
     @property
+    def milliseconds(self) -> dict[str, float]:
+        """Processor time of a turn."""
+        return {track: 1000 * statistics.median(s) for track, s in self.result.seconds.items() if s}
+
+    @property
     def doubted(self) -> bool:
         """Its own process counted less than the clock outside, or the kind of work, can explain."""
         return any(
