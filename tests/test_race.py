@@ -18,6 +18,7 @@ from grader.grading.class_submissions import discover
 from grader.grading.race import LIMITS, MANY, MEMORY, ONE, TRACKS, Race, Result
 from grader.grading.race_board import Interval, interval, page, standings, table
 from grader.sandbox import process_rights
+from grader.sandbox.job import Answer
 from grader.sandbox.sandbox import Sandbox
 from grader.sandbox.talk import Talk
 from grader.student import race as of_student
@@ -228,8 +229,8 @@ def test_cheats_of_lab14_earn_nothing(
         write_entry(tmp_path, path)
     heard: list[str] = []
 
-    def ask(self: Talk, *given: object, _ask=Talk.ask) -> object:
-        answer = _ask(self, *given)
+    def ask(self: Talk, task: dict, last: bool = False, _ask: Any = Talk.ask) -> Answer:
+        answer = _ask(self, task, last)
         heard.extend(str(event["witness"]) for event in answer.events if "witness" in event)
         return answer
 
