@@ -243,9 +243,10 @@ def test_cheats_of_lab14_earn_nothing(
         assert not reached or any(reached in text for text in heard), (entry.student, heard[-3:])
     board = {one.result.student: one for one in standings(results)}
     assert {name for name, one in board.items() if one.result.problem} == OUT
-    assert [name for name, one in board.items() if one.places and one.doubted] == [
-        "cleared_counters"
-    ]
+    # The counters of torch are those of a thread.
+    assert {name for name, one in board.items() if one.places and one.doubted} == {
+        "cleared_counters", "hidden_thread",
+    }  # fmt: skip
     for name, one in board.items():
         for track, found in one.intervals.items():
             assert found.low <= board["as_is"].intervals[track].high, (name, track, found)
