@@ -39,7 +39,7 @@ def race(
     with Sandbox.open(sandbox) as box, _progress() as bar:
         run = Race(find_lab("14"), seed or secrets.token_hex(8), box, rounds)
         shown = bar.add_task("", total=len(entries) * rounds)
-        results = []
+        results, board = [], []
         for number, entry in enumerate(entries):
             name = escape(entry.student)
 
@@ -49,12 +49,12 @@ def race(
 
             results.append(run.run(entry, told))
             bar.update(shown, completed=(number + 1) * rounds)
-        about = facts(run)
+            board, about = standings(results), facts(run)
+            record = {"about": about, "results": [asdict(one) for one in results]}
+            text = json.dumps(record, indent=1)
+            (out / "race.json").write_text(text, encoding="utf-8")  # also of a race that is stopped
+            (out / "race.html").write_text(page(board, about), encoding="utf-8")
         warnings = box.warnings
-    board = standings(results)
-    record = {"about": about, "results": [asdict(one) for one in results]}
-    (out / "race.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-    (out / "race.html").write_text(page(board, about), encoding="utf-8")
     console.print(table(board))
     for why in warnings:
         console.print(f"[yellow]{escape(why)}[/]")
