@@ -78,6 +78,8 @@ def test_intervals_that_overlap_share_a_place() -> None:
         "a": 1, "b": 1, "c": 3, "d": 4, "e": None,
     }  # fmt: skip
     assert {one.places[ONE] for one in board if one.places} == {1}
+    chain = standings([result("a", 1.04), result("b", 1.0, wide=0.08), result("c", 0.97)])
+    assert {one.places[MANY] for one in chain} == {1}, "the second reaches both others"
     assert interval([1.0] * 20, 0.01) == Interval(0.99, 1.0, 1.01)
     found = interval([0.9, 1.0, 1.1, 1.2, 1.3], 0.01)
     assert (found.low, found.middle, found.high) == (1.0, 1.1, 1.2)

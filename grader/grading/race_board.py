@@ -104,12 +104,13 @@ def standings(results: Iterable[Result]) -> list[Standing]:
 
 
 def _place(racing: list[Standing], track: str) -> None:
-    """Ranked by the lower quartile; whose interval reaches that of a place's first shares it."""
-    first, place = None, 0
+    """Ranked by the lower quartile; a new place begins where an interval overlaps none above it."""
+    lowest, place = float("inf"), 0
     ranked = sorted(racing, key=lambda s: -s.intervals[track].low)
     for number, one in enumerate(ranked, 1):
-        if first is None or one.intervals[track].high < first.intervals[track].low:
-            first, place = one, number
+        if number == 1 or one.intervals[track].high < lowest:
+            place = number
+        lowest = one.intervals[track].low
         one.places[track] = place
 
 
