@@ -14,7 +14,7 @@ from rich.table import Table
 from grader.classroom.classroom_command import autograde, classroom
 from grader.course.errors import LabError, sentence_of
 from grader.course.lab_toml import find_lab, labs
-from grader.grading import grade_command
+from grader.grading import grade_command, race_command
 from grader.release.release_command import release
 
 app = typer.Typer(
@@ -22,7 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-of_classes = (grade_command.grade, grade_command.items, grade_command.similar)
+of_classes = (grade_command.grade, grade_command.items, grade_command.similar, race_command.race)
 for command in (release, classroom, autograde, *of_classes):
     app.command()(command)
 console = Console()

@@ -45,6 +45,10 @@ ENGINE = {  # parts by name: their tests, and the packages or folders that these
         ("release", "mistake_records", "collect_limits"), ("grader/release", "grader/checks")
     ),
 }  # fmt: skip
+RACE = (
+    "grader/sandbox", "grader/checks/race_runs.py", "grader/checks/race_draws.py",
+    "grader/grading/race.py", "grader/grading/race_board.py", "tests/race",
+)  # fmt: skip
 RECORD = Path(__file__).parent / "proofs.json"
 app = typer.Typer(add_completion=False)
 
@@ -88,6 +92,7 @@ def parts() -> dict[str, Part]:
         Part("speculation", ("tests/test_speculative_engine.py",), engine),
         Part("losses", ("tests/test_quantization_losses.py",), weights),
         Part("book", ("tests/test_book.py",), ("docs", *chapters)),
+        Part("race", ("tests/test_race.py",), RACE),
         Part("notebooks", ("tests/test_notebooks.py",), ("solutions/notebooks",)),
     ]
     for lab in labs():

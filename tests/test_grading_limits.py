@@ -18,10 +18,10 @@ from grader.grading.report import RAISED, STOPPED
 from grader.grading.run_items import SILENT, Rounds
 from grader.grading.verdicts import draw
 from grader.sandbox import memory_use, seccomp
-from grader.sandbox.job import Answer, Work
+from grader.sandbox.job import Answer
 from grader.sandbox.limits import Limits
 from grader.sandbox.memory_use import THREADS
-from grader.sandbox.worker import Worker
+from grader.sandbox.talk import Talk
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the box is there on Linux only")
 
@@ -30,7 +30,6 @@ def heard(sent: list[bytes], limits: Limits) -> Answer:
     """What the grader keeps of lines that come in these pieces."""
     link, server = socket.socketpair()
     ours, theirs = socket.socketpair()
-    worker = Worker("bubblewrap", None, link, 0, None)
 
     def send() -> None:
         with theirs, contextlib.suppress(OSError):
@@ -46,7 +45,7 @@ def heard(sent: list[bytes], limits: Limits) -> Answer:
     for thread in threads:
         thread.start()
     with ours, link:
-        (answer,) = worker._listen(ours, Work("", [{}]), limits, time.monotonic() + 60)
+        answer = Talk(ours, link, limits, 60).ask({}, last=True)
     for thread in threads:
         thread.join()
     server.close()

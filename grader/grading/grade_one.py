@@ -22,6 +22,15 @@ from grader.sandbox.sandbox import Sandbox
 ALONE_NO_BETTER = {str(Status.PASSED), str(Status.TODO)}
 
 
+def boxed_files(handed_in: Submission, lab: Lab) -> dict[str, str]:
+    """A submission as `Work` wants it; what it lacks is as in the stubs."""
+    stubs = {p.relative_to(lab.stubs).as_posix(): p for p in lab.stubs.rglob("*.py")}
+    files = {name: path.read_bytes() for name, path in stubs.items()} | handed_in.files
+    return {
+        f"{lab.package}/{name}": base64.b64encode(data).decode() for name, data in files.items()
+    }
+
+
 class Marking:
     """One submission of one lab on its way to a report."""
 
@@ -31,11 +40,7 @@ class Marking:
     ) -> None:  # fmt: skip
         self.handed_in, self.lab, self.student, self.seeds = handed_in, lab, student, seeds
         self.limits, self.sandbox = limits, sandbox
-        stubs = {p.relative_to(lab.stubs).as_posix(): p for p in lab.stubs.rglob("*.py")}
-        files = {name: path.read_bytes() for name, path in stubs.items()} | handed_in.files
-        self.files = {
-            f"{lab.package}/{name}": base64.b64encode(data).decode() for name, data in files.items()
-        }
+        self.files = boxed_files(handed_in, lab)
         self.left = float(limits.seconds)
         self.nothing = handed_in.problem  # why there are no results at all
         self.checks: dict[str, Result] = {}

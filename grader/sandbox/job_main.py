@@ -43,7 +43,7 @@ def run(link: int, level: str, job: dict[str, Any]) -> None:
     if level != "trusted":
         process_rights.limit(job["seconds"], job["memory_mb"], job["disk_mb"])
         if sys.platform == "linux":
-            process_rights.drop_rights()
+            process_rights.drop_rights(alone=job["processes"] == 1)
     with open(link, "rb", closefd=False) as lines:
         _settle(json.loads(next(lines)), scratch)
         for line in lines:
@@ -61,7 +61,7 @@ def _settle(handed_in: dict[str, Any], scratch: Path) -> None:
 
 
 def _work(task: dict[str, Any]) -> Callable[[dict[str, Any], Emit], None]:
-    from grader.sandbox import escape_probe, job_checks, job_scenarios
+    from grader.sandbox import escape_probe, job_checks, job_race, job_scenarios
 
     return {
         "visible": job_checks.run,
@@ -69,6 +69,7 @@ def _work(task: dict[str, Any]) -> Callable[[dict[str, Any], Emit], None]:
         "judge": job_scenarios.judge,
         "listing": job_scenarios.listing,
         "probe": escape_probe.run,
+        "race": job_race.run,
     }[task["kind"]]
 
 

@@ -16,7 +16,7 @@ class Limits:
     item_seconds: int = 45  # one check, one scenario, or the import of one check file
     memory_mb: int = 2048  # beyond the worker: address space of each, memory of all
     disk_mb: int = 256  # /tmp inside the box
-    processes: int = 64
+    processes: int = 64  # 1: it cannot start any
     output_mb: int = 32  # what the scenarios send out
     submission_mb: int = 4  # all files of a submission together, unpacked
     files: int = 200

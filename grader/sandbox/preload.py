@@ -18,6 +18,7 @@ OURS = (
     "grader.sandbox.job_main",
     "grader.sandbox.job_scenarios",
     "grader.sandbox.job_checks",
+    "grader.sandbox.job_race",
     "grader.course.integrity",
     # What checks came to import in every submission anew.
     *(f"_pytest.{name}" for name in default_plugins),
@@ -34,6 +35,7 @@ REFERENCE_NEEDS = (
     "torch._dynamo",
     "grader.sandbox.job_main",
     "grader.sandbox.job_scenarios",
+    "grader.sandbox.job_race",
 )
 
 

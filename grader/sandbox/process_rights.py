@@ -35,8 +35,8 @@ def adopt_orphans() -> None:
         call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def drop_rights() -> None:
-    """No capabilities, no way to gain any, a keyring of its own."""
+def drop_rights(alone: bool = False) -> None:
+    """No capabilities, no way to gain any, a keyring of its own; no process below it if `alone`."""
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for number in range(LAST_CAPABILITY + 1):
         with contextlib.suppress(OSError):
@@ -46,7 +46,7 @@ def drop_rights() -> None:
     if platform.machine() in KEYCTL:
         with contextlib.suppress(OSError):
             call("syscall", KEYCTL[platform.machine()], KEYCTL_JOIN_SESSION_KEYRING, None)
-    seccomp.refuse()
+    seccomp.refuse(alone)
 
 
 def limit(seconds: int, memory_mb: int, disk_mb: int) -> None:

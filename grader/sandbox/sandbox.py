@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from grader.course.lab_toml import Lab
@@ -12,6 +14,8 @@ from grader.sandbox.forkserver import ForkServer
 from grader.sandbox.job import Answer, Answers, BoxError, Work
 from grader.sandbox.levels import LEVELS, UNSANDBOXED, break_out, missing
 from grader.sandbox.limits import Limits
+from grader.sandbox.talk import Talk
+from grader.sandbox.worker import Worker
 
 TRUSTED = "trusted"
 KEPT = 3  # labs whose fork servers are kept for the next submission
@@ -57,6 +61,25 @@ class Sandbox:
     def run(self, lab: Lab, work: Work, limits: Limits, seconds: float) -> Answers:
         """One piece of a submission's work inside the box."""
         return self._run(self.probe(lab), lab, work, limits, seconds)
+
+    @contextlib.contextmanager
+    def opened(
+        self, lab: Lab, work: Work, limits: Limits, seconds: float
+    ) -> Iterator[tuple[Talk, Worker]]:
+        """A process inside the box that waits for tasks; BoxError where it cannot be had."""
+        server = self._server(self.probe(lab), lab)
+        try:
+            worker = server.take()
+        except BoxError:
+            self._forget(server)
+            raise
+        kept = None
+        try:
+            with worker.opened(work, limits, seconds) as talk:
+                yield talk, worker
+            kept = worker
+        finally:
+            server.give_back(kept)
 
     def trusted(self, task: dict[str, Any], limits: Limits, seconds: float) -> Answer:
         """Work that no student's code takes part in: scenarios on the reference."""

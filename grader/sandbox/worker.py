@@ -1,4 +1,4 @@
-"""The grader's end of one worker: give it work, keep the clock, count the bytes."""
+"""The grader's end of one worker: give it work, end it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ import contextlib
 import json
 import os
 import select
-import selectors
 import signal
 import socket
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from grader.course.lab_toml import Lab
 from grader.sandbox import visible_files
-from grader.sandbox.job import Answer, Answers, BoxError, Work
+from grader.sandbox.job import Answers, BoxError, Work
 from grader.sandbox.limits import Limits
 from grader.sandbox.scratch_folder import remove
-
-ANSWER_SECONDS = 30
-CHUNK = 1 << 20
-LINE = 1 << 10  # a line of results costs as much of what may be sent as so many bytes
+from grader.sandbox.talk import ANSWER_SECONDS, Talk
 
 
 class Worker:
@@ -39,21 +35,21 @@ class Worker:
 
     def run(self, work: Work, limits: Limits, seconds: float) -> Answers:
         """Do one piece of work within `seconds`; BoxError where the worker itself is lost."""
+        start, answers = time.monotonic(), Answers()
+        with self.opened(work, limits, seconds) as talk:
+            for number, task in enumerate(work.tasks, 1):
+                answers.of_tasks.append(talk.ask(task, last=number == len(work.tasks)))
+                if talk.over:
+                    break
+        answers.seconds = time.monotonic() - start
+        return answers
+
+    @contextlib.contextmanager
+    def opened(self, work: Work, limits: Limits, seconds: float) -> Iterator[Talk]:
+        """A process that holds the submission and waits for tasks; it ends with the context."""
         scratch = ""
         if self.level != "bubblewrap":
             scratch = tempfile.mkdtemp(prefix="grading-")
-        start = time.monotonic()
-        try:
-            answers = self._run(work, limits, seconds, scratch)
-            return Answers(answers, time.monotonic() - start)
-        except (OSError, ValueError) as error:
-            self.close()
-            raise BoxError(f"the worker was lost: {error}") from None
-        finally:
-            if scratch:
-                remove(Path(scratch))
-
-    def _run(self, work: Work, limits: Limits, seconds: float, scratch: str) -> list[Answer]:
         job = {
             "seconds": max(1, int(seconds) + 1),
             "memory_mb": limits.memory_mb,
@@ -65,64 +61,25 @@ class Worker:
             shown = [*visible_files.machine(), *visible_files.course(self.lab)]
             job["readable"] = [str(path) for path in shown]
         ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                socket.send_fds(self.link, [json.dumps(job).encode()], [theirs.fileno()])
-            ours.settimeout(limits.item_seconds)
-            return self._listen(ours, work, limits, time.monotonic() + seconds)
-
-    def _listen(
-        self, events: socket.socket, work: Work, limits: Limits, deadline: float
-    ) -> list[Answer]:
-        tasks, answers, buffer, left = (
-            [*work.tasks],
-            [Answer()],
-            bytearray(),
-            limits.output_mb << 20,
-        )
-        _send(events, {"code": work.code, "files": work.files})
-        _send(events, tasks.pop(0), last=not tasks)
-        stall = time.monotonic() + limits.item_seconds
-        with selectors.DefaultSelector() as both:
-            both.register(events, selectors.EVENT_READ)
-            both.register(self.link, selectors.EVENT_READ)
-            while True:
-                now = time.monotonic()
-                why = _too_long(now, stall, deadline, limits)
-                if why or left < 0:
-                    answers[-1].ended = why or f"it sent more than {limits.output_mb} MB of results"
-                    self._stop()
-                    return answers
-                ready = {key.fileobj for key, _ in both.select(max(0, min(stall, deadline) - now))}
-                if events in ready:
-                    chunk = _receive(events)
-                    buffer += chunk
-                    *lines, buffer = buffer.split(b"\n") if b"\n" in chunk else [buffer]
-                    left -= len(chunk) + LINE * len(lines)
-                    stall = now + limits.item_seconds if lines else stall
-                    fresh = [event for line in lines if (event := _event(line))]
-                    answers[-1].events += fresh
-                    if tasks and any(event.get("done") is True for event in fresh):
-                        answers.append(Answer())
-                        _send(events, tasks.pop(0), last=not tasks)
-                    if not chunk:
-                        both.unregister(events)
-                elif self.link in ready:  # everything of the child is dead, and nothing is unread
-                    answers[-1].ended = self._answer()
-                    return answers
-
-    def _stop(self) -> None:
-        self.link.sendall(b"stop")
-        self.link.settimeout(ANSWER_SECONDS)
-        self._answer()
-
-    def _answer(self) -> str:
-        """How the work ended; OSError where the worker has no answer."""
-        data = self.link.recv(65536)
-        word = json.loads(data) if data else {}
-        if "ended" not in word:
-            raise OSError("it fell silent")
-        return word["ended"]
+        try:
+            with ours:
+                with theirs:
+                    socket.send_fds(self.link, [json.dumps(job).encode()], [theirs.fileno()])
+                ours.settimeout(limits.item_seconds)
+                talk = Talk(ours, self.link, limits, seconds)
+                talk.tell({"code": work.code, "files": work.files})
+                yield talk
+                if not talk.over:
+                    talk.stop()
+        except (OSError, ValueError) as error:
+            self.close()
+            raise BoxError(f"the worker was lost: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if scratch:
+                remove(Path(scratch))
 
     def close(self) -> None:
         """End the worker; what it has forked ends with it."""
@@ -135,36 +92,3 @@ class Worker:
             signal.pidfd_send_signal(self.end, signal.SIGKILL)
         os.close(self.end)
         self.end = None
-
-
-def _send(events: socket.socket, message: dict[str, Any], last: bool = False) -> None:
-    """Send a line to the child; what a child that has ended or does not read misses is its loss."""
-    with contextlib.suppress(OSError):
-        events.sendall(json.dumps(message).encode() + b"\n")
-        if last:
-            events.shutdown(socket.SHUT_WR)
-
-
-def _receive(events: socket.socket) -> bytes:
-    """What has come; nothing once every process of the submission has closed its end."""
-    try:
-        return events.recv(CHUNK)
-    except ConnectionError:
-        return b""
-
-
-def _too_long(now: float, stall: float, deadline: float, limits: Limits) -> str:
-    if now >= deadline:
-        return f"the submission used up its {limits.seconds} seconds"
-    if now >= stall:
-        return f"it took more than {limits.item_seconds} seconds"
-    return ""
-
-
-def _event(line: bytes | bytearray) -> dict[str, Any] | None:
-    """One line as an event; what is none, a cheat's or a torn one, is nothing."""
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None

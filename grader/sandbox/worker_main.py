@@ -38,7 +38,8 @@ def serve(link: socket.socket, level: str) -> None:
         message, handles, _, _ = socket.recv_fds(link, MESSAGE, 1)
         if not message:
             return
-        _work(link, json.loads(message), handles[0], level, warm_kb)
+        if handles:  # else it is a "stop" for what had ended by itself
+            _work(link, json.loads(message), handles[0], level, warm_kb)
 
 
 def _work(link: socket.socket, job: dict, events: int, level: str, warm_kb: int) -> None:

@@ -331,6 +331,29 @@ def submit(
 
 
 @app.command()
+def race(
+    seed: Annotated[str, typer.Option(help="other models and requests")] = "mine",
+) -> None:
+    """Pack lab 14's capstone for the race, run its gate, and count beside the plain engine."""
+    from grader.student import race as races
+    from grader.student.pack import pack as make
+    from grader.student_files import lab_folder
+
+    lab, console = find_lab("14"), terminal.console()
+    lab_folder.require_started(lab)
+    with console.status("the gate, and the counts"):
+        found = races.stand(lab, lab.mine.parent, seed)
+    if found.problem:
+        terminal.warn(f"Out of the race: {found.problem}.")
+        raise typer.Exit(1)
+    console.print(races.table(found))
+    made = make(lab, _load().lab(lab.key), None)
+    say = _say()
+    say("The gate is open: every text is the plain engine's. The race itself measures time.")
+    say(f"Your entry: {lab_folder.shown(made.path)}")
+
+
+@app.command()
 def update(
     release: Annotated[
         Path | None, typer.Argument(metavar="[RELEASE]", help="the newer release: folder or zip")

@@ -1,0 +1,4 @@
+"""Not Python."""
+
+def make_engine(model, config, *, store)
+    return None

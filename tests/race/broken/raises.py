@@ -1,0 +1,5 @@
+"""Its engine cannot be made."""
+
+
+def make_engine(model, config, *, store):
+    raise ValueError("no <b>such</b> luck")
