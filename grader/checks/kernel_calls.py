@@ -66,7 +66,7 @@ def prefill(dtype: torch.dtype, odd: bool) -> None:
     from nanovllm.kernels.paged_prefill import paged_prefill
 
     q, *rest = _paged(dtype, odd)
-    paged_prefill(q, *rest, torch.arange(len(q) + 1, dtype=torch.int32), 64)
+    paged_prefill(q, *rest, torch.arange(len(q) + 1, dtype=torch.int32), 64)  # pyright: ignore[reportCallIssue]
 
 
 def w4a16(dtype: torch.dtype, odd: bool) -> None:

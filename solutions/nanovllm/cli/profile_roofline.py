@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -51,7 +51,7 @@ def work_of(event: FunctionEvent, itemsize: int) -> tuple[int, int]:
 
     Bytes are those of its tensors, each once, as if the caches had held nothing.
     """
-    shapes = [shape for shape in event.input_shapes or () if shape]
+    shapes: list[Any] = [shape for shape in event.input_shapes or () if shape]
     if event.name in PRODUCTS:
         *_, left, right = shapes  # of addmm: the bias comes first
         out = [*left[:-1], right[-1]]
