@@ -21,7 +21,8 @@ COPIED = (
     "README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "CHANGELOG.md", "OPTION_PAIRS.md",
     "LICENSE", "CITATION.cff",
     "grader/README.md", "models/README.md", "models/recall.png", "models/loss.png",
-    "grader/server_fields.md", "labs/AT_WORK.md", "monitoring/README.md",
+    "grader/server_fields.md", "labs/AT_WORK.md", "monitoring/README.md", "labs/lab06/COMPILER.md",
+    "labs/lab14/PROFILERS.md",
     "benchmarks/README.md", "benchmarks/CLAIMS.md", "benchmarks/results", "docs/pictures",
 )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import json
 
+import httpx
 import pytest
 import torch
 import transformers
@@ -15,6 +16,8 @@ from nanovllm.model.errors import ModelFolderError
 from nanovllm.model.experts import extra_weights
 from nanovllm.model.loader import load_model
 from nanovllm.performance.expert_checkpoint import load_experts
+from nanovllm.serving.config import ServeConfig
+from tests.serving_tools import Live
 from tests.tiny_checkpoint import SMALL, save_random
 
 QWEN3 = {"moe_intermediate_size": 10, "num_experts": 6, "num_experts_per_tok": 2}
@@ -100,6 +103,22 @@ def test_texts_batched_and_paged(case, tmp_path) -> None:
         assert [list(o.outputs[0].token_ids) for o in outputs] == expected, given
     step = LLM(tmp_path, enforce_eager=False).rung.step
     assert step == "plain: the compiled step has no mixture of experts"
+
+
+def test_served_over_http(tmp_path) -> None:
+    """The real server: three completions at once and a stream say what LLM.generate says."""
+    saved(tmp_path, "qwen3_moe normalised")
+    llm = LLM(tmp_path)
+    offline = [o.outputs[0].text for o in llm.generate(PROMPTS[:3], GREEDY, use_tqdm=False)]
+    body = {"model": "moe", "temperature": 0, "max_tokens": 12}
+    with Live(llm.rung.make_engine(), ServeConfig(model_name="moe")) as live:
+        url = live.url + "/v1/completions"
+        answer = httpx.post(url, json={**body, "prompt": PROMPTS[:3]}, timeout=60)
+        streamed = httpx.post(url, json={**body, "prompt": PROMPTS[1], "stream": True}, timeout=60)
+    found = sorted(answer.json()["choices"], key=lambda choice: choice["index"])
+    assert [choice["text"] for choice in found] == offline
+    chunks = [line[6:] for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert "".join(json.loads(c)["choices"][0]["text"] for c in chunks) == offline[1]
 
 
 def test_a_rows_result_does_not_depend_on_its_batch(tmp_path) -> None:

@@ -272,6 +272,14 @@ def demo(lab: LabArgument) -> None:
 
 
 @app.command()
+def kernels(lab: LabArgument, task: TaskOption = None) -> None:
+    """What a GPU's compiler says of your Triton kernels; no GPU is needed."""
+    from grader.student.kernels import show
+
+    raise typer.Exit(0 if show(find_lab(lab), task, terminal.console()) else 1)
+
+
+@app.command()
 def doctor() -> None:
     """Say what is missing or wrong on this machine, and how to get it."""
     from grader.student.doctor import BAD, examine, show_finding

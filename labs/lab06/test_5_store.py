@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from grader import expect
+from grader.checks import kernel_calls
+from grader.checks.compiled import takes
 from grader.checks.guard_regions import ODD, Guard
 from nanovllm.kernels.runtime import DEVICE
 from nanovllm.kernels.store_kv import store_kv
@@ -23,7 +25,7 @@ def normal(generator, *shape, dtype=torch.float32):
     return torch.randn(2, *shape, generator=generator).to(dtype)
 
 
-@pytest.mark.check(task=5, points=3, title="A slot is a block and a position in it")
+@pytest.mark.check(task=5, points=2, title="A slot is a block and a position in it")
 def test_places(generator):
     k, v = normal(generator, 4, 2, 8)
     slots = [7, 0, 10, 5]
@@ -158,3 +160,8 @@ def test_random(generator):
             cause="any strides, of slot_mapping, too",
         )
         guard.check("store_kv(k, v, ...)", given)
+
+
+@pytest.mark.check(task=5, points=1, title="A GPU's compiler takes it")
+def test_compiled():
+    takes(kernel_calls.store, "store_kv")

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from grader import expect
+from grader.checks import kernel_calls
+from grader.checks.compiled import takes
 from grader.checks.guard_regions import dirty_memory
 from grader.checks.paged_attention_cases import paged_case
 from nanovllm.kernels.paged_decode import paged_decode
@@ -61,7 +63,7 @@ def test_one_tile(generator):
     judge(case, {"contexts": [3], "scale": 0.7}, "the scale is 1/sqrt(D) unless it is given")
 
 
-@pytest.mark.check(task=6, points=4, title="Many keys: the maximum moves")
+@pytest.mark.check(task=6, points=3, title="Many keys: the maximum moves")
 def test_many_tiles(generator):
     for sharp in (1.0, 6.0):
         case = paged_case(
@@ -226,3 +228,8 @@ def random_case(generator, size):
     contexts = [draw(0, 30 * (size + 1)) for _ in range(size + 1)] + [draw(1, 70)]
     case = paged_case(generator, contexts, **options, device=DEVICE)
     return case, {"contexts": contexts, **options}
+
+
+@pytest.mark.check(task=6, points=1, title="A GPU's compiler takes it")
+def test_compiled():
+    takes(kernel_calls.decode, "paged_decode")

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from grader import expect
+from grader.checks import kernel_calls
+from grader.checks.compiled import takes
 from grader.checks.guard_regions import dirty_memory
 from grader.checks.paged_attention_cases import paged_case
 from nanovllm.kernels.runtime import DEVICE
@@ -38,7 +40,7 @@ def test_splits(generator):
         )
 
 
-@pytest.mark.check(task=7, points=4, title="The programs share a context")
+@pytest.mark.check(task=7, points=3, title="The programs share a context")
 def test_shares(generator):
     contexts = [700, 90]
     for splits, window in ((3, None), (2, 400)):
@@ -170,3 +172,8 @@ def test_random(generator):
                 given={**given, "splits": splits},
                 cause="the new result has q's type, and is contiguous whatever the strides of q",
             )
+
+
+@pytest.mark.check(task=7, points=1, title="A GPU's compiler takes it")
+def test_compiled():
+    takes(kernel_calls.split, "split_decode")

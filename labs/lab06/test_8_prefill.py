@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from grader import expect
+from grader.checks import kernel_calls
+from grader.checks.compiled import takes
 from grader.checks.guard_regions import dirty_memory
 from grader.checks.paged_attention_cases import paged_case
 from nanovllm.kernels.paged_prefill import paged_prefill
@@ -25,7 +27,7 @@ def judge(case, given, cause, longer=0):
     case.guard.check("paged_prefill", given)
 
 
-@pytest.mark.check(task=8, points=3, title="A whole prompt, causal")
+@pytest.mark.check(task=8, points=2, title="A whole prompt, causal")
 def test_prompt(generator):
     for length in (5, 1, 150):
         case = paged_case(generator, [length], [length], heads=2, kv_heads=2, device=DEVICE)
@@ -201,3 +203,8 @@ def test_random(generator):
                 given=given,
                 cause="the new result has q's type, and is contiguous whatever the strides of q",
             )
+
+
+@pytest.mark.check(task=8, points=1, title="A GPU's compiler takes it")
+def test_compiled():
+    takes(kernel_calls.prefill, "paged_prefill")

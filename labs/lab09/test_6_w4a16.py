@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from grader import expect
+from grader.checks import kernel_calls
+from grader.checks.compiled import takes
 from grader.checks.guard_regions import ODD, Guard, dirty_memory
 from nanovllm.kernels.runtime import DEVICE
 from nanovllm.quantization.w4a16 import w4a16
@@ -72,7 +74,7 @@ def test_values(generator):
     )
 
 
-@pytest.mark.check(task=6, points=2, title="Tails, and nothing beside the tensors")
+@pytest.mark.check(task=6, points=1, title="Tails, and nothing beside the tensors")
 def test_tails(generator):
     for rows, outputs, inputs, group in ((1, 1, 1, 1), (3, 5, 9, 64), (17, 33, 70, 64),
                                          (65, 7, 130, 32)):  # fmt: skip
@@ -184,3 +186,8 @@ def test_bytes(generator):
             given=case.given,
             cause="the unpacked weight stays in registers",
         )
+
+
+@pytest.mark.check(task=6, points=1, title="A GPU's compiler takes it")
+def test_compiled():
+    takes(kernel_calls.w4a16, "w4a16")

@@ -932,4 +932,21 @@ MISTAKES = [
         new="        word = tl.load(words + outputs * stride_wn + inputs // 8 * stride_wk, mask=here, other=0)\n        codes = (word >> (4 * (inputs % 8))) & 15\n",
         says="Your kernel loads a word for each of its eight codes.",
     ),
+    # What only the compiler refuses
+    Mistake(
+        name="total-begins-as-a-number",
+        task=6,
+        symbol="w4a16:w4a16_kernel",
+        old="total = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)",
+        new="total = 0.0",
+        says="Your total is one number before the loop and a block inside it; begin with tl.zeros((ROWS, OUTPUTS)).",
+    ),
+    Mistake(
+        name="continue-in-a-loop",
+        task=6,
+        symbol="w4a16:w4a16_kernel",
+        old="        inputs = start + tl.arange(0, INPUTS)\n",
+        new="        if start >= num_inputs:\n            continue\n        inputs = start + tl.arange(0, INPUTS)\n",
+        says="Your loop has a continue, which the compiler does not know: mask what is not there.",
+    ),
 ]

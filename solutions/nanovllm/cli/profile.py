@@ -30,6 +30,9 @@ def profile(
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each.")] = 16,
     warmup: Annotated[int, typer.Option(min=0, help="First steps that do not count.")] = 3,
     out: Annotated[Path | None, typer.Option(help="Write a Chrome trace (.json) here.")] = None,
+    roofline: Annotated[
+        Path | None, typer.Option(help="Draw the operations under this machine's roof here (.png).")
+    ] = None,
     compiled: Annotated[bool, typer.Option(help="The compiled step, not the plain one.")] = False,
     code: Code = None,
 ) -> None:
@@ -38,6 +41,7 @@ def profile(
         raise Refused(f"--warmup {warmup} leaves none of about {max_tokens} steps; take fewer.")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells stderr that it runs
     llm = load_engine(code, model=model, enforce_eager=not compiled, max_num_seqs=requests)
+    from nanovllm.cli.profile_roofline import show as show_roofline
     from nanovllm.performance.profile import chrome_trace, steps_of, time_tree
 
     tracks = list(record(llm, prompt, requests, max_tokens))
@@ -50,6 +54,10 @@ def profile(
     kept = sorted(steps, key=lambda step: step.start)[warmup:]
     inside = [i for i in launched if i.start >= kept[0].start]
     show(llm, found.launches, found.host_share, time_tree([*kept, *inside]).children[STEP])
+    if llm.device.type == "cpu":
+        show_roofline(inside, llm.dtype, roofline)
+    else:
+        print("The roofline is measured on CPUs; on a GPU ncu has it: labs/lab14/PROFILERS.md.")
 
 
 def record(llm: LLM, prompt: str, requests: int, max_tokens: int) -> Iterator[Interval]:
@@ -58,6 +66,7 @@ def record(llm: LLM, prompt: str, requests: int, max_tokens: int) -> Iterator[In
     from torch.profiler import ProfilerActivity, record_function
     from torch.profiler import profile as torch_profile
 
+    from nanovllm.cli.profile_roofline import work_of
     from nanovllm.generation.params import SamplingParams
     from nanovllm.performance.interval import Interval
 
@@ -68,7 +77,7 @@ def record(llm: LLM, prompt: str, requests: int, max_tokens: int) -> Iterator[In
         activities.append(ProfilerActivity.CUDA)
     for number in range(requests):
         engine.add_request(ids, params, seed=0, request_id=number)
-    with torch_profile(activities=activities, with_flops=True) as seen:
+    with torch_profile(activities=activities, with_flops=True, record_shapes=True) as seen:
         while engine.has_unfinished:
             with record_function(STEP):
                 engine.step()
@@ -79,7 +88,8 @@ def record(llm: LLM, prompt: str, requests: int, max_tokens: int) -> Iterator[In
         elif event.name == STEP:
             yield Interval(STEP, start, end, "engine")
         elif event.cpu_parent is not None and event.cpu_parent.name == STEP:
-            yield Interval(event.name, start, end, "host", flops=int(event.flops or 0))
+            flops, moved = work_of(event, llm.dtype.itemsize)
+            yield Interval(event.name, start, end, "host", flops=flops, bytes=moved)
 
 
 def show(llm: LLM, launches: tuple[int, ...], host_share: float, step: Node) -> None:

@@ -22,8 +22,6 @@ def unknown_family(config: ModelConfig) -> str | None:
     >>> unknown_family(ModelConfig("gpt2", 9, 4, 1, 2, 2, 2, 8, 16))
     'its kernels know RMSNorm and SwiGLU, and gpt2 has others'
     """
-    if config.experts is not None:
-        return "its kernels have no mixture of experts"
     family = FAMILIES[config.family]
     if (family.norm, family.mlp) != (RMSNorm, SwiGLU):
         return f"its kernels know RMSNorm and SwiGLU, and {config.family} has others"

@@ -7,30 +7,41 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nanovllm.gpu.availability import GpuPathError, unknown_family
+from nanovllm.gpu.grouped import moe_by_kernels
 from nanovllm.kernels.attention import triton_paged_attention
 from nanovllm.kernels.rms_norm import fused_add_rms_norm_
 from nanovllm.kernels.rope import rope_
 from nanovllm.kernels.silu import silu_and_mul
 from nanovllm.kernels.store_kv import store_kv
 from nanovllm.model.block import DecoderBlock
+from nanovllm.model.experts import ExpertsConfig
 from nanovllm.model.mlp import SwiGLU
 from nanovllm.model.positions import RopeRotation
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.batch import PagedBatch
 from nanovllm.paging.cache import PagedCache
 from nanovllm.performance.fusion import merge_linears
+from nanovllm.performance.moe import MoE
 
 
 class FusedLayer:
-    """The weights of one block, q/k/v and gate/up side by side."""
+    """The weights of one block, q/k/v side by side; gate/up too, where there are no experts."""
 
-    def __init__(self, block: DecoderBlock) -> None:
-        attention, mlp = block.self_attn, cast(SwiGLU, block.mlp)
+    def __init__(self, block: DecoderBlock, experts: ExpertsConfig | None) -> None:
+        attention, self.experts = block.self_attn, experts
         self.qkv, self.qkv_bias = merge_linears(
             (attention.q_proj, attention.k_proj, attention.v_proj)
         )
-        self.gate_up, self.gate_up_bias = merge_linears((mlp.gate_proj, mlp.up_proj))
+        if experts is None:
+            mlp = cast(SwiGLU, block.mlp)
+            self.gate_up, self.gate_up_bias = merge_linears((mlp.gate_proj, mlp.up_proj))
         self.block = block
+
+    def mlp(self, x: Float[Tensor, "T E"]) -> Float[Tensor, "T E"]:
+        """The block's MLP, or its experts."""
+        if self.experts is not None:
+            return moe_by_kernels(cast(MoE, self.block.mlp), x, self.experts)
+        return self.block.mlp.down_proj(silu_and_mul(F.linear(x, self.gate_up, self.gate_up_bias)))
 
 
 class FusedDecoder:
@@ -46,7 +57,12 @@ class FusedDecoder:
         self.model = model
         self.config = model.config
         blocks = [cast(DecoderBlock, block) for block in model.layers]
-        self.layers = [FusedLayer(block) for block in blocks]
+        experts = model.config.experts
+        sparse = experts.layers if experts else ()
+        self.layers = [
+            FusedLayer(block, experts if number in sparse else None)
+            for number, block in enumerate(blocks)
+        ]
         following = [block.input_layernorm.weight for block in blocks][1:]
         self.next_norms = [*following, model.norm.weight]
 
@@ -76,7 +92,6 @@ class FusedDecoder:
             out = triton_paged_attention(q, *caches, batch, window=config.window(number))
             x = attention.o_proj(out.reshape(len(x), -1))
             fused_add_rms_norm_(x, residual, layer.block.post_attention_layernorm.weight, eps)
-            gated = silu_and_mul(F.linear(x, layer.gate_up, layer.gate_up_bias))
-            x = layer.block.mlp.down_proj(gated)
+            x = layer.mlp(x)
             fused_add_rms_norm_(x, residual, self.next_norms[number], eps)
         return x
