@@ -224,15 +224,6 @@ def test_bounds():
         given={"least": 2, "up_delay": 5, "calls": story},
         cause="below `least` the answer is `least`, and the wait for more begins anew",
     )
-    scaler = Autoscaler(target=10, least=2, most=4, down_delay=5.0)
-    story = [(0.0, 0, 4), (4.0, 0, 4), (5.0, 0, 4)]
-    expect(
-        decisions(scaler, story),
-        [4, 4, 2],
-        call="decide(now, open_requests, living), one after the other",
-        given={"least": 2, "most": 4, "down_delay": 5, "calls": story},
-        cause="`most` replicas are within the bounds: fewer are wanted for 5 s, and then there are",
-    )
     some = [
         Replica("a", "v", READY, 3), Replica("b", "v", DRAINING, 0), Replica("c", "v", READY, 1),
         Replica("d", "v", DEAD), Replica("e", "v", STARTING), Replica("f", "v", READY, 2),
