@@ -206,6 +206,7 @@ def test_roles_and_routers_that_cannot_be() -> None:
     for wrong in (
         lambda: RoleConfig("both"),
         lambda: RoleConfig("prefill", "pigeon"),
+        lambda: RoleConfig("prefill", "nixl"),
         lambda: RoleConfig("decode"),
         lambda: RouterConfig(),
         lambda: RouterConfig(prefill=("a",)),

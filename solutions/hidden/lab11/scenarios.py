@@ -386,12 +386,12 @@ def instances_with_one_pool_and_with_their_own(nanovllm, rng):
 @scenario(task=3)
 def apart_on_other_wires(nanovllm, rng):
     """Disaggregated, with a price for places, and few seats."""
-    from nanovllm.cluster.replay import Limits
+    from nanovllm.cluster.replay import Job, Limits
     from nanovllm.cluster.strategies import Wire, disaggregated
 
     story = []
     for _ in range(6):
-        jobs = _jobs(rng, int(rng.integers(1, 14)))
+        jobs = [Job(0.0, 1, 2), *_jobs(rng, int(rng.integers(1, 14)))]  # one is sent before 1 s
         wire = Wire(float(rng.integers(0, 3)), float(rng.integers(0, 4)) / 16)
         progress, spans = disaggregated(jobs, _cost(), wire, Limits(int(rng.integers(1, 5)), 64))
         starts = [span.start for span in spans]

@@ -22,6 +22,7 @@ from nanovllm.cli.options import (
     with_groups,
 )
 from nanovllm.cli.screen import complain
+from nanovllm.cli.serve_lora import lora_server, refuse_beside_lora
 from nanovllm.cli.serve_models import several
 
 if TYPE_CHECKING:
@@ -104,6 +105,13 @@ def serve(
         int | None,
         typer.Option(min=1, help="With --models: for all of them. (default: as all need together)"),
     ] = None,
+    enable_lora: Annotated[
+        bool, typer.Option("--enable-lora", help="Serve --lora-modules beside the model.")
+    ] = False,
+    lora_modules: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=PATH of a LoRA adapter, as peft writes it; may be repeated."),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     otlp: Annotated[
         str | None,
@@ -129,11 +137,16 @@ def serve(
     from nanovllm.serving.run import bind, run
 
     traced = _tracing(otlp)
-    given: dict[str, Any] = batching.given() | ({"enforce_eager": True} if role else {})
+    given: dict[str, Any] = batching.given()
+    if role or enable_lora:
+        given |= {"enforce_eager": True}
     if supervise:
         if role:
             raise Refused("--supervise does not go with --role; leave one of them out.")
         given = {"distributed_executor_backend": "mp", "executor_timeout": SILENT} | given
+    if enable_lora or lora_modules:
+        alone = {"--role": role, "--supervise": supervise, "--journal": journal}
+        refuse_beside_lora(enable_lora and bool(lora_modules), alone)
     how = {"dtype": dtype, "device": device, "max_model_len": max_model_len}
     try:
         settings = ServeConfig(
@@ -146,7 +159,8 @@ def serve(
         )
         if models or models_memory_bytes:
             alone = {"--model": model, "--served-model-name": served_model_name, "--role": role,
-                     "--supervise": supervise, "--journal": journal, "--otlp": otlp}  # fmt: skip
+                     "--supervise": supervise, "--journal": journal, "--otlp": otlp,
+                     "--enable-lora": enable_lora}  # fmt: skip
             _refuse_beside_models(models, alone)
             server = several(models or "", models_memory_bytes, settings, how, given, _server)
             sock, name, said = bind(host, port), ", ".join(server.names), server.said
@@ -157,6 +171,8 @@ def serve(
             sock, name = bind(host, port), settings.model_name
             where = host, sock.getsockname()[1]
             server = _with_role(llm, settings, role, kv_transfer, where, kv_peer) if role else None
+            if lora_modules:
+                server = lora_server(llm, settings, lora_modules, *_templates(llm))
             server = server or _server(llm, settings, supervise)
             said = f"{llm.engine_name}; {llm.rung.describe(llm.runner.engine)}"
     except ServeConfigError as error:

@@ -12,6 +12,7 @@ from nanovllm.llm.scoring import salt_of
 from nanovllm.llm.weight_codes import has_codes
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.manager import BlockManager
+from nanovllm.paging.prefix_cache import SaltOf
 from nanovllm.paging.store import PagedStore
 from nanovllm.tokenization.tokenizer import Tokenizer
 
@@ -23,11 +24,15 @@ ABOVE = ("generation", "batching", "paging")
 
 
 def make_store(
-    model: Transformer, max_model_len: int, options: EngineOptions, attention: str | None = None
+    model: Transformer,
+    max_model_len: int,
+    options: EngineOptions,
+    attention: str | None = None,
+    salt_of: SaltOf = salt_of,
 ) -> PagedStore:
     """Return where K and V live: lab 05's blocks, read by lab 06's kernels on a GPU.
 
-    attention: as `attention_backend`'s `wanted`.
+    attention: as `attention_backend`'s `wanted`. salt_of: who shares the prefix cache.
     """
     weight = weight_of(model)
     num_host_blocks = _num_host_blocks(model, options)

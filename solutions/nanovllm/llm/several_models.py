@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     import torch
 
 
-def read_models(text: str) -> dict[str, Path]:
+def read_models(text: str, option: str = "--models") -> dict[str, Path]:
     """Names and folders of `a=PATH,b=PATH`. Raises OptionError, ModelFolderError."""
     found: dict[str, Path] = {}
     for pair in text.split(","):
         name, equals, folder = (part.strip() for part in pair.partition("="))
         if not (name and equals and folder):
             raise OptionError(
-                f"--models {pair!r} is not of the form NAME=PATH; give a=PATH,b=PATH."
+                f"{option} {pair!r} is not of the form NAME=PATH; give a=PATH,b=PATH."
             )
         if name in found:
-            raise OptionError(f"--models names {name!r} twice; each model has a name of its own.")
+            raise OptionError(f"{option} names {name!r} twice; each model has a name of its own.")
         found[name] = resolve_folder(folder)
     return found
 
