@@ -13,7 +13,8 @@ class FlakyProxy:
     """Passes bytes on to `port`. Of the answers' pieces each is late by `late` seconds and comes
     `drip` bytes at a time (0: whole); the connection is cut after `cuts()` bytes (None: never).
 
-    `cut_all()`: every connection ends now. `cuts_made`: how often it has cut.
+    `cut_all()`: every connection ends now. `cuts_made`: how often it has cut. `frozen`: while it is
+    true, connections are taken and no answer passes, as with a process that was stopped.
     """
 
     def __init__(
@@ -24,7 +25,7 @@ class FlakyProxy:
         drip: int = 0,
     ) -> None:
         self.target, self.cuts, self.late, self.drip = port, cuts, late, drip
-        self.cuts_made = 0
+        self.cuts_made, self.frozen = 0, False
         self._open: set[asyncio.StreamWriter] = set()
 
     def __enter__(self) -> Self:
@@ -65,13 +66,12 @@ class FlakyProxy:
             return
         self._open |= {writer, to_there}
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(_pump(reader, to_there))
-                await self._answer(there, writer)
-                group.create_task(asyncio.sleep(0))
-                raise asyncio.CancelledError
-        except (OSError, asyncio.CancelledError, ExceptionGroup):
-            pass
+            asking = asyncio.ensure_future(_pump(reader, to_there))
+            answering = asyncio.ensure_future(self._answer(there, writer))
+            await asyncio.wait((asking, answering), return_when=asyncio.FIRST_COMPLETED)
+            for task in (asking, answering):
+                task.cancel()
+            await asyncio.gather(asking, answering, return_exceptions=True)
         finally:
             self._open -= {writer, to_there}
             writer.transport.abort()
@@ -81,6 +81,8 @@ class FlakyProxy:
         left = self.cuts()
         while data := await reader.read(65536):
             await asyncio.sleep(self.late)
+            while self.frozen:
+                await asyncio.sleep(0.01)
             if left is not None and len(data) > left:
                 self.cuts_made += 1
                 writer.write(data[:left])

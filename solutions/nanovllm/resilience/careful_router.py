@@ -1,11 +1,11 @@
-"""Lab 11's router with lab 12: deadlines, one retry budget, breakers, streams that go on (given)."""
+"""Lab 11's router with lab 12: deadlines, a retry budget, breakers, streams that go on (given)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -335,7 +335,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _left_of(deadline: Deadline | None) -> Mapping[str, str]:
+def _left_of(deadline: Deadline | None) -> dict[str, str]:
     """The header of a deadline. Raises ApiError where it has passed."""
     try:
         return {} if deadline is None else deadline.headers(_now())

@@ -70,14 +70,17 @@ class ToldAnswer:
             return None
         if not choices and chunk.get("usage"):
             self._owes_usage = False
-        self._head = self._head or {name: chunk[name] for name in ("id", "created") if name in chunk}
+        self._head = self._head or {
+            name: chunk[name] for name in ("id", "created") if name in chunk
+        }
         return chunk | self._head | {"choices": new}
 
     def _is_new(self, choice: dict[str, Any]) -> bool:
         """Note what a choice says; whether the client has not heard it."""
         index, ends = choice.get("index", 0), choice.get("finish_reason") is not None
         ids = choice.get("token_ids")
-        if ids is None and (_says(choice) or ends) or index >= len(self._entry.samples):
+        silent = ids is None and (_says(choice) or ends)
+        if silent or index >= len(self._entry.samples):
             self._blind = True
             return True
         if not self._shows_ids:
@@ -85,7 +88,8 @@ class ToldAnswer:
         events: list[EngineEvent] = [TokenGenerated(0, index, one, "", 0.0) for one in ids or ()]
         if ends:
             events.append(Finished(0, index, Completion(index, (), "", "stop"), 0.0))
-        return any([self._entry.hear(event) for event in events or [Queued(0, index, 0.0)]])
+        heard = [self._entry.hear(event) for event in events or [Queued(0, index, 0.0)]]
+        return any(heard)
 
 
 def cut_short(choice: dict[str, Any]) -> bool:
@@ -101,8 +105,9 @@ def seeded(body: dict[str, Any]) -> dict[str, Any]:
 def _choices(body: dict[str, Any]) -> int:
     """How many choices an answer has; 1 for a body that is refused anyway."""
     prompt, n = body.get("prompt"), body.get("n")
-    lists = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-    count = (len(prompt) if lists else 1) * (n if isinstance(n, int) and n > 0 else 1)
+    count = n if isinstance(n, int) and n > 0 else 1
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        count *= len(prompt)
     return count if count <= MOST_CHOICES else 1
 
 
