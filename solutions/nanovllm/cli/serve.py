@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nanovllm.serving.config import ServeConfig
     from nanovllm.tokenization.chat import ChatTemplate
 
+EVIDENCE = Path("nanovllm-evidence.json")
 SILENT = 30.0  # seconds after which `--supervise` takes the model's process for hung
 
 
@@ -89,6 +90,13 @@ def serve(
             help="An engine that dies or hangs is started again, and open answers go on.",
         ),
     ] = False,
+    evidence: Annotated[
+        Path,
+        typer.Option(
+            help="With --supervise: the report for a person, when nothing else helps. The server "
+            "is not ready until it is moved away."
+        ),
+    ] = EVIDENCE,
     journal: Annotated[
         Path | None,
         typer.Option(
@@ -156,8 +164,12 @@ def serve(
             settings = replace(settings, model_name=served_model_name or llm.name)
             sock, name = bind(host, port), settings.model_name
             where = host, sock.getsockname()[1]
-            server = _with_role(llm, settings, role, kv_transfer, where, kv_peer) if role else None
-            server = server or _server(llm, settings, supervise)
+            if role:
+                server = _with_role(llm, settings, role, kv_transfer, where, kv_peer)
+            elif supervise:
+                server = _supervised(llm, settings, given["executor_timeout"], evidence)
+            else:
+                server = _server(llm, settings)
             said = f"{llm.engine_name}; {llm.rung.describe(llm.runner.engine)}"
     except ServeConfigError as error:
         raise Refused(str(error)) from None
@@ -241,15 +253,23 @@ def _with_role(
     return DisaggregatedServer(mine, engine, config, *_templates(llm))
 
 
-def _server(llm: "LLM", config: "ServeConfig", supervise: bool = False) -> "Server":
+def _server(llm: "LLM", config: "ServeConfig") -> "Server":
     from nanovllm.serving.app import Server
 
-    engine: Any = llm.runner.engine
-    if supervise:
-        from nanovllm.resilience.supervisor import SupervisedEngine
+    return Server(llm.runner.engine, config, *_templates(llm))
 
-        engine = SupervisedEngine(_maker(llm), engine=engine)
-    return Server(engine, config, *_templates(llm))
+
+def _supervised(llm: "LLM", config: "ServeConfig", patience: float, evidence: Path) -> "Server":
+    """A server whose engine is made anew when it dies or hangs."""
+    from nanovllm.resilience.guardian import Guardian
+    from nanovllm.resilience.supervisor import SupervisedEngine
+    from nanovllm.serving.app import Server
+
+    guardian = Guardian(_maker(llm), patience, evidence)
+    engine: Any = SupervisedEngine(guardian.make, engine=guardian.guard(llm.runner.engine))
+    server = Server(engine, config, *_templates(llm))
+    guardian.attach(server)
+    return server
 
 
 def _maker(llm: "LLM") -> "Callable[[], Any]":
