@@ -50,8 +50,9 @@ class CarefulRouter(Router):
 
     - What is left of a deadline is sent along with each try, and none begins after it.
     - First tries bring in what further ones cost: one budget for all requests and servers.
-    - Each server has a breaker, and is asked every second whether it is well. One that does not
-      answer in `patience` seconds is taken for dead, with all that is open there.
+    - Each server has a breaker, and is asked every second whether it is ready. One that does not
+      answer in `patience` seconds, or says that it is not live, is taken for dead, with all that is
+      open there.
     - An answer that is cut goes on at another server behind the last token that the client has; a
       whole one is computed again. All tries of a request draw from one seed.
     """
@@ -96,22 +97,28 @@ class CarefulRouter(Router):
     async def _probe(self, pool: Pool, url: str) -> None:
         """Ask a server again and again; what is open at one that does not answer is lost."""
         while True:
-            status = None
             try:
                 async with asyncio.timeout(self.patience):
-                    status = (await self._prober.get(f"{url.rstrip('/')}/health")).status_code
+                    ready = await self._says(url, "/health") == 200
+                    live = ready or await self._says(url, "/health/live") != 503
             except (httpx.ConnectError, httpx.TimeoutException, TimeoutError):
+                ready = live = False
+            except httpx.HTTPError:  # a line that was cut: nobody knows why
+                await asyncio.sleep(EVERY)
+                continue
+            if ready:
+                pool.resting.pop(url, None)
+            elif live:
+                pool.rest(url)
+            else:
                 pool.failed(url)
                 for wait in self._waits[url]:
                     if not wait.expired():
                         wait.reschedule(_now())
-            except httpx.HTTPError:  # a line that was cut: nobody knows why
-                pass
-            if status == 200:
-                pool.resting.pop(url, None)
-            elif status is not None:
-                pool.rest(url)
             await asyncio.sleep(EVERY)
+
+    async def _says(self, url: str, path: str) -> int:
+        return (await self._prober.get(url.rstrip("/") + path)).status_code
 
     async def answer(self, request: Request) -> Response:
         """Send a request where the policy says; the answer is whole, whoever dies meanwhile."""
