@@ -99,7 +99,7 @@ class CarefulRouter(Router):
         while True:
             try:
                 async with asyncio.timeout(self.patience):
-                    ready = await self._says(url, "/health") == 200
+                    ready = await self._says(url, "/health") < 500  # some have no such path
                     live = ready or await self._says(url, "/health/live") != 503
             except (httpx.ConnectError, httpx.TimeoutException, TimeoutError):
                 ready = live = False
