@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -31,6 +32,7 @@ EVERY = 1.0  # seconds between two such questions
 WAIT = 60.0  # seconds that a cut answer waits for a server that goes on with it
 PAUSE = 0.25  # seconds between two looks for one
 GRACE = 1.0  # seconds after a deadline in which its server may still send the partial text
+log = logging.getLogger("nanovllm.resilience")
 LOST = (httpx.HTTPError, TimeoutError, LostError)
 
 
@@ -178,12 +180,13 @@ class CarefulRouter(Router):
                         yield piece
                 self._ended(trip, url, got)
                 return
-            except (*LOST, ApiError) as error:
+            except Exception as error:  # whatever it is, another server may go on
                 failed = error
             try:
                 if isinstance(failed, ApiError):
                     raise failed
                 self._lost(url)
+                log.warning("stream lost", extra={"fields": {"server": url, "why": repr(failed)}})
                 if told.whole:
                     yield DONE
                     return
@@ -235,9 +238,11 @@ class CarefulRouter(Router):
                 raise ApiError(f"{url} does not go on: {said:.300}", status=got.status_code)
             except BaseException as error:
                 await here.aclose()
-                waits = isinstance(error, ApiError) and error.status in (502, 503)
-                if not waits or _now() > ends:
+                waits = not isinstance(error, ApiError) or error.status in (502, 503)
+                if not isinstance(error, Exception) or not waits:
                     raise
+                if _now() > ends:
+                    raise ApiError(f"No server goes on: {error}", status=502) from None
             await asyncio.sleep(PAUSE)
 
     async def _ask(
