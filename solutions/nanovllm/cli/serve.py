@@ -91,12 +91,12 @@ def serve(
         ),
     ] = False,
     evidence: Annotated[
-        Path,
+        Path | None,
         typer.Option(
-            help="With --supervise: the report for a person, when nothing else helps. The server "
-            "is not ready until it is moved away."
+            help="With --supervise: the report for a person, when nothing else helps; the server is "
+            "not ready until it is moved away. (default: nanovllm-evidence.json)"
         ),
-    ] = EVIDENCE,
+    ] = None,
     journal: Annotated[
         Path | None,
         typer.Option(
@@ -167,7 +167,7 @@ def serve(
             if role:
                 server = _with_role(llm, settings, role, kv_transfer, where, kv_peer)
             elif supervise:
-                server = _supervised(llm, settings, given["executor_timeout"], evidence)
+                server = _supervised(llm, settings, given["executor_timeout"], evidence or EVIDENCE)
             else:
                 server = _server(llm, settings)
             said = f"{llm.engine_name}; {llm.rung.describe(llm.runner.engine)}"
