@@ -32,7 +32,9 @@ ENGINE = {  # parts by name: their tests, and the packages that these are about
     "ranks": (("parallel_engine", "parallel_kills", "parallel_server"), ("parallel",)),
     "fleet": (("cluster_routing",), ("cluster",)),
     "faults": (
-        ("resilience_server", "resilience_supervisor", "resilience_simulation"), ("resilience",)
+        ("resilience_server", "resilience_supervisor", "resilience_simulation",
+         "resilience_levels", "resilience_processes"),
+        ("resilience",),
     ),
     "traces": (("traces", "prometheus"), ("observability", "telemetry")),
 }  # fmt: skip

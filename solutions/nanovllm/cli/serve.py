@@ -167,7 +167,7 @@ def serve(
             if role:
                 server = _with_role(llm, settings, role, kv_transfer, where, kv_peer)
             elif supervise:
-                server = _supervised(llm, settings, given["executor_timeout"], evidence or EVIDENCE)
+                server = _supervised(llm, settings, given["executor_timeout"], evidence)
             else:
                 server = _server(llm, settings)
             said = f"{llm.engine_name}; {llm.rung.describe(llm.runner.engine)}"
@@ -259,13 +259,15 @@ def _server(llm: "LLM", config: "ServeConfig") -> "Server":
     return Server(llm.runner.engine, config, *_templates(llm))
 
 
-def _supervised(llm: "LLM", config: "ServeConfig", patience: float, evidence: Path) -> "Server":
+def _supervised(
+    llm: "LLM", config: "ServeConfig", patience: float, evidence: Path | None
+) -> "Server":
     """A server whose engine is made anew when it dies or hangs."""
     from nanovllm.resilience.guardian import Guardian
     from nanovllm.resilience.supervisor import SupervisedEngine
     from nanovllm.serving.app import Server
 
-    guardian = Guardian(_maker(llm), patience, evidence)
+    guardian = Guardian(_maker(llm), patience, evidence or EVIDENCE)
     engine: Any = SupervisedEngine(guardian.make, engine=guardian.guard(llm.runner.engine))
     server = Server(engine, config, *_templates(llm))
     guardian.attach(server)
