@@ -37,7 +37,9 @@ ENGINE = {  # parts by name: their tests, and the packages or folders that these
     ),
     "fleet": (("cluster_routing", "cluster_serving", "cluster_transfer"), ("cluster",)),
     "faults": (
-        ("resilience_server", "resilience_supervisor", "resilience_simulation"), ("resilience",)
+        ("resilience_server", "resilience_supervisor", "resilience_simulation",
+         "resilience_levels", "resilience_processes"),
+        ("resilience",),
     ),
     "traces": (("traces", "prometheus"), ("observability", "telemetry")),
     "commands": (("bench", "at_work", "planning"), ("bench", "planning")),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from nanovllm.cli.engine import select_code
 from nanovllm.cli.errors import Refused
 from nanovllm.cli.options import Code
 from nanovllm.cli.screen import complain
+
+if TYPE_CHECKING:
+    from nanovllm.cluster.router import Router, RouterConfig
 
 Urls = list[str] | None
 Count = Annotated[int, typer.Option(min=0, help="Servers to start here, and to stop at the end.")]
@@ -35,6 +38,9 @@ def route(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for a server's bytes.")] = 600.0,
+    patience: Annotated[
+        float, typer.Option(min=0.1, help="Seconds in which a server must say that it is well.")
+    ] = 5.0,
     code: Code = None,
 ) -> None:
     """Send OpenAI's clients to one of several servers: /v1/..., /health, /metrics.
@@ -44,7 +50,7 @@ def route(
     select_code(code)
     import uvicorn
 
-    from nanovllm.cluster.router import Router, RouterConfig
+    from nanovllm.cluster.router import RouterConfig
     from nanovllm.serving.run import bind
 
     if arguments and not start + start_prefill + start_decode:
@@ -71,9 +77,26 @@ def route(
         where = f"http://{host}:{sock.getsockname()[1]}/v1"
         complain(f"the router listens at {where}; policy {policy}")
         settings = uvicorn.Config(
-            Router(config).app, log_config=None, access_log=False, server_header=False
+            _router(config, patience).app, log_config=None, access_log=False, server_header=False
         )
         uvicorn.Server(settings).run(sockets=[sock])
+
+
+def _router(config: "RouterConfig", patience: float) -> "Router":
+    """The router that lab 12 makes of lab 11's, where it is written."""
+    from nanovllm.cluster.router import Router
+    from nanovllm.llm.lab_packages import why_missing
+
+    why = why_missing("lab12")
+    if why is None:
+        from nanovllm.resilience.careful_router import CarefulRouter
+
+        try:
+            return CarefulRouter(config, patience=patience)
+        except NotImplementedError as error:
+            why = str(error)
+    complain(f"no deadlines, no breakers, no streams that go on elsewhere: {why}")
+    return Router(config)
 
 
 def _started(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nanovllm.serving.config import ServeConfig
     from nanovllm.tokenization.chat import ChatTemplate
 
+EVIDENCE = Path("nanovllm-evidence.json")
 SILENT = 30.0  # seconds after which `--supervise` takes the model's process for hung
 
 
@@ -90,6 +91,13 @@ def serve(
             help="An engine that dies or hangs is started again, and open answers go on.",
         ),
     ] = False,
+    evidence: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --supervise: the report for a person, when nothing else helps; the server is "
+            "not ready until it is moved away. (default: nanovllm-evidence.json)"
+        ),
+    ] = None,
     journal: Annotated[
         Path | None,
         typer.Option(
@@ -170,10 +178,14 @@ def serve(
             settings = replace(settings, model_name=served_model_name or llm.name)
             sock, name = bind(host, port), settings.model_name
             where = host, sock.getsockname()[1]
-            server = _with_role(llm, settings, role, kv_transfer, where, kv_peer) if role else None
-            if lora_modules:
+            if role:
+                server = _with_role(llm, settings, role, kv_transfer, where, kv_peer)
+            elif lora_modules:
                 server = lora_server(llm, settings, lora_modules, *_templates(llm))
-            server = server or _server(llm, settings, supervise)
+            elif supervise:
+                server = _supervised(llm, settings, given["executor_timeout"], evidence)
+            else:
+                server = _server(llm, settings)
             said = f"{llm.engine_name}; {llm.rung.describe(llm.runner.engine)}"
     except ServeConfigError as error:
         raise Refused(str(error)) from None
@@ -181,6 +193,7 @@ def serve(
         raise Refused(
             f"cannot listen on {host}:{port}: {error.strerror}; choose another --port."
         ) from None
+    _take_deadlines(server)
     if journal is not None:
         _keep(server, journal)
     if not models and device is not None and device.startswith("cuda"):
@@ -256,15 +269,25 @@ def _with_role(
     return DisaggregatedServer(mine, engine, config, *_templates(llm))
 
 
-def _server(llm: "LLM", config: "ServeConfig", supervise: bool = False) -> "Server":
+def _server(llm: "LLM", config: "ServeConfig") -> "Server":
     from nanovllm.serving.app import Server
 
-    engine: Any = llm.runner.engine
-    if supervise:
-        from nanovllm.resilience.supervisor import SupervisedEngine
+    return Server(llm.runner.engine, config, *_templates(llm))
 
-        engine = SupervisedEngine(_maker(llm), engine=engine)
-    return Server(engine, config, *_templates(llm))
+
+def _supervised(
+    llm: "LLM", config: "ServeConfig", patience: float, evidence: Path | None
+) -> "Server":
+    """A server whose engine is made anew when it dies or hangs."""
+    from nanovllm.resilience.guardian import Guardian
+    from nanovllm.resilience.supervisor import SupervisedEngine
+    from nanovllm.serving.app import Server
+
+    guardian = Guardian(_maker(llm), patience, evidence or EVIDENCE)
+    engine: Any = SupervisedEngine(guardian.make, engine=guardian.guard(llm.runner.engine))
+    server = Server(engine, config, *_templates(llm))
+    guardian.attach(server)
+    return server
 
 
 def _maker(llm: "LLM") -> "Callable[[], Any]":
@@ -283,6 +306,16 @@ def _maker(llm: "LLM") -> "Callable[[], Any]":
         return llm.rung.make_engine()
 
     return make
+
+
+def _take_deadlines(server: Any) -> None:
+    """Deadlines in headers are honoured, where lab 12 is here."""
+    from nanovllm.llm.lab_packages import why_missing
+
+    if why_missing("lab12") is None:
+        from nanovllm.resilience.take_deadline import TakeDeadline
+
+        server.app.add_middleware(TakeDeadline)
 
 
 def _keep(server: Any, path: Path) -> None:

@@ -32,6 +32,6 @@ def go_on(sequence: Sequence, output_token_ids: Seq[int], vocab_size: int) -> No
         sequence.append(Sampled(token), 0.0)
         if sequence.finished:
             raise RequestError(
-                f"The answer has ended with token {place} of {len(output_token_ids)} in "
-                "output_token_ids: there is nothing to go on with."
+                f"output_token_ids end the answer with token {place} of {len(output_token_ids)}: "
+                "there is nothing to go on with."
             )

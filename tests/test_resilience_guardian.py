@@ -1,0 +1,161 @@
+"""A guardian and a small engine in one process: levels, health, metrics, and the report."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from nanovllm.batching.engine import Engine
+from nanovllm.paging.store import PagedStore
+from nanovllm.resilience.faults import FaultyEngine
+from nanovllm.resilience.guardian import Guardian
+from nanovllm.resilience.kinds import Fault, Kind
+from nanovllm.resilience.ladder import Ladder, Rules
+from nanovllm.resilience.relief import Brake
+from nanovllm.resilience.supervisor import SupervisedEngine
+from tests.serving_tools import MODEL, TOKENIZER, Live, tiny_engine, wait_until
+
+
+@contextmanager
+def guarded(
+    folder: Path, make: Callable[[], Any], patience: float = 30.0, brake: Brake | None = None
+) -> Iterator[tuple[Live, Guardian]]:
+    guardian = Guardian(make, patience, folder / "evidence.json")
+    guardian.brake = brake or guardian.brake
+    guardian.ladder = Ladder(Rules(tries=1))
+    made = Live(SupervisedEngine(guardian.make, engine=guardian.guard(make())))
+    guardian.attach(made.server)
+    with made as server:
+        yield server, guardian
+
+
+def faulty(kind: Kind, *steps: int) -> Callable[[], Any]:
+    numbers, faults = count(), [Fault(step, kind) for step in steps]
+    return lambda: FaultyEngine(tiny_engine(), faults, numbers)
+
+
+def ask(server: Live, seed: int = 0, **more: Any) -> httpx.Response:
+    body = {"prompt": [5, 6, 7], "max_tokens": 30, "ignore_eos": True, "seed": seed} | more
+    return httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+
+
+def text(answer: httpx.Response) -> str:
+    return answer.json()["choices"][0]["text"]
+
+
+def ready(server: Live, path: str = "/health") -> bool:
+    return httpx.get(server.url + path).status_code == 200
+
+
+def test_without_failures_nothing_changes(tmp_path: Path) -> None:
+    with Live() as plain, guarded(tmp_path, tiny_engine) as (server, guardian):
+        assert text(ask(server)) == text(ask(plain))
+        assert guardian.level is None and not guardian.history
+        assert server.metric("recovery_level") == 0.0
+        assert ready(server) and ready(server, "/health/live") and ready(plain, "/health/live")
+        state = httpx.get(server.url + "/dashboard/state").json()["recovery"]
+        assert state["phase"] == "serving" and not any(state["failures"].values())
+
+
+def test_nan_and_crash_climb_and_a_person_brings_them_down(tmp_path: Path) -> None:
+    with Live() as plain, guarded(tmp_path, faulty(Kind.CRASH, 5, 15, 25)) as (server, guardian):
+        assert text(ask(server)) == text(ask(plain))
+        wait_until(lambda: not ready(server))
+        assert [rung.level.name for rung in guardian.history] == [
+            "COMPONENT", "SYSTEM", "HUMAN", "HUMAN",
+        ]  # fmt: skip
+        report = json.loads((tmp_path / "evidence.json").read_text())
+        assert report["highest"] == "HUMAN" and report["failures"]["crash"] == 3
+        assert "crash on purpose" in report["last_error"]
+        refused = httpx.get(server.url + "/health").json()["error"]["message"]
+        assert "given up" in refused and "evidence.json" in refused
+        assert ready(server, "/health/live")
+        assert server.metric("failures_total", failure="crash") == 3.0
+        assert server.metric("recoveries_total", level="component") == 1.0
+        assert server.metric("recovery_level") == 5.0
+        assert text(ask(server)) == text(ask(plain))  # who asks all the same is answered
+        (tmp_path / "evidence.json").unlink()
+        wait_until(lambda: ready(server))
+        assert guardian.level is None
+
+
+def test_a_supervisor_that_gives_up_asks_for_a_person(tmp_path: Path) -> None:
+    with guarded(tmp_path, faulty(Kind.CRASH, *range(2, 99))) as (server, _):
+        assert ask(server).status_code in (500, 503)
+        wait_until(lambda: (tmp_path / "evidence.json").exists())
+        assert not ready(server) and ready(server, "/health/live")
+
+
+def test_a_full_store_closes_the_door_for_a_while(tmp_path: Path) -> None:
+    def small() -> Engine:
+        return tiny_engine(8, store=PagedStore(MODEL.config, 12, 8))
+
+    with Live() as plain, guarded(tmp_path, small, brake=Brake(hold=1.0)) as (server, guardian):
+        budget = guardian._engine.scheduler.budget
+        whole = budget.limit
+        body = {"prompt": [[5, number] for number in range(6)], "max_tokens": 60, "seed": 3}
+        got = [choice["text"] for choice in ask(server, **body).json()["choices"]]
+        assert got == [choice["text"] for choice in ask(plain, **body).json()["choices"]]
+        wait_until(lambda: guardian.recoveries["adjust"])
+        wait_until(lambda: guardian.level is None)
+        assert guardian.failures["out of memory"] == 1 and budget.limit == whole
+        assert ready(server)
+
+
+def test_a_brake_makes_steps_smaller_and_the_server_unready(tmp_path: Path) -> None:
+    with guarded(tmp_path, tiny_engine) as (server, guardian):
+        budget = guardian._engine.scheduler.budget
+        whole = budget.limit
+        guardian.brake.alarm(time.monotonic())
+        assert budget.limit == int(0.7 * whole) and not ready(server)
+        assert guardian.level == 1 and ready(server, "/health/live")
+
+
+def test_what_is_short_for_long_ends_a_request_with_its_text(tmp_path: Path) -> None:
+    class Slow(Engine):
+        def step(self) -> Any:
+            time.sleep(0.02)
+            return super().step()
+
+    def make() -> Engine:
+        return Slow(MODEL, tokenizer=TOKENIZER)
+
+    with guarded(tmp_path, make, brake=Brake(hold=2.0, longest=0.1)) as (server, guardian):
+        guardian._free = lambda: 0.05
+        got = ask(server, max_tokens=250).json()["choices"][0]
+        assert got["finish_reason"] == "abort" and got["text"]
+        assert guardian.recoveries["request"] == 1
+
+
+def test_a_request_out_of_time_is_counted_and_logged(tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level(logging.WARNING, "nanovllm.resilience")
+    with guarded(tmp_path, tiny_engine) as (server, guardian):
+        server.server.handlers.config = server.server.config.__class__(timeout=0.05)
+        assert ask(server, max_tokens=250).json()["choices"][0]["stop_reason"] == "timeout"
+        wait_until(lambda: guardian.failures["timeout"] == 1)
+    [line] = [record.fields for record in caplog.records if record.message == "recovery"]
+    assert line["level"] == "request" and line["request_id"].startswith("cmpl-")
+
+
+def test_a_step_that_nothing_ends_is_not_live(tmp_path: Path) -> None:
+    class Stuck(Engine):
+        def step(self) -> Any:
+            time.sleep(2.5)
+            return super().step()
+
+    def make() -> Engine:
+        return Stuck(MODEL, tokenizer=TOKENIZER)
+
+    with guarded(tmp_path, make, patience=0.4) as (server, guardian):
+        assert ask(server, max_tokens=1).status_code == 200
+        assert [rung.level.name for rung in guardian.history][:2] == ["COMPONENT", "SYSTEM"]
+        wait_until(lambda: ready(server, "/health/live"))
+        assert guardian.failures["hang"] >= 2
