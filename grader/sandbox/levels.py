@@ -13,7 +13,7 @@ import sys
 
 from grader.course.lab_toml import Lab
 from grader.course.paths import LABS, ROOT
-from grader.sandbox import landlock, visible_files
+from grader.sandbox import landlock, seccomp, visible_files
 from grader.sandbox.job import Work
 from grader.sandbox.limits import Limits
 from grader.sandbox.worker import Worker
@@ -31,6 +31,8 @@ def missing(level: str) -> str:
         return ""
     if sys.platform != "linux":
         return "it is there on Linux only"
+    if why := seccomp.missing():
+        return why
     if level == "bubblewrap" and not shutil.which("bwrap"):
         return "bwrap is not installed (`apt-get install bubblewrap`)"
     if level == "landlock" and landlock.version() < 1:

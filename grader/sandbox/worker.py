@@ -11,17 +11,22 @@ import signal
 import socket
 import tempfile
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from grader.course.lab_toml import Lab
-from grader.sandbox import visible_files
+from grader.sandbox import cgroup, visible_files
 from grader.sandbox.job import Answer, Answers, BoxError, Work
 from grader.sandbox.limits import Limits
+from grader.sandbox.memory_use import THREADS
 from grader.sandbox.scratch_folder import remove
 
 ANSWER_SECONDS = 30
+TRUSTED = "trusted"
 CHUNK = 1 << 20
+DEPTH = 150  # of lists and mappings in an event: an observation has up to 3 x 40
+NEST = 100  # bytes that each list or mapping in them costs: empty ones are made of two
 LINE = 1 << 10  # a line of results costs as much of what may be sent as so many bytes
 
 
@@ -65,11 +70,27 @@ class Worker:
             shown = [*visible_files.machine(), *visible_files.course(self.lab)]
             job["readable"] = [str(path) for path in shown]
         ours, theirs = socket.socketpair()
-        with ours:
+        with ours, _group(self.level, limits) as group:
             with theirs:
                 socket.send_fds(self.link, [json.dumps(job).encode()], [theirs.fileno()])
+            group.add(self._child())  # which waits for the submission
             ours.settimeout(limits.item_seconds)
-            return self._listen(ours, work, limits, time.monotonic() + seconds)
+            answers = self._listen(ours, work, limits, time.monotonic() + seconds)
+            if group.out_of_memory:
+                answers[-1].ended = f"it used more than {limits.memory_mb} MB of memory"
+            return answers
+
+    def _child(self) -> int:
+        """The number, here, of the process that the worker has forked for this work."""
+        self.link.settimeout(ANSWER_SECONDS)
+        word, handles, _, _ = socket.recv_fds(self.link, 4096, 1)
+        self.link.settimeout(None)
+        number = json.loads(word)["pid"]
+        for handle in handles:
+            said = Path(f"/proc/self/fdinfo/{handle}").read_text()
+            number = int(said.partition("Pid:")[2].split()[0])
+            os.close(handle)
+        return number
 
     def _listen(
         self, events: socket.socket, work: Work, limits: Limits, deadline: float
@@ -99,6 +120,7 @@ class Worker:
                     buffer += chunk
                     *lines, buffer = buffer.split(b"\n") if b"\n" in chunk else [buffer]
                     left -= len(chunk) + LINE * len(lines)
+                    left -= NEST * (chunk.count(b"[") + chunk.count(b"{"))
                     stall = now + limits.item_seconds if lines else stall
                     fresh = [event for line in lines if (event := _event(line))]
                     answers[-1].events += fresh
@@ -137,6 +159,14 @@ class Worker:
         self.end = None
 
 
+def _group(level: str, limits: Limits) -> AbstractContextManager[cgroup.Group]:
+    """The control group of one piece of work; none around the reference's own."""
+    if level == TRUSTED:
+        return contextlib.nullcontext(cgroup.Group([]))
+    memory = limits.memory_mb + 2 * limits.disk_mb + cgroup.OWN_MB  # its two folders are memory
+    return cgroup.group(memory, limits.processes * THREADS)
+
+
 def _send(events: socket.socket, message: dict[str, Any], last: bool = False) -> None:
     """Send a line to the child; what a child that has ended or does not read misses is its loss."""
     with contextlib.suppress(OSError):
@@ -167,4 +197,19 @@ def _event(line: bytes | bytearray) -> dict[str, Any] | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) else None
+    return event if isinstance(event, dict) and _is_shallow(event) else None
+
+
+def _is_shallow(event: dict[str, Any]) -> bool:
+    """Whether whoever passes an event on can write and read it again: `DEPTH` levels at most."""
+    level: list[Any] = [event]
+    for _ in range(DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return True
+    return False
