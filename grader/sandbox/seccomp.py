@@ -42,7 +42,9 @@ sysinfo tgkill time timer_create timer_delete timer_getoverrun timer_gettime tim
 timerfd_create timerfd_gettime timerfd_settime times tkill truncate umask uname unlink unlinkat
 utime utimensat utimes vfork wait4 waitid write writev
 """
-MARKING = "chmod chown fchmod fchmodat fchmodat2 fchown fchownat lchown utime utimensat utimes"
+MARKING = (
+    "chmod chown fchmod fchmodat fchmodat2 fchown fchownat futimesat lchown utime utimensat utimes"
+)
 COMMANDS = (fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL,
             fcntl.F_SETFL)  # fmt: skip
 NAMESPACES = 0x7E02_0000  # CLONE_NEW*, each kind
@@ -65,8 +67,8 @@ def refuse(on_paths: bool = False) -> None:
     """From now on only the calls of the list work in this process and its children.
 
     on_paths: the files of the whole machine have their names here, as under landlock, which
-    guards neither marks on them nor sockets: marking does nothing, and no socket reaches another
-    process.
+    guards neither marks on them nor sockets: nothing can be marked (what changes a file's mode is
+    answered as if it had), and no socket reaches another process.
     """
     code = program(on_paths)
     buffer = ctypes.create_string_buffer(code)
@@ -85,7 +87,9 @@ def program(on_paths: bool) -> bytes:
     rules.set_attr(Attr.ACT_BADARCH, ERRNO(errno.ENOSYS))
     for name in ALLOWED.split():
         if number_of(Arch.NATIVE, name) != UNKNOWN:
-            rules.add_rule(ERRNO(0) if on_paths and name in MARKING.split() else ALLOW, name)
+            marks = on_paths and name in MARKING.split()
+            done = ERRNO(0 if "mod" in name else errno.EPERM)
+            rules.add_rule(done if marks else ALLOW, name)
     rules.add_rule(ALLOW, "clone", Arg(0, MASKED_EQ, NAMESPACES, 0))
     for command in COMMANDS:
         rules.add_rule(ALLOW, "fcntl", Arg(1, EQ, command))
