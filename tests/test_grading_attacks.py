@@ -6,21 +6,26 @@ could do. A case that would be held with the defence taken out proves nothing.
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
+from nbformat import NotebookNode
 
+from grader.classroom import boxed_execute
+from grader.classroom.boxed_execute import BoxedExecute
 from grader.classroom.kernel_sandbox import box_command
-from grader.grading import Limits, Sandbox
-from grader.sandbox import cgroup, forkserver, landlock
+from grader.grading import Limits, Sandbox, grade_lab
+from grader.sandbox import cgroup, forkserver, landlock, worker
 from grader.sandbox.bwrap_command import bubblewrap, environment
 from grader.sandbox.job import Answer, Work
-from tests.grading_corpus import LAB, boxed
+from tests.grading_corpus import CHEATS, HONEST, LAB, LIMITS, SECRET, boxed, write_cheat
 
 pytestmark = [
     pytest.mark.proof,
@@ -49,29 +54,28 @@ CALLS = {
     "hear what happens in a folder": "fcntl.fcntl(FOLDER, fcntl.F_NOTIFY, 1)",
     "watch files": "check(LIBC.inotify_init1(0))",
     "watch a whole file system": "check(LIBC.fanotify_init(0x200, 0))",
-    "see what lies in the page cache": "check(LIBC.mincore(ADDRESS, 4096, space(1)))",
-    "count what lies in the page cache": "check(LIBC.syscall(451, SEEN.fileno(), space(16), space(40), 0))",
+    "see what lies in the page cache": "check(LIBC.mincore(ADDRESS, 4096, SPACE))",
+    "count what lies in the page cache": "check(LIBC.syscall(451, SEEN.fileno(), SPACE, SPACE, 0))",
     "put it out of the page cache": "os.posix_fadvise(SEEN.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)",
     "a semaphore that stays": "check(LIBC.semget(0, 1, 0o1600))",
     "a queue that stays": "check(LIBC.msgget(0, 0o1600))",
     "a file without a name": "os.memfd_create('x')",
     "a pipe of a megabyte": "fcntl.fcntl(os.pipe()[1], fcntl.F_SETPIPE_SZ, 1 << 20)",
     "pages in a pipe": "os.splice(SEEN.fileno(), os.pipe()[1], 1, 0)",
-    "a handle of a file": "check(LIBC.name_to_handle_at(-100, b'/usr', handle, space(4), 0))",
+    "a handle of a file": "check(LIBC.name_to_handle_at(-100, b'/usr', HANDLE, SPACE, 0))",
     "talk past the network": "socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)",
     "another personality": "check(LIBC.personality(0x0040000))",
 }  # fmt: skip
 TRY_CALLS = f"""
-import ctypes, errno, fcntl, mmap, os, socket
+import ctypes, errno, fcntl, os, socket
 import grader
 LIBC = ctypes.CDLL(None, use_errno=True)
 SEEN = open(grader.__file__, "rb")
 FOLDER = os.open(os.path.dirname(grader.__file__), os.O_RDONLY)
 LIBC.mmap.restype = ctypes.c_void_p
 ADDRESS = ctypes.c_void_p(LIBC.mmap(None, 4096, 1, 2, SEEN.fileno(), 0))
-space = ctypes.create_string_buffer
-
-handle = space(b"\\x80", 200)
+SPACE = ctypes.create_string_buffer(64)
+HANDLE = ctypes.create_string_buffer(b"\\x80", 200)
 
 def check(result):
     if result == -1:
@@ -267,3 +271,64 @@ def attack():
     return [halves, lock.acquire(), said, asyncio.run(serve()), len(socket.if_nameindex())]
 """
     assert said(attempt(box, code, Limits())) == [2, True, b"a\n", b"hi", 1]
+
+
+def test_results_that_only_one_reader_takes_cost_no_regrade(
+    box: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cheat = write_cheat(tmp_path / "cheat", CHEATS / "nested_just_so.py")
+    report = grade_lab(cheat, LAB, "ada", SECRET, LIMITS, box)
+    assert (report.points, report.lost) == (HONEST, False)
+    monkeypatch.setattr(worker, "DEPTH", 10_000)
+    assert grade_lab(cheat, LAB, "bob", SECRET, LIMITS, box).lost
+
+
+FOREIGN = """
+kernel = get_ipython().kernel
+for kind, content in [("display_data", {"data": {"text/plain": 5}, "metadata": {}}), ("stream", {}),
+                      ("execute_result", {"data": {}, "metadata": 7})]:
+    if kind == KIND:
+        kernel.session.send(kernel.iopub_socket, kind, content, parent=kernel.get_parent())
+import time; time.sleep(1)
+"""
+
+
+def run(folder: Path, source: str, defended: bool) -> NotebookNode:
+    """A notebook of this cell and one after it, as autograding leaves it."""
+    cells = [nbformat.v4.new_code_cell(text) for text in (source, "print('after')")]
+    names = {"assignment": "lab01", "student": "ada"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boxed_execute, "course_directory", lambda preprocessor: folder)
+        patch.setattr(boxed_execute, "submission_of", lambda *names: folder)
+        patch.setattr(boxed_execute, "DISK_MB", 20)
+        if not defended:
+            never = property(lambda self: False, lambda *_: None)
+            patch.setattr(BoxedExecute, "_begun", never, raising=False)
+            patch.setattr(boxed_execute, "_is_output", lambda output: True)
+            patch.setattr(boxed_execute, "disk_excess", lambda folder, disk_mb: "")
+        notebook = nbformat.v4.new_notebook(cells=cells)
+        resources = {"nbgrader": names, "metadata": {}}
+        notebook = BoxedExecute(timeout=20).preprocess(notebook, resources)[0]
+        nbformat.validate(notebook)
+        return notebook
+
+
+def executed(folder: Path, source: str, defended: bool = True) -> NotebookNode:
+    """In a process of its own: the loops of events that nbclient nests do not suit pytest."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(run, folder, source, defended).result(180)
+
+
+@pytest.mark.parametrize("kind", ["display_data", "stream", "execute_result"])
+def test_a_message_that_is_none_stops_its_notebook_alone(kind: str, tmp_path: Path) -> None:
+    source = FOREIGN.replace("KIND", repr(kind))
+    assert executed(tmp_path, source)
+    with pytest.raises(Exception):  # noqa: B017 - whatever it is, it cost the submission
+        executed(tmp_path, source, defended=False)
+
+
+def test_a_notebook_that_fills_the_disk_is_ended(tmp_path: Path) -> None:
+    fill = "for n in range(30):\n    open(f'{n}', 'wb').write(bytes(1 << 20))\n"
+    fill += "import time; time.sleep(3)"
+    assert not executed(tmp_path, fill).cells[1].outputs, "nothing ran after it"
+    assert executed(tmp_path, fill, defended=False).cells[1].outputs[0].text == "after\n"

@@ -35,7 +35,8 @@ pread64 preadv preadv2 prlimit64 pselect6 pwrite64 pwritev pwritev2 read readlin
 readv recvfrom recvmmsg recvmsg rename renameat renameat2 restart_syscall rmdir rseq
 rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend
 rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max sched_get_priority_min sched_getaffinity
-sched_getattr sched_getparam sched_getscheduler sched_setaffinity sched_yield select sendfile
+sched_getattr sched_getparam sched_getscheduler sched_setaffinity sched_setattr sched_setparam
+sched_setscheduler sched_yield select sendfile
 sendmmsg sendmsg sendto set_robust_list set_tid_address setitimer setpgid setpriority setrlimit
 setsid setsockopt shutdown sigaltstack signalfd signalfd4 stat statfs statx symlink symlinkat
 sysinfo tgkill time timer_create timer_delete timer_getoverrun timer_gettime timer_settime
