@@ -35,7 +35,7 @@ def adopt_orphans() -> None:
         call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def drop_rights(level: str) -> None:
+def drop_rights(level: str, locks: bool = False) -> None:
     """No capabilities, no way to gain any, a keyring of its own, and the system calls of the list.
 
     Where system calls cannot be filtered there is the level of limits alone, and it goes without.
@@ -50,7 +50,7 @@ def drop_rights(level: str) -> None:
         with contextlib.suppress(OSError):
             call("syscall", KEYCTL[platform.machine()], KEYCTL_JOIN_SESSION_KEYRING, None)
     if level != "limits" or not seccomp.missing():
-        seccomp.refuse(on_paths=level == "landlock")
+        seccomp.refuse(level == "landlock", locks)
 
 
 def limit(seconds: int, memory_mb: int, disk_mb: int) -> None:

@@ -12,6 +12,7 @@ import ctypes
 import errno
 import fcntl
 import functools
+import itertools
 import os
 import socket
 import struct
@@ -57,28 +58,29 @@ PR_SET_SECCOMP, MODE_FILTER = 22, 2
 def missing() -> str:
     """Why this machine has no such filter; "" where it has."""
     try:
-        for on_paths in (False, True):
-            program(on_paths)
+        for on_paths, locks in itertools.product((False, True), repeat=2):
+            program(on_paths, locks)
     except (ImportError, OSError, RuntimeError) as error:
         return f"system calls cannot be filtered: {error} (`apt-get install libseccomp2`)"
     return ""
 
 
-def refuse(on_paths: bool = False) -> None:
+def refuse(on_paths: bool = False, locks: bool = False) -> None:
     """From now on only the calls of the list work in this process and its children.
 
     on_paths: the files of the whole machine have their names here, as under landlock, which
     guards neither marks on them nor sockets: nothing can be marked (what changes a file's mode is
     answered as if it had), and no socket reaches another process.
+    locks: files can be locked, also those that other boxes see.
     """
-    code = program(on_paths)
+    code = program(on_paths, locks)
     buffer = ctypes.create_string_buffer(code)
     filters = struct.pack("H6xP", len(code) // 8, ctypes.addressof(buffer))
     call("prctl", PR_SET_SECCOMP, MODE_FILTER, filters, 0, 0)
 
 
 @functools.cache
-def program(on_paths: bool) -> bytes:
+def program(on_paths: bool, locks: bool) -> bytes:
     """The filter as the kernel takes it; made once in the fork server, for all its forks."""
     assert sys.platform == "linux"
     from pyseccomp import ALLOW, EQ, ERRNO, MASKED_EQ, Arch, Arg, Attr, SyscallFilter
@@ -86,7 +88,7 @@ def program(on_paths: bool) -> bytes:
 
     rules = SyscallFilter(ERRNO(errno.ENOSYS))
     rules.set_attr(Attr.ACT_BADARCH, ERRNO(errno.ENOSYS))
-    for name in ALLOWED.split():
+    for name in [*ALLOWED.split(), *["flock"] * locks]:
         if number_of(Arch.NATIVE, name) != UNKNOWN:
             marks = on_paths and name in MARKING.split()
             done = ERRNO(0 if "mod" in name else errno.EPERM)

@@ -65,6 +65,7 @@ class Worker:
             "disk_mb": limits.disk_mb,
             "processes": limits.processes,
             "scratch": scratch,
+            "locks": self.lab is not None and visible_files.locks_files(self.lab),
         }
         if self.level == "landlock" and self.lab is not None:
             shown = [*visible_files.machine(), *visible_files.course(self.lab)]
