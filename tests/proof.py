@@ -43,6 +43,10 @@ ENGINE = {  # parts by name: their tests, and the packages or folders that these
     ),
     "traces": (("traces", "prometheus"), ("observability", "telemetry")),
     "commands": (("bench", "at_work", "planning"), ("bench", "planning")),
+    "attacks": (
+        ("grading_attacks", "grading_fuzzing"),
+        ("grader/sandbox", "grader/grading", "grader/classroom"),
+    ),
     "grader": (
         ("release", "mistake_records", "collect_limits"), ("grader/release", "grader/checks")
     ),

@@ -79,14 +79,14 @@ def _decode(data: Any) -> Any:
     if kind == "set":
         return {"a set of": [_decode(item) for item in data["set"]]}
     if kind == "array":
-        return _raw(data["raw"], np.dtype(data["array"]), data["shape"])
+        return _raw(data["raw"], _dtype(data["array"]), data["shape"])
     if kind == "tensor":
         import torch
 
         if data["tensor"] == "bfloat16":
             raw = _raw(data["raw"], np.dtype("int16"), data["shape"])
             return torch.from_numpy(raw).view(torch.bfloat16)
-        return torch.from_numpy(_raw(data["raw"], np.dtype(data["tensor"]), data["shape"]))
+        return torch.from_numpy(_raw(data["raw"], _dtype(data["tensor"]), data["shape"]))
     if kind == "other":
         return {"an object of type": str(data["other"])}
     raise WireError(f"unknown kind {kind[:20]!r}")
@@ -123,6 +123,13 @@ def _array(value: np.ndarray) -> dict[str, Any]:
 def _bytes(value: np.ndarray) -> dict[str, Any]:
     raw = np.ascontiguousarray(value).tobytes()
     return {"shape": list(value.shape), "raw": base64.b64encode(raw).decode()}
+
+
+def _dtype(name: Any) -> np.dtype:
+    """numpy reads whole tables of fields in a name; reading a long one takes all memory."""
+    if not isinstance(name, str) or len(name) > len("complex128"):
+        raise WireError(f"no type of number: {str(name)[:20]}")
+    return np.dtype(name)
 
 
 def _raw(text: str, dtype: np.dtype, shape: list[int]) -> np.ndarray:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
@@ -17,16 +21,19 @@ from nbgrader.preprocessors import Execute
 from nbgrader.preprocessors.execute import UnresponsiveKernelError
 from traitlets import Integer
 
-from grader.classroom.kernel_sandbox import box_command
+from grader.classroom.kernel_sandbox import DISK_MB, MEMORY_MB, PROCESSES, box_command
 from grader.classroom.nbgrader_paths import course_directory, submission_of
 from grader.course.lab_toml import Lab, find_lab
 from grader.grading.submission import read
+from grader.sandbox import cgroup
 from grader.sandbox.limits import Limits
+from grader.sandbox.memory_use import disk_excess
 from grader.sandbox.sandbox import shared
 from grader.sandbox.scratch_folder import remove
 from grader.student_files.lab_folder import stub_files
 
 KERNEL_LOST = (DeadKernelError, CellTimeoutError, UnresponsiveKernelError)
+WATCH_SECONDS = 0.2
 LONGEST_PARENT = 80  # the whole name of a Unix socket may have 107 bytes
 
 
@@ -35,10 +42,12 @@ class BoxedKernelManager(AsyncKernelManager):
 
     lab: Lab
     folder: Path
+    group: cgroup.Group
 
     def format_kernel_cmd(self, extra_arguments: list[str] | None = None) -> list[str]:
         command = super().format_kernel_cmd(extra_arguments)
-        return box_command(command, self.lab, self.folder, shared().probe(self.lab))
+        boxed = box_command(command, self.lab, self.folder, shared().probe(self.lab))
+        return self.group.entered_by(boxed)
 
 
 class BoxedExecute(Execute):
@@ -49,6 +58,8 @@ class BoxedExecute(Execute):
     max_output = Integer(5_000_000, help="characters of all outputs together").tag(config=True)
     _lab: Lab
     _folder: Path
+    _group: cgroup.Group
+    _begun: bool
     _left: int
     _end: float
 
@@ -57,16 +68,24 @@ class BoxedExecute(Execute):
     ) -> tuple[NotebookNode, dict[str, Any]]:
         names = resources["nbgrader"]
         self._lab, self._left = find_lab(names["assignment"]), self.max_output
-        self._end = time.monotonic() + self.max_seconds
+        self._end, self._begun = time.monotonic() + self.max_seconds, False
         submission = submission_of(course_directory(self), names["student"], self._lab.key)
-        with _kernel_folder() as self._folder:
+        limits = (MEMORY_MB + DISK_MB, PROCESSES)
+        with _kernel_folder() as self._folder, cgroup.group(*limits) as self._group, self._watch():
             _write_code(submission, self._lab, self._folder / "mine")
             metadata = resources["metadata"]
             resources["metadata"] = {**metadata, "path": str(self._folder)}
             try:
                 nb, resources = super().preprocess(nb, resources, km)
-            except KERNEL_LOST as error:  # the modules are graded all the same
+            except Exception as error:  # the modules are graded all the same
+                # Once cells run, whatever fails may be what the student's kernel has sent.
+                if not (self._begun or isinstance(error, KERNEL_LOST)):
+                    raise
                 self.log.warning("the notebook of %s stopped: %s", names["student"], error)
+            nb.metadata.pop("widgets", None)
+            for cell in nb.cells:
+                if "outputs" in cell:
+                    cell.outputs = [one for one in cell.outputs if _is_output(one)]
             resources["metadata"] = metadata
             return nb, resources
 
@@ -77,11 +96,32 @@ class BoxedExecute(Execute):
             ip=str(self._folder / "io"),
             connection_file=str(self._folder / "connection.json"),
         )
-        self.km.lab, self.km.folder = self._lab, self._folder
+        self.km.lab, self.km.folder, self.km.group = self._lab, self._folder, self._group
         return self.km
+
+    @contextmanager
+    def _watch(self) -> Iterator[None]:
+        """End a kernel that fills the disk below its folder, which is the machine's own."""
+        done = threading.Event()
+
+        def look() -> None:
+            while not done.wait(WATCH_SECONDS):
+                pid = getattr(self.km and self.km.provisioner, "pid", None)
+                if pid and disk_excess(str(self._folder), DISK_MB):
+                    with suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def _get_timeout(self, cell: NotebookNode | None) -> int | None:
         """A cell's time, and no more than what the cells before it have left."""
+        self._begun = self._begun or cell is not None
         left = math.ceil(self._end - time.monotonic())
         if left <= 0:
             raise CellTimeoutError(f"it took more than {self.max_seconds} seconds")
@@ -93,6 +133,15 @@ class BoxedExecute(Execute):
         """Take one output of a cell, until all of them together are too much."""
         self._left -= len(str(msg["content"]))
         return super().output(outs, msg, display_id, cell_index) if self._left > 0 else None
+
+
+def _is_output(output: NotebookNode) -> bool:
+    """Whether a notebook that holds it can be written and read again."""
+    try:
+        nbformat.validate(output, ref="output", version=4)
+    except (nbformat.ValidationError, RecursionError):
+        return False
+    return True
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from grader.course.paths import ROOT
 from grader.sandbox import landlock, namespaces, process_rights, visible_files
 
 MORE = (Path("/etc/fonts"), Path("/sys/devices/system/cpu"))  # matplotlib, torch
-SECONDS, MEMORY_MB, DISK_MB = 900, 4096, 512
+SECONDS, MEMORY_MB, DISK_MB, PROCESSES = 900, 4096, 512, 1024
 
 
 def box_command(command: list[str], lab: Lab, folder: Path, level: str) -> list[str]:
@@ -77,7 +77,7 @@ def main() -> None:
         namespaces.own_mounts()
     process_rights.limit(SECONDS, MEMORY_MB, DISK_MB)
     if level != "limits":
-        process_rights.drop_rights()
+        process_rights.drop_rights(level)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)

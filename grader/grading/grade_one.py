@@ -87,7 +87,11 @@ class Marking:
             checks = [check.id for check in self._entries if check.task == task]
             spoilt = any(self.checks[c].get("status") not in ALONE_NO_BETTER for c in checks)
             if spoilt and all(s.status == AGREES for s in scenarios.reports_of(task)):
+                before = self.checks.copy()
                 self._run_checks(checks)
+                # By now a scenario has run, and could speak through a card: a pass alone counts.
+                passed = {c: {"status": str(Status.PASSED)} for c in checks if self._passed(c)}
+                self.checks = before | passed
 
     @property
     def _tasks(self) -> list[int]:
@@ -105,6 +109,9 @@ class Marking:
         for item in items:
             found = rounds.results.get(item) or {"reason": rounds.lost[item]}
             self.checks[item] = {n: text for n, text in found.items() if isinstance(text, str)}
+
+    def _passed(self, check: str) -> bool:
+        return self.checks[check].get("status") == str(Status.PASSED)
 
     def _visible(self, items: list[str]) -> dict[str, Any]:
         return {"kind": "visible", "lab": self.lab.key, "items": items}

@@ -73,17 +73,31 @@ class Scenarios:
         return item in self._judged and json.dumps(self._judged[item][0]) == json.dumps(found)
 
     def _judge(self, results: dict[str, Result]) -> dict[str, Task]:
-        """Compare with the reference, in a process that no student's code is in."""
-        if not results:
-            return {}
+        """Compare with the reference, in a process that no student's code is in.
+
+        An answer at which that process is lost differs: it costs neither the others nor a regrade.
+        """
+        found, why = self._verdicts(results) if results else ({}, "")
+        for item in results.keys() - found.keys():
+            found |= self._verdicts({item: results[item]})[0]
+            if item not in found:
+                alone, why = self._verdicts({item: {}})  # the reference, with nothing to compare
+                if item not in alone:
+                    raise BoxError(f"the reference did not answer: {why}")
+                found |= {item: {"where": "it could not be judged", **alone[item]}}
+        return found
+
+    def _verdicts(self, results: dict[str, Result]) -> tuple[dict[str, Task], str]:
+        """What the process of the reference says of these answers, and how it ended."""
         observed = {item: found["data"] for item, found in results.items() if "data" in found}
         task = {**self._task(list(results), "judge"), "observed": observed}
         limits = Limits(item_seconds=REFERENCE_SECONDS)
-        answer = self.sandbox.trusted(task, limits, REFERENCE_SECONDS)
+        try:
+            answer = self.sandbox.trusted(task, limits, REFERENCE_SECONDS)
+        except BoxError as error:
+            return {}, str(error)
         found = {event["item"]: event for event in answer.events if "item" in event}
-        if set(found) != set(results):
-            raise BoxError(f"the reference did not answer: {answer.ended or answer.events[-1:]}")
-        return found
+        return found, f"{answer.ended or answer.events[-1:]}"
 
 
 def _name(item: str) -> str:

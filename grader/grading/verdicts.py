@@ -25,6 +25,7 @@ ENDS = {
     "it used more than ": "it used too much memory",
     "it started more than ": "it started too many processes or threads",
     "it sent more than ": "it sent too much",
+    "it wrote more than ": "it wrote too much",
     "too many items ": "too many before it ended the process",
 }
 USUAL = ("AssertionError", "AttributeError", "ImportError", "IndexError", "KeyError", "MemoryError",

@@ -20,6 +20,12 @@ def run(task: dict[str, Any], emit: Emit) -> None:
     }
     tries["signal the grader"] = lambda: os.kill(task["grader"], 0)
     tries["open a connection"] = lambda: socket.create_connection(("127.0.0.1", task["port"]), 2)
+    tries["reach a socket by its path"] = lambda: socket.socket(socket.AF_UNIX).connect(
+        task["socket"]
+    )
+    # Of these two the grader sees whether they worked.
+    _works(lambda: os.chmod(task["file"], 0o777))
+    _works(lambda: socket.socket(type=socket.SOCK_DGRAM).sendto(b"out", tuple(task["datagrams"])))
     emit({"possible": [name for name, attempt in tries.items() if _works(attempt)]})
     emit({"done": True})
 

@@ -15,7 +15,7 @@ import socket
 import sys
 import traceback
 
-from grader.sandbox import memory_use, worker_main
+from grader.sandbox import memory_use, seccomp, worker_main
 from grader.sandbox.hugepages import collapse
 from grader.sandbox.preload import prepare
 from grader.sandbox.process_rights import undumpable
@@ -30,6 +30,7 @@ def main() -> None:
     level, lab = sys.argv[2:]
     gc.disable()  # nothing is let go while the modules come in, and looking for it takes a second
     prepare(lab)
+    seccomp.missing()  # made once, for all forks
     undumpable()
     gc.collect()
     gc.freeze()

@@ -43,7 +43,7 @@ def run(link: int, level: str, job: dict[str, Any]) -> None:
     if level != "trusted":
         process_rights.limit(job["seconds"], job["memory_mb"], job["disk_mb"])
         if sys.platform == "linux":
-            process_rights.drop_rights(alone=job["processes"] == 1)
+            process_rights.drop_rights(level, job["locks"], alone=job["processes"] == 1)
     with open(link, "rb", closefd=False) as lines:
         _settle(json.loads(next(lines)), scratch)
         for line in lines:

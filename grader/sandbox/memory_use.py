@@ -11,6 +11,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 KILLING_SECONDS = 10
+FILES, BLOCK = 20_000, 512
 THREADS = 16  # for each process that is allowed; a system has not many more than it has processes
 
 
@@ -62,6 +63,19 @@ def excess(processes: int, memory_mb: int, warm_kb: int) -> str:
         return f"it started more than {processes * THREADS} threads"
     if sum(max(0, memory - warm_kb) for memory, _ in uses) > memory_mb * 1024:
         return f"it used more than {memory_mb} MB of memory"
+    return ""
+
+
+def disk_excess(folder: str, disk_mb: int) -> str:
+    """The same of what lies in a folder on the machine's own disk; "": there is none."""
+    files = left = 0
+    for top, folders, names in os.walk(folder) if folder else ():
+        files += len(folders) + len(names)
+        for name in names if files <= FILES else ():
+            with contextlib.suppress(OSError):
+                left += os.lstat(os.path.join(top, name)).st_blocks * BLOCK
+        if files > FILES or left > disk_mb << 20:
+            return f"it wrote more than {disk_mb} MB or {FILES} files"
     return ""
 
 

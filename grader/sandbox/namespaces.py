@@ -71,6 +71,7 @@ def enter_box(disk_mb: int) -> None:
     _private_mounts()
     for folder, size in ((BOX, disk_mb), ("/dev/shm", disk_mb)):
         _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={size}m,{FILES},mode=1777")
+    _mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666")
     _mount_proc()
     _loopback()
     # After the mounts, which are the right of the worker's users, not of the submission's.

@@ -35,8 +35,13 @@ def adopt_orphans() -> None:
         call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def drop_rights(alone: bool = False) -> None:
-    """No capabilities, no way to gain any, a keyring of its own; no process below it if `alone`."""
+def drop_rights(level: str, locks: bool = False, alone: bool = False) -> None:
+    """No capabilities, no way to gain any, a keyring of its own, and the system calls of the list.
+
+    alone: no process may be started below it.
+
+    Where system calls cannot be filtered there is the level of limits alone, and it goes without.
+    """
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for number in range(LAST_CAPABILITY + 1):
         with contextlib.suppress(OSError):
@@ -46,7 +51,8 @@ def drop_rights(alone: bool = False) -> None:
     if platform.machine() in KEYCTL:
         with contextlib.suppress(OSError):
             call("syscall", KEYCTL[platform.machine()], KEYCTL_JOIN_SESSION_KEYRING, None)
-    seccomp.refuse(alone)
+    if level != "limits" or not seccomp.missing():
+        seccomp.refuse(level == "landlock", locks, alone)
 
 
 def limit(seconds: int, memory_mb: int, disk_mb: int) -> None:

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from grader.course.lab_toml import Lab
+from grader.sandbox import cgroup
 from grader.sandbox.forkserver import ForkServer
 from grader.sandbox.job import Answer, Answers, BoxError, Work
 from grader.sandbox.levels import LEVELS, UNSANDBOXED, break_out, missing
 from grader.sandbox.limits import Limits
 from grader.sandbox.talk import Talk
-from grader.sandbox.worker import Worker
+from grader.sandbox.worker import TRUSTED, Worker
 
-TRUSTED = "trusted"
 KEPT = 3  # labs whose fork servers are kept for the next submission
 
 
@@ -52,7 +52,9 @@ class Sandbox:
 
     @property
     def warnings(self) -> list[str]:
-        return [UNSANDBOXED, *self.tried] if self.level == "limits" else []
+        if self.level == "limits":
+            return [UNSANDBOXED, *self.tried]
+        return [cgroup.UNCOUNTED] if cgroup.missing() else []
 
     def start(self) -> None:
         """Begin to start what every submission needs, while the caller looks for its level."""

@@ -9,11 +9,14 @@ import socket
 import time
 from typing import Any
 
+from grader.sandbox.cgroup import Group
 from grader.sandbox.job import Answer
 from grader.sandbox.limits import Limits
 
 ANSWER_SECONDS = 30
 CHUNK = 1 << 20
+DEPTH = 150  # of lists and mappings in an event: an observation has up to 3 x 40
+NEST = 100  # bytes that each list or mapping in them costs: empty ones are made of two
 LINE = 1 << 10  # a line of results costs as much of what may be sent as so many bytes
 
 
@@ -21,9 +24,14 @@ class Talk:
     """With a process of a submission, over `events`; over `link` its worker tells how it ended."""
 
     def __init__(
-        self, events: socket.socket, link: socket.socket, limits: Limits, seconds: float
+        self,
+        events: socket.socket,
+        link: socket.socket,
+        limits: Limits,
+        seconds: float,
+        group: Group,
     ) -> None:
-        self.events, self.link, self.limits = events, link, limits
+        self.events, self.link, self.limits, self._group = events, link, limits, group
         self.over = False  # the process has ended
         self._deadline = time.monotonic() + seconds
         self._buffer, self._left = bytearray(), limits.output_mb << 20
@@ -77,6 +85,7 @@ class Talk:
         self._buffer += chunk
         *lines, self._buffer = self._buffer.split(b"\n") if b"\n" in chunk else [self._buffer]
         self._left -= len(chunk) + LINE * len(lines)
+        self._left -= NEST * (chunk.count(b"[") + chunk.count(b"{"))
         return [event for line in lines if (event := _event(line))], len(lines)
 
     def _answer(self) -> str:
@@ -86,6 +95,8 @@ class Talk:
         if "ended" not in word:
             raise OSError("it fell silent")
         self.over = True
+        if self._group.out_of_memory:
+            return f"it used more than {self.limits.memory_mb} MB of memory"
         return word["ended"]
 
     def _too_long(self, now: float, stall: float) -> str:
@@ -110,4 +121,19 @@ def _event(line: bytes | bytearray) -> dict[str, Any] | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) else None
+    return event if isinstance(event, dict) and _is_shallow(event) else None
+
+
+def _is_shallow(event: dict[str, Any]) -> bool:
+    """Whether whoever passes an event on can write and read it again: `DEPTH` levels at most."""
+    level: list[Any] = [event]
+    for _ in range(DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return True
+    return False

@@ -32,6 +32,11 @@ def course(lab: Lab) -> list[Path]:
     return [*own, *(path for path in seen if path.exists()), *reference]
 
 
+def locks_files(lab: Lab) -> bool:
+    """Whether what students write of a lab locks files, by its stubs."""
+    return any("flock" in path.read_text(encoding="utf-8") for path in lab.stubs.rglob("*.py"))
+
+
 def machine() -> list[Path]:
     """Python and the system's libraries, outermost folders only, in the order to bind them."""
     wanted = [PROCESSOR, *(Path(name) for name in SYSTEM)] + [Path("/etc") / name for name in ETC]

@@ -11,14 +11,18 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from grader.course.lab_toml import Lab
-from grader.sandbox import visible_files
+from grader.sandbox import cgroup, visible_files
 from grader.sandbox.job import Answers, BoxError, Work
 from grader.sandbox.limits import Limits
+from grader.sandbox.memory_use import THREADS
 from grader.sandbox.scratch_folder import remove
 from grader.sandbox.talk import ANSWER_SECONDS, Talk
+
+TRUSTED = "trusted"
 
 
 class Worker:
@@ -56,17 +60,19 @@ class Worker:
             "disk_mb": limits.disk_mb,
             "processes": limits.processes,
             "scratch": scratch,
+            "locks": self.lab is not None and visible_files.locks_files(self.lab),
         }
         if self.level == "landlock" and self.lab is not None:
             shown = [*visible_files.machine(), *visible_files.course(self.lab)]
             job["readable"] = [str(path) for path in shown]
         ours, theirs = socket.socketpair()
         try:
-            with ours:
+            with ours, _group(self.level, limits) as group:
                 with theirs:
                     socket.send_fds(self.link, [json.dumps(job).encode()], [theirs.fileno()])
+                group.add(self._child())  # which waits for the submission
                 ours.settimeout(limits.item_seconds)
-                talk = Talk(ours, self.link, limits, seconds)
+                talk = Talk(ours, self.link, limits, seconds, group)
                 talk.tell({"code": work.code, "files": work.files})
                 yield talk
                 if not talk.over:
@@ -81,6 +87,18 @@ class Worker:
             if scratch:
                 remove(Path(scratch))
 
+    def _child(self) -> int:
+        """The number, here, of the process that the worker has forked for this work."""
+        self.link.settimeout(ANSWER_SECONDS)
+        word, handles, _, _ = socket.recv_fds(self.link, 4096, 1)
+        self.link.settimeout(None)
+        number = json.loads(word)["pid"]
+        for handle in handles:
+            said = Path(f"/proc/self/fdinfo/{handle}").read_text()
+            number = int(said.partition("Pid:")[2].split()[0])
+            os.close(handle)
+        return number
+
     def close(self) -> None:
         """End the worker; what it has forked ends with it."""
         self.link.close()
@@ -92,3 +110,11 @@ class Worker:
             signal.pidfd_send_signal(self.end, signal.SIGKILL)
         os.close(self.end)
         self.end = None
+
+
+def _group(level: str, limits: Limits) -> AbstractContextManager[cgroup.Group]:
+    """The control group of one piece of work; none around the reference's own."""
+    if level == TRUSTED:
+        return contextlib.nullcontext(cgroup.Group([]))
+    memory = limits.memory_mb + 2 * limits.disk_mb + cgroup.OWN_MB  # its two folders are memory
+    return cgroup.group(memory, limits.processes * THREADS)

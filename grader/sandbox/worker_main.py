@@ -46,7 +46,9 @@ def _work(link: socket.socket, job: dict, events: int, level: str, warm_kb: int)
     become = functools.partial(_become_child, link, events, level, job)
     child = fork_apart(become) if level == "bubblewrap" else _fork(become)
     os.close(events)
-    ended = _follow(link, child, job, warm_kb)
+    end = memory_use.end_of(child)
+    socket.send_fds(link, [json.dumps({"pid": child}).encode()], end)
+    ended = _follow(link, child, job, warm_kb, end)
     memory_use.kill_all(child)
     link.sendall(json.dumps({"ended": ended}).encode())
 
@@ -71,9 +73,8 @@ def _become_child(link: socket.socket, events: int, level: str, job: dict) -> No
         os._exit(status)
 
 
-def _follow(link: socket.socket, child: int, job: dict, warm_kb: int) -> str:
+def _follow(link: socket.socket, child: int, job: dict, warm_kb: int, end: list[int]) -> str:
     """Wait for the child's end; "" when it exited by itself with status 0."""
-    end = memory_use.end_of(child)
     try:
         return _watched(link, child, job, warm_kb, end)
     finally:
@@ -97,6 +98,7 @@ def _watched(link: socket.socket, child: int, job: dict, warm_kb: int, end: list
         if time.monotonic() >= next_look:
             next_look = time.monotonic() + WATCH_SECONDS
             why = memory_use.excess(job["processes"], job["memory_mb"], warm_kb)
+            why = why or memory_use.disk_excess(job["scratch"], job["disk_mb"])
             if why:
                 return why
 
