@@ -19,6 +19,7 @@ from grader.grading.report import RAISED, STOPPED
 from grader.grading.run_items import SILENT, Rounds
 from grader.grading.verdicts import draw
 from grader.sandbox import memory_use, seccomp
+from grader.sandbox.cgroup import Group
 from grader.sandbox.job import Answer
 from grader.sandbox.limits import Limits
 from grader.sandbox.memory_use import THREADS
@@ -46,7 +47,7 @@ def heard(sent: list[bytes], limits: Limits) -> Answer:
     for thread in threads:
         thread.start()
     with ours, link:
-        answer = Talk(ours, link, limits, 60).ask({}, last=True)
+        answer = Talk(ours, link, limits, 60, Group([])).ask({}, last=True)
     for thread in threads:
         thread.join()
     server.close()
