@@ -208,6 +208,8 @@ def test_an_entry_that_cannot_race_gets_one_sentence(sandbox: Sandbox, tmp_path:
     assert [one.places for one in standings(found.values())] == [{}] * len(found)
 
 
+@pytest.mark.proof
+@pytest.mark.timeout(900)
 def test_lab_race_shows_where_a_student_stands(tmp_path: Path) -> None:
     wrong = next(path for path in BROKEN if path.stem == "wrong")
     found = of_student.stand(LAB, write_entry(tmp_path, wrong) / "nanovllm", "s")
