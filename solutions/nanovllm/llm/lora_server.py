@@ -67,17 +67,20 @@ def _list_adapters(app: FastAPI, adapters: Collection[str]) -> None:
     own = {route.path: route.endpoint for route in app.routes if isinstance(route, APIRoute)}
     router = APIRouter()
 
+    async def cards() -> list[dict[str, Any]]:
+        [base] = json.loads((await own["/v1/models"]()).body)["data"]
+        others = [base | {"id": name, "root": name, "parent": base["id"]} for name in adapters]
+        return [base, *others]
+
     @router.get("/v1/models")
     async def models() -> Response:
         """The base model, and its adapters."""
-        [base] = json.loads((await own["/v1/models"]()).body)["data"]
-        cards = [base | {"id": name, "root": name, "parent": base["id"]} for name in adapters]
-        return JsonResponse({"object": "list", "data": [base, *cards]})
+        return JsonResponse({"object": "list", "data": await cards()})
 
     @router.get("/v1/models/{model:path}")
     async def model(model: str) -> Response:
         """One of them."""
-        for card in json.loads((await models()).body)["data"]:
+        for card in await cards():
             if card["id"] == model:
                 return JsonResponse(card)
         return await own["/v1/models/{model:path}"](model)
