@@ -87,6 +87,20 @@ def test_nan_and_crash_climb_and_a_person_brings_them_down(tmp_path: Path) -> No
         assert guardian.level is None
 
 
+def test_a_new_engine_that_does_not_start_is_tried_again(tmp_path: Path) -> None:
+    made, starts = faulty(Kind.CRASH, 5), count()
+
+    def make() -> Any:
+        if next(starts) == 1:
+            raise RuntimeError("no memory for it now")
+        return made()
+
+    with Live() as plain, guarded(tmp_path, make) as (server, guardian):
+        assert text(ask(server)) == text(ask(plain))
+        assert guardian.failures["crash"] == 2
+        assert [rung.level.name for rung in guardian.history] == ["COMPONENT", "SYSTEM"]
+
+
 def test_a_supervisor_that_gives_up_asks_for_a_person(tmp_path: Path) -> None:
     with guarded(tmp_path, faulty(Kind.CRASH, *range(2, 99))) as (server, _):
         assert ask(server).status_code in (500, 503)

@@ -21,7 +21,7 @@ from tests.test_parallel_server import ranks_of
 
 pytestmark = [pytest.mark.proof, pytest.mark.xdist_group("server on ranks")]
 MODEL = ["--model", "models/draft", "--served-model-name", "draft"]
-SUPERVISED = [*MODEL, "--supervise", "--executor-timeout", "3"]
+SUPERVISED = [*MODEL, "--supervise", "--executor-timeout", "10", "--evidence", os.devnull]
 STREAMS = 50
 
 

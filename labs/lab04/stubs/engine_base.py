@@ -17,6 +17,7 @@ from nanovllm.batching.scheduler import Scheduler
 from nanovllm.batching.slot_store import SlotStore
 from nanovllm.batching.store import KVStore
 from nanovllm.batching.urgency import check_urgency
+from nanovllm.generation.begun import begun
 from nanovllm.generation.go_on import go_on
 from nanovllm.generation.masks import masking
 from nanovllm.generation.params import SamplingParams
@@ -92,14 +93,16 @@ class EngineBase:
 
         output_token_ids: what another engine has generated of its answer. This one goes on behind
         them, as if they were its own: they count for max_tokens and are in the finished sample,
-        and no event tells them again. With chance (temperature above 0), give the same seed.
+        and no event tells them again. With chance (temperature above 0), give the same seed. Those
+        of BegunParams come first.
         """
         if not isinstance(priority, Priority):
             check_urgency(self.scheduler.policy, priority, deadline)
         request_id = self.requests.next_id() if request_id is None else request_id
         requests = self._make_requests(prompt_token_ids, params, priority, seed, request_id)
+        tokens = (*begun(params), *output_token_ids)
         for request in requests:
-            go_on(request.sequence, output_token_ids, self.model.config.vocab_size)
+            go_on(request.sequence, tokens, self.model.config.vocab_size)
             if deadline is not None:
                 request.deadline = request.arrival + deadline
             self.scheduler.refuse_unfit(request)

@@ -1,8 +1,9 @@
 """The server: one engine, and everything that its paths share (given)."""
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -96,6 +97,8 @@ class Server:
             observers.append(RankGauges(self.metrics.registry, engine).observe)
         if hasattr(engine, "restarts"):  # with lab 12
             observers.append(RestartCount(self.metrics.registry, engine).observe)
+        self.guardian: Any = None  # with lab 12, where it is supervised
+        self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []  # while it runs
         self.memory = Memory(engine)
         self.kv_use = KvUse(self.metrics.registry, kv_facts(engine.store))
         observers.append(self.kv_use.observe)
@@ -142,7 +145,11 @@ class Server:
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         self.engine.start()
+        tasks = [asyncio.ensure_future(work()) for work in self.background]
         yield
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.engine.stop()
 
     async def drain(self) -> None:

@@ -22,9 +22,8 @@ class Exact:
     def __init__(self, stream: Stream, writer: Writer, scored: bool) -> None:
         self.stream, self.writer = stream, writer
         self.scored = scored
-        self.wanted = (
-            self.scored or writer.with_ids or writer.continuous_usage or writer.only_prompt
-        )
+        ids = writer.with_ids or writer.tell_ids
+        self.wanted = self.scored or ids or writer.continuous_usage or writer.only_prompt
         self._waiting: list[Delta] = []
         self._ids: dict[int, list[int]] = {}  # of deltas that had nothing to show
 

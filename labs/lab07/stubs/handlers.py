@@ -9,6 +9,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from nanovllm.batching.events import EngineEvent, Failed
+from nanovllm.generation.begun import BegunParams
 from nanovllm.generation.errors import RequestError
 from nanovllm.generation.events import TokenGenerated
 from nanovllm.generation.params import SamplingParams
@@ -17,6 +18,7 @@ from nanovllm.serving.async_engine import AsyncEngine
 from nanovllm.serving.config import ServeConfig
 from nanovllm.serving.deadline import deadline
 from nanovllm.serving.deltas import Delta, merge
+from nanovllm.serving.errors import BadRequestError
 from nanovllm.serving.exact import Exact
 from nanovllm.serving.failures import check_model
 from nanovllm.serving.field_names import naming_fields
@@ -121,6 +123,7 @@ class Handlers:
             include_usage=include_usage,
             continuous_usage=bool(include_usage and options and options.continuous_usage_stats),
             with_ids=bool(body.return_token_ids),
+            tell_ids=body.output_token_ids is not None,
             ids_as_text=bool(body.return_tokens_as_token_ids),
             with_scores=body.prompt_logprobs is not None,
         )
@@ -139,6 +142,13 @@ class Handlers:
         with naming_fields(body):
             params = sampling_params(body, longest, self.reader.max_model_len)
         params = await with_structure(params, body, self.engine.engine)
+        if body.output_token_ids:
+            if len(prompts) > 1:
+                raise BadRequestError(
+                    "output_token_ids go on with one prompt.", param="output_token_ids"
+                )
+            params = BegunParams.of(params, body.output_token_ids)
+            writer.go_on(len(body.output_token_ids))
         params = await self.adapt(request, params, writer)
         with naming_fields(body), self.urgency.saying(body.priority, body.deadline):
             self.admission.enter(key, params.n * len(prompts), self.engine.num_open)
@@ -153,7 +163,7 @@ class Handlers:
         exact = Exact(stream, writer, scored=params.prompt_logprobs is not None)
         steps = self._steps(stream, key, writer, exact, request.scope["log"])
         loop = asyncio.get_running_loop()
-        limit = deadline(loop, self.config.timeout, self.engine.cancel, stream)
+        limit = deadline(loop, self._seconds(request, loop), self.engine.cancel, stream)
         if body.stream:
             pieces = event_stream(steps, cast(ChunkWriter, writer))
             return EventStreamResponse(pieces, limit, lambda: self._leave(stream))
@@ -163,6 +173,13 @@ class Handlers:
         finally:
             self._leave(stream)
         return JsonResponse(writer.whole(choices))
+
+    def _seconds(self, request: Request, loop: asyncio.AbstractEventLoop) -> float | None:
+        """What is left for a request: by the settings, and by whoever sent it (lab 12)."""
+        limits = [self.config.timeout]
+        if "ends_at" in request.scope:  # on the loop's clock
+            limits.append(max(0.0, request.scope["ends_at"] - loop.time()))
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def _leave(self, stream: Stream) -> None:
         """Nobody reads the stream any more."""

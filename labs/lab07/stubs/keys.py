@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from nanovllm.serving.errors import UnauthorizedError
 
 OPEN_PATHS = frozenset(
-    {"/health", "/health/", "/version", "/metrics", "/docs", "/openapi.json", "/dashboard"}
-)
+    {"/health", "/health/", "/health/live", "/version", "/metrics", "/docs", "/openapi.json",
+     "/dashboard"}
+)  # fmt: skip
 
 
 def authorize(path: str, header: str | None, keys: Sequence[str]) -> str:

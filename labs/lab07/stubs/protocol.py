@@ -120,6 +120,9 @@ class SamplingFields(Body):
 
     priority: Annotated[int, Field(strict=True)] | None = None  # vLLM's: lower first
     deadline: float | None = None  # seconds in which the answer should be complete
+    # Tokens of the answer that another server has generated; [] for none yet. The answer holds
+    # what comes behind them, and each of its choices says its `token_ids`.
+    output_token_ids: list[int] | None = None
 
     @model_validator(mode="before")
     @classmethod

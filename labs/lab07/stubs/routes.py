@@ -128,12 +128,22 @@ def _health(app: FastAPI, server: "Server") -> None:
     @app.get("/health")
     @app.get("/health/", include_in_schema=False)
     async def health() -> Response:
-        """200 while the engine runs and takes requests."""
+        """200 while the engine runs and takes requests: it is ready."""
+        if server.guardian is not None:
+            server.guardian.check_ready()
         if server.engine.error is not None:
             raise server.engine.error
         check_alive(server.engine.engine)
         if server.admission.draining:
             raise OverloadedError("The server is shutting down.")
+        return JsonResponse({"status": "ok"})
+
+    @app.get("/health/live")
+    async def live() -> Response:
+        """200 unless a new process is what helps."""
+        dead = server.engine.error is not None
+        if dead if server.guardian is None else not server.guardian.health.live:
+            raise EngineDeadError("The server does nothing any more; start it again.")
         return JsonResponse({"status": "ok"})
 
     @app.get("/version")
@@ -183,6 +193,7 @@ def _dashboard(app: FastAPI, server: "Server") -> None:
             "ranks": rank_rows(server.engine.engine),
             "memory": server.memory.facts(held["kv"]),
             "fragmentation": fragmentation(held["kv"], held["running"]),
+            "recovery": None if server.guardian is None else server.guardian.facts(),
             "ended_kv": server.kv_use.recent(server.monitor.clock(), WINDOW),
         }
         return JsonResponse(about | held | recent)

@@ -36,6 +36,7 @@ class Writer:
     completion_tokens: int = 0
     continuous_usage: bool = False  # usage so far with every chunk
     with_ids: bool = False  # token ids of prompt and answer
+    tell_ids: bool = False  # token ids of the answer alone
     ids_as_text: bool = False  # log-probabilities name a token by its id
     with_scores: bool = False  # the prompt's log-probabilities
     only_prompt: bool = False  # nothing of the answer is shown
@@ -51,6 +52,11 @@ class Writer:
     def count(self, delta: Delta) -> None:
         """Count the tokens of a delta, shown or not: what the usage will report."""
         self.completion_tokens += len(delta.token_ids)
+
+    def go_on(self, num_tokens: int) -> None:
+        """So many tokens of the one choice were told elsewhere: they are part of the usage."""
+        self.completion_tokens += num_tokens
+        self._sent[0] = num_tokens
 
     def numbers(self) -> dict[str, Any]:
         """The usage: prompt_tokens, completion_tokens, total_tokens.
@@ -151,7 +157,7 @@ class CompletionWriter(Writer):
             "index": delta.index, "text": shown.text, "logprobs": self._logprobs(shown),
             "finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason,
         }  # fmt: skip
-        return found | {"token_ids": delta.token_ids} if self.with_ids else found
+        return found | {"token_ids": delta.token_ids} if self.with_ids or self.tell_ids else found
 
     def _logprobs(self, shown: Delta) -> dict[str, list] | None:
         if self.tops is None or not shown.token_ids:
@@ -201,4 +207,4 @@ class ChatWriter(Writer):
             "index": delta.index, name: value, "logprobs": logprobs,
             "finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason,
         }  # fmt: skip
-        return found | {"token_ids": delta.token_ids} if self.with_ids else found
+        return found | {"token_ids": delta.token_ids} if self.with_ids or self.tell_ids else found

@@ -47,7 +47,7 @@ class RouterConfig:
 
 
 @dataclass
-class _Pool:
+class Pool:
     """Servers of one role. Which blocks they hold is what was sent to them, newest last."""
 
     urls: Sequence[str]
@@ -71,8 +71,11 @@ class _Pool:
             del known[block]
         self.index.removed(url, old)
 
-    def failed(self, url: str) -> None:
+    def rest(self, url: str) -> None:
         self.resting[url] = time.monotonic() + REST
+
+    def failed(self, url: str) -> None:
+        self.rest(url)
         self.known.pop(url, None)
         self.index.cleared(url)
 
@@ -82,7 +85,9 @@ class Router:
 
     def __init__(self, config: RouterConfig, client: httpx.AsyncClient | None = None) -> None:
         self.config = config
-        self.client = client or httpx.AsyncClient(timeout=config.timeout, trust_env=False)
+        self.client = client or httpx.AsyncClient(
+            timeout=config.timeout, trust_env=False, limits=httpx.Limits(max_connections=None)
+        )
         self.prefill = self._pool(config.prefill)
         self.pool = self._pool(config.urls or config.decode)
         self.registry = CollectorRegistry()
@@ -97,9 +102,9 @@ class Router:
         self.app.add_exception_handler(ApiError, _told)
         self._routes()
 
-    def _pool(self, urls: Sequence[str]) -> _Pool:
+    def _pool(self, urls: Sequence[str]) -> Pool:
         index = BlockIndex()
-        return _Pool(urls, index, OpenWork(make_policy(self.config.policy, index), index))
+        return Pool(urls, index, OpenWork(make_policy(self.config.policy, index), index))
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -114,7 +119,7 @@ class Router:
 
         @self.app.get("/v1/models")
         async def models(request: Request) -> Response:
-            sent = self.client.build_request("GET", "/v1/models", headers=_headers(request))
+            sent = self.client.build_request("GET", "/v1/models", headers=passed(request))
             _, got = await self._ask(self.pool, Query(), sent, AsyncExitStack())
             return Response(await got.aread(), got.status_code, media_type="application/json")
 
@@ -133,7 +138,7 @@ class Router:
     async def answer(self, request: Request) -> Response:
         """Send a request where the policy says, and pass on the answer piece by piece."""
         body, query = read_body(await request.body())
-        path, headers = request.url.path, _headers(request)
+        path, headers = request.url.path, passed(request)
         if self.prefill.urls:
             body["kv_transfer_params"] = await self._prefill(path, headers, body, query)
         sent = self.client.build_request("POST", path, json=body, headers=headers)
@@ -175,7 +180,7 @@ class Router:
             return json.loads(answer).get("kv_transfer_params") or {}
 
     async def _ask(
-        self, pool: _Pool, query: Query, sent: httpx.Request, stack: AsyncExitStack
+        self, pool: Pool, query: Query, sent: httpx.Request, stack: AsyncExitStack
     ) -> tuple[str, httpx.Response]:
         """The first server that answers: one that cannot be reached rests, and the next is asked.
 
@@ -190,13 +195,8 @@ class Router:
                 url = here.enter_context(pool.work.on(query, left))
             except NoReplicaError as error:
                 raise OverloadedError(str(error)) from None
-            target = httpx.URL(url.rstrip("/") + sent.url.path)
-            headers = {k: v for k, v in sent.headers.items() if k not in ("host", "content-length")}
-            once = self.client.build_request(
-                sent.method, target, content=sent.content, headers=headers
-            )
             try:
-                got = await self.client.send(once, stream=True)
+                got = await self.client.send(self._to(url, sent), stream=True)
             except httpx.ConnectError:  # nothing was computed: another may be asked
                 await here.aclose()
                 pool.failed(url)
@@ -215,6 +215,14 @@ class Router:
                 continue
             await stack.enter_async_context(here)
             return url, got
+
+    def _to(self, url: str, sent: httpx.Request, **headers: str) -> httpx.Request:
+        """A request for one of the servers; headers: in place of its own."""
+        kept = {k: v for k, v in sent.headers.items() if k not in ("host", "content-length")}
+        target = httpx.URL(url.rstrip("/") + sent.url.path)
+        return self.client.build_request(
+            sent.method, target, content=sent.content, headers=kept | headers
+        )
 
 
 async def _pass_on(got: httpx.Response, stack: AsyncExitStack) -> AsyncIterator[bytes]:
@@ -242,7 +250,8 @@ def read_body(data: bytes) -> tuple[dict[str, Any], Query]:
     return body, Query(key, blocks, len(text) * TOKENS // CHARACTERS, TOKENS)
 
 
-def _headers(request: Request) -> dict[str, str]:
+def passed(request: Request) -> dict[str, str]:
+    """The headers that a server gets, too."""
     return {name: request.headers[name] for name in PASSED if name in request.headers}
 
 

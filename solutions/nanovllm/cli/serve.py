@@ -94,8 +94,8 @@ def serve(
     evidence: Annotated[
         Path | None,
         typer.Option(
-            help="With --supervise: the report for a person, when nothing else helps; the server "
-            "is not ready until it is moved away. (default: nanovllm-evidence.json)"
+            help="With --supervise: the report for a person when nothing helps; the server is "
+            "not ready until it is moved away. (default: nanovllm-evidence.json)"
         ),
     ] = None,
     journal: Annotated[

@@ -22,6 +22,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from nanovllm.batching.events import Aborted, EngineEvent
+from nanovllm.resilience.errors import WeightsChangedError
 from nanovllm.resilience.failures import Failure, Level, Rung
 from nanovllm.resilience.ladder import Ladder, report
 from nanovllm.resilience.progress import Monitors, health
@@ -31,6 +32,7 @@ from nanovllm.resilience.witness import Seen, Witness
 from nanovllm.serving.errors import OverloadedError
 
 EVERY = 0.5  # seconds between two looks
+STARTS = 3  # tries to make one engine
 log = logging.getLogger("nanovllm.resilience")
 
 
@@ -73,13 +75,21 @@ class Guardian:
         return Witness(engine, self.seen, self._patience, self._clock)
 
     def make(self) -> Any:
-        """A new engine, after a failure."""
+        """A new engine, after a failure; one that does not start is tried again."""
         failure = self.seen.last[0] if self.seen.last else Failure.CRASH
         self._note(failure, self.ladder.failed(self._clock(), failure))
         self._making = True
         try:
             if failure is Failure.NAN:
                 self._end_ranks()  # the next ones read the weights again
+            for _ in range(STARTS - 1):
+                try:
+                    return self.guard(self._make_engine())
+                except WeightsChangedError:
+                    raise
+                except Exception as error:
+                    self.seen.fail(Failure.CRASH, error)
+                    self._note(Failure.CRASH, self.ladder.failed(self._clock(), Failure.CRASH))
             return self.guard(self._make_engine())
         finally:
             self._making = False
