@@ -37,7 +37,7 @@ fuzz = settings(
     max_examples=CASES, deadline=None, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
-NAMES = st.text(max_size=40) | st.sampled_from(
+NAMES = st.text(min_size=1, max_size=40) | st.sampled_from(
     [
         "nanovllm/batching/request.py",
         "batching/budget.py",
