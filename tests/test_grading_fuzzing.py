@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch  # noqa: F401 - its import is no part of a case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
