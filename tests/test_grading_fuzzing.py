@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch  # noqa: F401 - its import is no part of a case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +38,7 @@ fuzz = settings(
     max_examples=CASES, deadline=None, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
-NAMES = st.text(max_size=40) | st.sampled_from(
+NAMES = st.text(min_size=1, max_size=40) | st.sampled_from(
     [
         "nanovllm/batching/request.py",
         "batching/budget.py",

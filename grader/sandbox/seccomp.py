@@ -49,6 +49,7 @@ MARKING = (
 )
 COMMANDS = (fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL,
             fcntl.F_SETFL)  # fmt: skip
+LOCKS = (fcntl.F_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW)  # of parts of files, as SQLite's
 NAMESPACES = 0x7E02_0000  # CLONE_NEW*, each kind
 CLONE_THREAD = 0x1_0000
 KIND = 0xF  # of a socket, below its flags
@@ -98,7 +99,7 @@ def program(on_paths: bool, locks: bool, alone: bool) -> bytes:
             rules.add_rule(done if marks else ALLOW, name)
     thread = CLONE_THREAD if alone else 0
     rules.add_rule(ALLOW, "clone", Arg(0, MASKED_EQ, NAMESPACES | thread, thread))
-    for command in COMMANDS:
+    for command in (*COMMANDS, *LOCKS * locks):
         rules.add_rule(ALLOW, "fcntl", Arg(1, EQ, command))
     stream = Arg(1, MASKED_EQ, KIND, socket.SOCK_STREAM)
     if on_paths:
