@@ -14,7 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 PRODUCTS = {"linear", "matmul", "mm", "addmm", "mv", "addmv", "bmm", "baddbmm", "einsum"}
-MAKING = {"empty", "to"}  # what `torch.tensor` does with a list of numbers, out of every mode's sight
+MAKING = {
+    "empty",
+    "to",
+}  # what `torch.tensor` does with a list of numbers, out of every mode's sight
 TO_HOST = ("numpy", "tolist", "__array__", "__dlpack__")
 
 
