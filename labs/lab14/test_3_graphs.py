@@ -186,7 +186,8 @@ def test_two_sets(monkeypatch):
             ["wait", "A", 0], ["send", "A", 1], ["wait", "B", 0], ["send", "B", 2],
             ["wait", "A", 1], ["send", "A", 3], ["wait", "B", 2], ["send", "B", 4],
         ],
-        call="waits and sends of four loads, each behind one that was refused, with the set and the position in it at that moment",
+        call="waits and sends of four loads, each behind one that was refused, with the set and "
+        "the position in it at that moment",
         cause="the sets take turns; each is waited for before it is filled, and sent after",
     )  # fmt: skip
 

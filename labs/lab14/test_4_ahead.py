@@ -68,7 +68,7 @@ def test_rows(seed):
             r.name: [end, blocks[r][end // 4] * 4 + end % 4, place]
             for r, end, place in zip(requests, ends, places, strict=True)
         },
-        call="plan_ahead(plan of two decodes and two prompts, places, store): position, slot, source",
+        call="plan_ahead(plan of decodes and prompts, places, store): position, slot, source",
         given={"ends": ends, "lengths": lengths, "places": places},
         cause="the next token stands where the chunk ends; its id is at its place in sampled",
     )
