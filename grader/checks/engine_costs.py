@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ def costs(
     counting: Callable[[], Any],
 ) -> Costs:
     """Make an engine and its model's layers, and run it. counting: gives a new `CountOps`."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells stderr that it runs
     before = alive()  # kept, so that nothing new has an old one's place
     engine, layers = make()
     everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)

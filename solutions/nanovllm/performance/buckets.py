@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 
-LARGEST_BUCKET = 512  # as vLLM: a runner captures no larger one, where launches are few
+LARGEST_BUCKET = 512  # captured at most, as vLLM: beyond, launches are few
 
 
 def batch_buckets(max_num_seqs: int) -> tuple[int, ...]:
