@@ -62,6 +62,8 @@ def test_load(seed):
         call="expert_load(experts, 8)",
         cause="visits of each expert, also of those that nobody visits",
     )
+    kinds = {type(visits).__name__ for visits in expert_load(experts, 8)}
+    expect(kinds, {"int"}, call="the types of what is in it", cause="a list of whole numbers")
     expect(
         imbalance(wanted),
         max(wanted) / (sum(wanted) / 8),
@@ -69,7 +71,7 @@ def test_load(seed):
         given={"load": wanted},
         cause="the largest over the mean of all experts",
     )
-    expect(imbalance([0.25, 0.5, 0.25]), 1.5, call="imbalance([0.25, 0.5, 0.25])", cause="as above")
+    expect(imbalance([0.25, 0.75, 0.5]), 1.5, call="imbalance([0.25, 0.75, 0.5])", cause="as above")
     expect(imbalance([0, 0, 0]), 1.0, call="imbalance([0, 0, 0])", cause="nobody waits")
 
 

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 
-LARGEST_BUCKET = 512  # what is captured at most, as vLLM: beyond, launches are few beside the work
+LARGEST_BUCKET = 512  # captured at most, as vLLM: beyond, launches are few
 
 
 def batch_buckets(max_num_seqs: int) -> tuple[int, ...]:

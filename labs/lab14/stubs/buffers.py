@@ -122,9 +122,10 @@ class DecodeBuffers:
     def token_ids(self, bucket: int) -> Tensor:
         """The tokens to compute [bucket]: those still on the device never visit the host.
 
-        A row with a source (not -1) computes the token at that place of `sampled`, any of them, the
-        others their own. A row without a token (`sampled` holds -1: its logits were not finite) reads token 0;
-        nobody wants its result. It is part of what is captured: no value may reach Python.
+        A row with a source (not -1) computes the token at that place of `sampled`, whichever it is,
+        the others their own. A row without a token (`sampled` holds -1: its logits were not finite)
+        reads token 0; nobody wants its result. It is part of what is captured: no value may reach
+        Python.
         """
         raise NotImplementedError("lab14 task 3: DecodeBuffers.token_ids")
 

@@ -80,9 +80,9 @@ class MoE(nn.Module):
     the other tokens.
 
     Modules and parameters: `gate`, an `nn.Linear` from E to N without bias, whose result, in x's
-    dtype, are the router's logits; `gate_up` [N, 2I, E] and `down` [N, E, I], as `grouped_mlp` wants them. With a
-    shared expert also `shared_expert`, a `SwiGLU` of `shared_size`, and `shared_expert_gate`, an
-    `nn.Linear` from E to 1 without bias.
+    dtype, are the router's logits; `gate_up` [N, 2I, E] and `down` [N, E, I], as `grouped_mlp`
+    wants them. With a shared expert also `shared_expert`, a `SwiGLU` of `shared_size`, and
+    `shared_expert_gate`, an `nn.Linear` from E to 1 without bias.
 
     >>> from nanovllm.model.experts import ExpertsConfig
     >>> experts = ExpertsConfig(5, 2, 3, normalize=True, layers=(0,))
