@@ -1,7 +1,6 @@
 """Task 1: from what ran when to where the time goes."""
 
 import json
-import math
 import random
 
 import pytest
@@ -35,8 +34,9 @@ def test_events(seed):
     for number in range(6):
         start = 1000 + draw.randrange(800) / 16
         given.append(Interval(f"op{number}", start, start + draw.randrange(1, 64) / 16))
+    given.append(Interval("op6", 1001, 1001))
     first = min(i.start for i in given)
-    found = events_of(chrome_trace(given), "X")
+    found = events_of(chrome_trace(iter(given)), "X")
     expect(
         sorted([e["name"], e["ts"], e["dur"], e["pid"]] for e in found),
         [[i.name, (i.start - first) * 1e6, (i.end - i.start) * 1e6, 0] for i in given],
@@ -62,8 +62,8 @@ def test_tracks(seed):
     )
     names = [e for e in events_of(trace, "M") if e["name"] == "thread_name"]
     expect(
-        {str(e["tid"]): e["args"]["name"] for e in names},
-        {str(number): track for number, track in enumerate(tracks)},
+        sorted([e["tid"], e["args"]["name"]] for e in names),
+        [[number, track] for number, track in enumerate(tracks)],
         call="its thread_name events",
         cause="each track has one event of phase M that names it",
     )
@@ -74,11 +74,12 @@ def test_tracks(seed):
 @pytest.mark.check(task=1, points=1, title="Work stands in args; what ends too early is refused")
 def test_args(seed):
     flops, moved = seed % 1000 + 1, seed % 777 + 2
-    trace = chrome_trace([Interval("mm", 0, 1, flops=flops, bytes=moved), Interval("a", 1, 2)])
+    works = {"mm": {"flops": flops, "bytes": moved}, "a": {}, "view": {"bytes": moved}}
+    trace = chrome_trace(Interval(name, 0, 1, **work) for name, work in works.items())
     found = {e["name"]: e.get("args", {}) for e in events_of(trace, "X")}
     expect(
         found,
-        {"mm": {"flops": flops, "bytes": moved}, "a": {}},
+        works,
         call="args of the events",
         cause="flops and bytes that are not 0",
     )
@@ -172,11 +173,11 @@ def test_random_tree(seed):
             node[3] = merge(node[3] + children)
         return sorted(by_name.values())
 
-    expected = merge(grow(0, 400, 4))
+    children = merge(grow(0, 400, 4))
     draw.shuffle(intervals)
     expect(
-        shape(time_tree(intervals))[3],
-        expected,
+        shape(time_tree(iter(intervals))),
+        ["all", 1, sum(seconds for _, _, seconds, _ in children), children],
         call=f"time_tree of {len(intervals)} intervals",
         given={"intervals": [[i.name, i.start, i.end] for i in intervals][:20]},
         cause="counts and seconds add up over calls with the same parents",
@@ -187,12 +188,12 @@ def test_random_tree(seed):
 def test_busy(seed):
     draw = random.Random(seed)
     spans = [(start, start + draw.randrange(0, 9)) for start in draw.choices(range(60), k=12)]
-    given = [Interval("k", start, end) for start, end in spans]
+    given = (Interval("k", start / 8, end / 8) for start, end in spans)
     expect(
         busy_seconds(given),
-        len({moment for start, end in spans for moment in range(start, end)}),
+        len({moment for start, end in spans for moment in range(start, end)}) / 8,
         call="busy_seconds(intervals)",
-        given={"spans": spans},
+        given={"spans in eighths of a second": spans},
         cause="where several run at once, the time counts once",
     )
     nested = [Interval("long", 0, 9), Interval("short", 1, 2), Interval("later", 4, 11)]
@@ -212,27 +213,34 @@ def test_steps(seed):
     ops = [Interval("op", t, t + 1) for t in draw.choices(range(100), k=40)]
     ops += [Interval("op", steps[3].end, steps[3].end + 1), Interval("op", steps[4].start, 81)]
     kernels = [Interval("k", t, t + draw.randrange(1, 7)) for t in draw.choices(range(100), k=9)]
-    warmup = draw.randrange(1, 3)
-    kept = steps[warmup:]
+    kernels.append(Interval("k", steps[2].end - 1, steps[4].start + 2))  # all through step 3
     busy = {m for k in kernels for m in range(k.start, k.end)}
-    idle = sum(m not in busy for step in kept for m in range(step.start, step.end))
-    draw.shuffle(steps)
-    found = steps_of(steps, ops, kernels, warmup)
-    expect(
-        [list(found.launches), found.host_share],
-        [
-            [sum(s.start <= o.start < s.end for o in ops) for s in kept],
-            idle / sum(s.end - s.start for s in kept),
-        ],
-        call=f"steps_of(steps, launched, device, warmup={warmup})",
-        cause="the first steps, in time, only warm up; a launch belongs to the step in which it "
-        "starts; device time outside of the steps does not count",
-    )
+    mixed = draw.sample(steps, 5)
+    for warmup in (0, draw.randrange(1, 3), 4):
+        kept = steps[warmup:]
+        idle = sum(m not in busy for step in kept for m in range(step.start, step.end))
+        found = steps_of(mixed, ops, kernels, warmup)
+        expect(
+            [list(found.launches), found.host_share],
+            [
+                [sum(s.start <= o.start < s.end for o in ops) for s in kept],
+                idle / sum(s.end - s.start for s in kept),
+            ],
+            call=f"steps_of(steps, launched, device, warmup={warmup})",
+            cause="the first steps, in time, only warm up; a launch belongs to the step in which "
+            "it starts; device time outside of the steps does not count",
+        )
     expect.raises(
         PerformanceError,
         lambda: steps_of(steps, ops, kernels, 5),
         call="steps_of with as many steps to warm up as there are",
         cause="no step is left",
+    )
+    expect.raises(
+        PerformanceError,
+        lambda: steps_of([Interval("step", 3, 3)], ops, kernels, 0),
+        call="steps_of a step that took no time",
+        cause="of no time there is no share",
     )
 
 
@@ -268,4 +276,10 @@ def test_roofline(seed):
             call=f"roofline_point of {moved} bytes in {end} s",
             cause="neither intensity nor speed can be told",
         )
-    expect.that(math.isfinite(ridge.share), "a share is a number")
+    idle = roofline_point(Interval("copy", 0, 1, bytes=4), 50.0, 5.0)
+    expect(
+        [idle.intensity, idle.reached, idle.limit],
+        [0.0, 0.0, "memory"],
+        call="roofline_point of no FLOPs",
+        cause="all of its time is memory's",
+    )

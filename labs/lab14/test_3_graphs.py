@@ -1,6 +1,7 @@
 """Task 3: static buffers, buckets, and decodes that are captured and replayed."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,8 +38,8 @@ def inputs(buffers, bucket):
 @pytest.mark.check(task=3, points=1, title="Buckets: 1, 2, 4, 8, then every 16")
 def test_buckets(seed):
     draw = random.Random(seed)
-    for most in (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, draw.randrange(34, 512)):
-        sizes = [1, 2, 4, 8, *range(16, 600, 16)]
+    for most in (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, draw.randrange(34, 512), 777):
+        sizes = [1, 2, 4, 8, *range(16, 800, 16)]
         last = next(i for i, size in enumerate(sizes) if size >= most)
         expect(
             list(batch_buckets(most)),
@@ -51,7 +52,7 @@ def test_buckets(seed):
 @pytest.mark.check(task=3, points=1, title="The smallest bucket that holds the batch")
 def test_bucket_for(seed):
     buckets = tuple(sorted(random.Random(seed).sample(range(1, 40), 5)))
-    for count in range(1, 42):
+    for count in range(42):
         expect(
             bucket_for(count, buckets),
             min((b for b in buckets if b >= count), default=None),
@@ -142,6 +143,7 @@ def test_addresses(seed):
     before = {name: x.data_ptr() for name, x in buffers.on_device.items()}
     for _ in range(3):
         buffers.load(random_rows(draw, 2), 2)
+    loaded = inputs(buffers, 8)
     expect(
         {name: x.data_ptr() == before[name] for name, x in buffers.on_device.items()},
         dict.fromkeys(before, True),
@@ -154,6 +156,7 @@ def test_addresses(seed):
         call="load(3 rows, bucket=2)",
         cause="the batch is larger than the bucket",
     )
+    expect(inputs(buffers, 8), loaded, call="the buffers after that", cause="nothing has changed")
 
 
 @pytest.mark.check(task=3, points=1, title="Host memory is not written while it is fetched")
@@ -172,7 +175,10 @@ def test_two_sets(monkeypatch):
         monkeypatch.setattr(HostInputs, name, noted)
     buffers = buffers_of()
     for position in (1, 2, 3, 4):
-        buffers.load([DecodeRow(position, position, [0], 5)], 1)
+        rows = [DecodeRow(position, position, [0], 5)]
+        with pytest.raises(PerformanceError):
+            buffers.load(rows * 2, 1)
+        buffers.load(rows, 1)
     names = {each: "AB"[i] for i, each in enumerate(dict.fromkeys(x for _, x, _ in log))}
     expect(
         [[name, names.get(each, "?"), row] for name, each, row in log],
@@ -180,7 +186,8 @@ def test_two_sets(monkeypatch):
             ["wait", "A", 0], ["send", "A", 1], ["wait", "B", 0], ["send", "B", 2],
             ["wait", "A", 1], ["send", "A", 3], ["wait", "B", 2], ["send", "B", 4],
         ],
-        call="waits and sends of four loads, with the set and the position in it at that moment",
+        call="waits and sends of four loads, each behind one that was refused, with the set and "
+        "the position in it at that moment",
         cause="the sets take turns; each is waited for before it is filled, and sent after",
     )  # fmt: skip
 
@@ -189,22 +196,22 @@ def test_two_sets(monkeypatch):
 def test_token_ids(seed):
     draw = random.Random(seed)
     buffers = buffers_of()
-    rows = random_rows(draw, 5)
+    sources = draw.sample([None, 0, 1, 7, 8, draw.randrange(9, 15), 15], 7)
+    rows = [replace(row, source=s) for row, s in zip(random_rows(draw, 7), sources, strict=True)]
     buffers.load(rows, 8)
-    buffers.sampled[:4] = torch.tensor([11, -1, 13, 14])
-    sampled = [11, 0, 13, 14]
+    buffers.sampled[:] = torch.arange(20, 36)
+    buffers.sampled[1] = -1
+    sampled = [20, 0, *range(22, 36)]
     wanted = [r.token_id if r.source is None else sampled[r.source] for r in rows]
     expect(
-        buffers.token_ids(8)[:5].tolist(),
+        buffers.token_ids(8)[:7].tolist(),
         wanted,
         call="token_ids(8)",
-        given={"source": [r.source for r in rows], "sampled": [11, -1, 13, 14]},
+        given={"source": sources, "sampled": buffers.sampled.tolist()},
         cause="the token at source, 0 where that is -1; else the row's own",
     )
-    expect(
-        buffers.token_ids(8)[5:].tolist(), [0, 0, 0], call="of padding rows", cause="a valid token"
-    )
-    expect(len(buffers.token_ids(2)), 2, call="len(token_ids(2))", cause="the first rows alone")
+    expect(buffers.token_ids(8)[7:].tolist(), [0], call="of a padding row", cause="a valid token")
+    expect(buffers.token_ids(2).tolist(), wanted[:2], call="token_ids(2)", cause="the first rows")
 
 
 @pytest.mark.check(task=3, points=1, title="What attention is told")
@@ -221,12 +228,14 @@ def test_batch(seed):
         call="batch(4), made before load",
         cause="views of the buffers: what is loaded later is seen",
     )  # fmt: skip
-    expect(
-        [batch.max_query_len, batch.max_context_len],
-        [1, 12],
-        call="its largest lengths",
-        cause="a captured call must hold for every batch: 3 blocks of 4",
-    )
+    for bucket in (1, 4, 8):
+        batch = buffers.batch(bucket)
+        expect(
+            [batch.max_query_len, batch.max_context_len],
+            [1, 12],
+            call=f"the largest lengths of batch({bucket})",
+            cause="a captured call must hold for every batch: 3 blocks of 4",
+        )
 
 
 @pytest.mark.check(task=3, points=1, title="Captured largest first, replayed by bucket")
@@ -250,11 +259,12 @@ def test_graphs():
     log.clear()
     for count in (3, 1, 2, 4, 6):
         graphs(graphs.rows_for(count))
+    graphs(3)
     expect(
         [list(x) if isinstance(x, tuple) else x for x in log],
-        [["replay", 4], ["replay", 1], ["replay", 2], ["replay", 4], 6],
-        call="graphs(graphs.rows_for(n)) for 3, 1, 2, 4 and 6 sequences",
-        cause="the bucket's replay; above the largest, as it is",
+        [["replay", 4], ["replay", 1], ["replay", 2], ["replay", 4], 6, 3],
+        call="graphs(graphs.rows_for(n)) for 3, 1, 2, 4 and 6 sequences, then graphs(3)",
+        cause="the bucket's replay; what was not captured, as it is",
     )
 
 

@@ -53,10 +53,14 @@ def rows_of(found):
 def test_rows(seed):
     draw = random.Random(seed)
     requests = [Request(f"r{i}") for i in range(4)]
-    blocks = {r: draw.sample(range(50), 4) for r in requests}
+    blocks = {r: draw.sample(range(50), 9) for r in requests}
     store = Store(blocks)
-    ends = [draw.randrange(1, 15) for _ in requests]
-    chunks = tuple(Chunk(r, end - 1, 1, end) for r, end in zip(requests, ends, strict=True))
+    lengths = [1, 1, 20, draw.randrange(2, 9)]
+    ends = [draw.randrange(length, 35) for length in lengths]
+    chunks = tuple(
+        Chunk(r, end - length, length, end)
+        for r, end, length in zip(requests, ends, lengths, strict=True)
+    )
     places = draw.sample(range(20), 4)
     expect(
         rows_of(plan_ahead(Plan(chunks), places, store)),
@@ -64,13 +68,13 @@ def test_rows(seed):
             r.name: [end, blocks[r][end // 4] * 4 + end % 4, place]
             for r, end, place in zip(requests, ends, places, strict=True)
         },
-        call="plan_ahead(plan of four decodes, places, store): position, slot, source",
-        given={"ends": ends, "places": places},
+        call="plan_ahead(plan of decodes and prompts, places, store): position, slot, source",
+        given={"ends": ends, "lengths": lengths, "places": places},
         cause="the next token stands where the chunk ends; its id is at its place in sampled",
     )
     expect(
         sorted((r.name, n) for r, n in store.asked),
-        sorted((r.name, 2) for r in requests),
+        sorted((r.name, length + 1) for r, length in zip(requests, lengths, strict=True)),
         call="what was reserved",
         cause="the plan's own tokens are not yet counted as stored: length + 1",
     )
@@ -158,6 +162,8 @@ class Manager:
 
     def hold(self, block_ids, owner):
         for block in block_ids:
+            if block < 0:
+                raise ValueError("no such block")
             if (block, owner) in self.held:
                 raise ValueError(f"{owner} holds block {block} already")
             self.held.append((block, owner))
@@ -183,9 +189,9 @@ def test_frees(seed):
             steps.append(f"landed {launch}")
         else:
             launch = draw.choice([step, *list(flying)])
-            blocks = draw.choices(range(8), k=3)
+            blocks = draw.choices(range(8), k=draw.choice([0, 3, 3]))
             flying.setdefault(launch, set()).update(blocks)
-            frees.launched(launch, blocks)
+            frees.launched(launch, iter(blocks))
             steps.append(f"launched {launch} {blocks}")
         expect(
             manager.pinned(),
@@ -197,8 +203,15 @@ def test_frees(seed):
         expect(
             frees.in_flight, len(flying), call="in_flight", cause="launches that have not landed"
         )
+    with pytest.raises(ValueError, match="no such block"):
+        frees.launched("refused", [-1])
     frees.landed("never launched")
-    expect.that(frees.in_flight == len(flying), "a launch that was never told of lands quietly")
+    frees.landed("refused")
+    expect.that(
+        frees.in_flight == len(flying),
+        "a launch that was never told of lands quietly, "
+        "and so does one whose blocks could not be held",
+    )
 
 
 @pytest.fixture(scope="module")

@@ -54,6 +54,7 @@ def test_route(generator):
         weights, experts = route(logits, k, normalize=False)
         order = p.argsort(-1, descending=True)[:, :k]
         expect(experts, order, call=f"experts of route(logits, {k}, False)", cause="best first")
+        expect(experts.dtype, torch.int64, call="their dtype", cause="they are indices")
         expect(
             weights,
             p.gather(1, order),
@@ -98,15 +99,15 @@ def test_router_dtype(generator):
 
 @pytest.mark.check(task=5, points=1, title="Visits sorted by expert")
 def test_sort(generator):
-    experts = torch.randint(0, 5, (9, 3), generator=generator)
+    experts = torch.randint(0, 5, (90, 3), generator=generator)
     experts[experts == 3] = 4  # nobody visits expert 3
     found = sort_by_expert(experts, 6)
     flat = experts.flatten().tolist()
     expect(
         found.visits.tolist(),
-        sorted(range(27), key=lambda visit: (flat[visit], visit)),
+        sorted(range(270), key=lambda visit: (flat[visit], visit)),
         call="visits of sort_by_expert(experts, 6)",
-        given={"experts": experts},
+        given={"experts, first rows": experts[:5]},
         cause="by expert; visits to one expert in the order of their tokens",
     )
     expect(
@@ -131,6 +132,9 @@ def test_grouped(generator):
             cause="the gate's rows stand above the up's",
             atol=1e-4,
         )
+    half = [w.to(torch.bfloat16) for w in (x, gate_up, down)]
+    found = grouped_mlp(half[0], torch.tensor([2, 0, 4, 1]), *half[1:])
+    expect(found.dtype, torch.bfloat16, call="dtype of bfloat16 rows' results", cause="as x")
     nothing = grouped_mlp(x[:0], torch.zeros(4, dtype=torch.long), gate_up, down)
     expect(list(nothing.shape), [0, 3], call="shape without rows", cause="no token, no work")
 
@@ -151,8 +155,16 @@ def test_layer(generator):
 
 @pytest.mark.check(task=5, points=1, title="A token does not depend on its neighbours")
 def test_alone(generator):
-    layer = layer_of(generator)
+    layer = layer_of(generator, count=2, k=1)
     x = torch.randn(6, 6, generator=generator)
+    expect(
+        layer(x.repeat(100, 1))[-6:],
+        layer(x),
+        call="six tokens behind 594 others",
+        cause="no expert is full, nobody is dropped",
+        atol=1e-5,
+    )
+    layer = layer_of(generator)
     together = layer(x)
     expect(
         torch.cat([layer(row[None]) for row in x]),
@@ -215,20 +227,24 @@ def test_stacked(generator):
 
 @pytest.mark.check(task=5, points=1, title="Tensors that are missing, or nobody's")
 def test_wrong_tensors(generator):
-    parts = {f"{e}.{n}.weight": torch.ones(2, 2) for e in range(3) for n in ("w1", "w2", "w3")}
-    for change, names in (("1.w3.weight", "1.w3.weight"), (None, "3.w1.weight")):
-        tensors = dict(parts)
-        if change:
-            del tensors[change]
-        else:
-            tensors["3.w1.weight"] = torch.ones(2, 2)
-        expect.raises(
-            PerformanceError,
-            lambda tensors=tensors: stack_experts(tensors, 3),
-            match=names.replace(".", r"\."),
-            call=f"stack_experts of 3 experts, {names} missing or too many",
-            cause="it is refused, and named",
-        )
+    for family in (("w1", "w2", "w3"), ("gate_proj", "up_proj", "down_proj")):
+        names = [f"{expert}.{part}.weight" for expert in range(3) for part in family]
+        others = [f"3.{family[0]}.weight", "0.w9.weight", f"0.{family[1]}.bias"]
+        for changed in (*names, *others):
+            tensors = {name: torch.ones(2, 2) for name in {*names} ^ {changed}}
+            expect.raises(
+                PerformanceError,
+                lambda tensors=tensors: stack_experts(tensors, 3),
+                match=changed.replace(".", r"\."),
+                call=f"stack_experts of 3 experts, {changed} missing or too many",
+                cause="it is refused, and named",
+            )
+    expect.raises(
+        PerformanceError,
+        lambda: stack_experts({}, 1),
+        call="stack_experts of nothing",
+        cause="its expert's tensors are missing",
+    )
 
 
 @pytest.mark.check(task=5, points=1, title="In bfloat16, results are bfloat16")

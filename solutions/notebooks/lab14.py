@@ -109,7 +109,7 @@ check_task("14", 2)
 # ### Experiment 2: what do buckets cost?
 #
 # Write `padded(count)`: the share of a decode's rows that is padding, for so many sequences and your
-# buckets for up to 128. **Predict** (b): the mean share for batches of 1 to 64?
+# buckets for up to 128. **Predict** (b): of all rows of batches of 1 to 64, which share?
 
 # %%
 predict("14", "b", ...)

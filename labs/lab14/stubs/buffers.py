@@ -115,19 +115,23 @@ class DecodeBuffers:
         """Fill the first `bucket` rows, padding behind the batch: the other host set of the two
         than last time, waited for, filled, then sent. The device tensors stay where they are.
 
-        Raises PerformanceError where the batch is larger than the bucket.
+        Raises PerformanceError where the batch is larger than the bucket, and changes nothing then.
         """
         raise NotImplementedError("lab14 task 3: DecodeBuffers.load")
 
     def token_ids(self, bucket: int) -> Tensor:
         """The tokens to compute [bucket]: those still on the device never visit the host.
 
-        A row with a source (not -1) computes the token at that place of `sampled`, the others their
-        own. A row without a token (`sampled` holds -1: its logits were not finite) reads token 0;
-        nobody wants its result. It is part of what is captured: no value may reach Python.
+        A row with a source (not -1) computes the token at that place of `sampled`, whichever it is,
+        the others their own. A row without a token (`sampled` holds -1: its logits were not finite)
+        reads token 0; nobody wants its result. It is part of what is captured: no value may reach
+        Python.
         """
         raise NotImplementedError("lab14 task 3: DecodeBuffers.token_ids")
 
     def batch(self, bucket: int) -> PagedBatch:
-        """Views of the first rows, as attention wants them; lengths are the largest possible."""
+        """Views of the first rows, as attention wants them.
+
+        Its largest lengths hold for every batch: a query of one token, a context of whole tables.
+        """
         raise NotImplementedError("lab14 task 3: DecodeBuffers.batch")

@@ -60,8 +60,8 @@ def grouped_mlp(
     """Each row through the MLP of its expert: down(silu(gate(x)) * up(x)).
 
     The first counts[0] rows are expert 0's, the next counts[1] expert 1's, and so on. An expert's
-    `gate_up` has the I rows of its gate above the I rows of its up. An expert without rows is not
-    computed, and no expert is computed twice.
+    `gate_up` has the I rows of its gate above the I rows of its up. The result has x's dtype. An
+    expert without rows is not computed, and no expert is computed twice.
 
     >>> weights = torch.ones(2, 2, 1), torch.tensor([[[1.0]], [[10.0]]])
     >>> grouped_mlp(torch.tensor([[1.0], [1.0]]), torch.tensor([1, 1]), *weights)
@@ -79,10 +79,10 @@ class MoE(nn.Module):
     sigmoid(shared_expert_gate(x)). The result has x's dtype. A token's result does not depend on
     the other tokens.
 
-    Modules and parameters: `gate`, an `nn.Linear` from E to N without bias, whose result are the
-    router's logits; `gate_up` [N, 2I, E] and `down` [N, E, I], as `grouped_mlp` wants them. With a
-    shared expert also `shared_expert`, a `SwiGLU` of `shared_size`, and `shared_expert_gate`, an
-    `nn.Linear` from E to 1 without bias.
+    Modules and parameters: `gate`, an `nn.Linear` from E to N without bias, whose result, in x's
+    dtype, are the router's logits; `gate_up` [N, 2I, E] and `down` [N, E, I], as `grouped_mlp`
+    wants them. With a shared expert also `shared_expert`, a `SwiGLU` of `shared_size`, and
+    `shared_expert_gate`, an `nn.Linear` from E to 1 without bias.
 
     >>> from nanovllm.model.experts import ExpertsConfig
     >>> experts = ExpertsConfig(5, 2, 3, normalize=True, layers=(0,))
@@ -102,7 +102,7 @@ def stack_experts(
 
     A name begins with the expert's number. Qwen: `0.gate_proj.weight` and `0.up_proj.weight`
     [I, E], `0.down_proj.weight` [E, I]. Mixtral says w1 for the gate, w3 for up, w2 for down.
-    Raises PerformanceError, which names it, where a tensor is missing or belongs to no expert.
+    Raises PerformanceError, which names it, where a tensor is missing or is none of these.
 
     >>> one, two = torch.ones(1, 1), torch.full((1, 1), 2.0)
     >>> stored = {"0.w1.weight": one, "0.w2.weight": two, "0.w3.weight": one + 2}

@@ -76,10 +76,11 @@ class Placement:
 def place_experts(load: Sequence[int], num_ranks: int, slots_per_rank: int) -> Placement:
     """Copies, as `replicas` counts them for all slots, spread so that ranks have equal work.
 
-    Every rank holds exactly `slots_per_rank` copies. An expert's copies share its visits, and are
-    on different ranks as far as ranks with free slots allow. The busiest rank has no more to do
-    than by the greedy rule: the heaviest copy first (of equal ones, the lowest expert), each to the
-    first of the ranks with least to do. Raises PerformanceError where the experts do not fit.
+    Every rank holds exactly `slots_per_rank` copies. An expert's copies share its visits. The
+    busiest rank has no more to do, and no more ranks hold an expert twice, than by the greedy rule:
+    the heaviest copy first (of equal ones, the lowest expert); each to a rank with a free slot, one
+    without this expert before one with it, and of these to the first of those with least to do.
+    Raises PerformanceError where the experts do not fit.
 
     >>> sorted(map(sorted, place_experts([10, 90, 20, 30], 2, 3).ranks))
     [[0, 1, 3], [1, 1, 2]]
@@ -96,7 +97,7 @@ def all_to_all_bytes(
     holds a copy of the expert, else to the rank with a copy at (t mod number of copies) in
     `homes(expert)`. A row goes to a rank once, however many of its experts are there. What stays
     counts 0. The way back has the same bytes in the other direction.
-    Raises PerformanceError for an expert that no rank holds.
+    Raises PerformanceError for an expert that no rank holds, naming it.
 
     >>> spread = Placement(((0, 1), (2, 3)))
     >>> all_to_all_bytes(torch.tensor([[0, 2], [2, 3]]), [0, 0], spread, row_bytes=8)

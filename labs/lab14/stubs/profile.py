@@ -48,7 +48,8 @@ def time_tree(intervals: Iterable[Interval]) -> Node:
 
     An interval is a child of the shortest one that contains it (one that begins and ends at the
     same moments contains it if it came before). Calls of one name with the same parents are one
-    node. The intervals may come in any order, and do not overlap otherwise. The root's count is 1.
+    node. The intervals may come in any order, and do not overlap otherwise; none of no length is
+    where two touch. The root's count is 1, whatever it has.
 
     >>> tree = time_tree([Interval("step", 0, 5), Interval("mul", 1, 2), Interval("mul", 2, 4)])
     >>> step = tree.children["step"]
@@ -80,9 +81,10 @@ def steps_of(
 ) -> Steps:
     """Launches a step, and which share of the steps' time the device had nothing to do.
 
-    The first `warmup` steps count for nothing: they compile, allocate and fill caches. A launch
-    belongs to the step in whose time it starts (from its start, its end excluded). The device's
-    time is cut at a step's ends. Raises PerformanceError where no step is left.
+    The first `warmup` steps in time count for nothing: they compile, allocate and fill caches. A
+    launch belongs to the step in whose time it starts (from its start, its end excluded). The
+    device's time is cut at a step's start and end. Raises PerformanceError where no step is left,
+    or where those that are left took no time.
 
     >>> steps = [Interval("step", 0, 9), Interval("step", 10, 14)]
     >>> ops, kernels = [Interval("mul", 10, 11), Interval("add", 13, 14)], [Interval("k", 11, 20)]
@@ -96,7 +98,7 @@ def steps_of(
 class RooflinePoint:
     """Where an operation stands: FLOPs a byte, FLOP/s reached and possible, and the limit.
 
-    limit: "memory" or "compute". share: reached over possible.
+    limit: "memory" or "compute". share: reached over possible; 0.0 for an operation of no FLOPs.
     """
 
     intensity: float
@@ -106,7 +108,7 @@ class RooflinePoint:
 
     @property
     def share(self) -> float:
-        return self.reached / self.possible
+        return self.reached / self.possible if self.possible else 0.0
 
 
 def roofline_point(

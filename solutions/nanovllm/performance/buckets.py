@@ -2,11 +2,11 @@
 
 from bisect import bisect_left
 
-LARGEST_BUCKET = 512  # as vLLM: beyond, launches are few beside the work
+LARGEST_BUCKET = 512  # captured at most, as vLLM: beyond, launches are few
 
 
 def batch_buckets(max_num_seqs: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, then every 16 (nano-vLLM's and vLLM's list), the last at least max_num_seqs.
+    """1, 2, 4, 8, then every 16 (nano-vLLM's and vLLM's list), to the first that holds all.
 
     >>> batch_buckets(40)
     (1, 2, 4, 8, 16, 32, 48)

@@ -1,4 +1,4 @@
-"""One optimisation of the engine: fused steps over angles that are computed once."""
+"""The capstone: lab 04's engine, made cheaper."""
 
 ### BEGIN SOLUTION
 from typing import Any, cast

@@ -10,9 +10,10 @@ class DeferredFrees:
 
     `launched(launch, block_ids)`: from now on the launch, any hashable, uses these blocks, also if
     their request ends and releases them. `landed(launch)`: it is done; blocks that nobody else has
-    are free. One launch may be told of several times before it lands: all its blocks count. A block
-    may be used by several launches, and is free after the last. `in_flight` is the number of
-    launches that have not landed.
+    are free. One launch may be told of several times before it lands, of a block also twice: all
+    its blocks count, each once. A block may be used by several launches, and is free after the
+    last. `in_flight` is the number of launches that were told of and have not landed, with or
+    without blocks. Where `hold` raises, that call has told of nothing.
 
     The manager's `hold(block_ids, owner)` and `drop(block_ids, owner)` do the work. A launch that
     was never told of, or has landed, lands without effect: a step may fail before it launches.
@@ -33,10 +34,10 @@ class DeferredFrees:
         self._held: dict[Hashable, list[int]] = {}
 
     def launched(self, launch: Hashable, block_ids: Iterable[int]) -> None:
-        held = self._held.setdefault(launch, [])
+        held = self._held.get(launch, [])
         new = [block for block in dict.fromkeys(block_ids) if block not in held]
         self.manager.hold(new, launch)
-        held += new
+        self._held[launch] = held + new
 
     def landed(self, launch: Hashable) -> None:
         held = self._held.pop(launch, None)

@@ -19,7 +19,8 @@ def merge_linears(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """The weights of some projections of one input, one below another, and their biases.
 
     The projections' own weights become views of the result: no weight is in memory twice, and the
-    model computes as before. The bias is None where no part has one; a part without stands as 0.
+    model computes as before; weights that an earlier merge has put there stay where they are.
+    Biases may be copied. The bias is None where no part has one; a part without stands as 0.
 
     >>> parts = [nn.Linear(2, rows, bias=False) for rows in (3, 1)]
     >>> weight, bias = merge_linears(parts)
@@ -27,10 +28,12 @@ def merge_linears(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     ([4, 2], None, True)
     """
     ### BEGIN SOLUTION
-    weight = torch.cat([part.weight.data for part in parts])
     rows = [len(part.weight) for part in parts]
-    for part, view in zip(parts, weight.split(rows), strict=True):
-        part.weight.data = view
+    weight = _lying_together([part.weight.data for part in parts])
+    if weight is None:
+        weight = torch.cat([part.weight.data for part in parts])
+        for part, view in zip(parts, weight.split(rows), strict=True):
+            part.weight.data = view
     if all(part.bias is None for part in parts):
         return weight, None
     biases = [
@@ -38,6 +41,17 @@ def merge_linears(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
         for part, count in zip(parts, rows, strict=True)
     ]
     return weight, torch.cat(biases)
+
+
+def _lying_together(parts: Sequence[Tensor]) -> Tensor | None:
+    """The matrix whose rows these are, one part below another, if they lie in memory like this."""
+    first, at = parts[0], parts[0].data_ptr()
+    for part in parts:
+        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or part.data_ptr() != at or not part.is_contiguous():
+            return None
+        at += part.nbytes
+    return first.as_strided((sum(map(len, parts)), first.shape[1]), first.stride())
     ### END SOLUTION
 
 
@@ -46,10 +60,11 @@ class FusedTransformer:
 
     `fused(token_ids [T], positions [T], attend)` gives what `model(...)` gives, and
     `fused.logits(hidden)` what `model.logits` gives; `attend` sees the same q, k and v, in the same
-    layers. A step of a dense Llama-like model has at most 18 operations a layer besides those of
-    `attend`, views not counted (`CountOps`), and no weight is in memory twice. An MLP that is not
-    gated, or a mixture of experts, is called as it is. Attributes: `model`, `config`.
-    Raises PerformanceError for a model that has LayerNorm or learned positions (GPT-2).
+    layers. A step of a dense Llama-like model has at most 22 operations a layer and 14 besides,
+    those of `attend` and views not counted (`CountOps`). No weight is in memory twice, also where a
+    model is fused again. An MLP that is not gated, or a mixture of experts, is called as it is.
+    Attributes: `model`, `config`. Raises PerformanceError for a model that has LayerNorm or learned
+    positions (GPT-2), naming its family.
     """
 
     ### BEGIN SOLUTION

@@ -57,7 +57,8 @@ class Flight:
 
         A row counts where the plan asks for one token of its request, in the very slot that the row
         wrote, and where the plan has neither admitted nor preempted the request: then its blocks
-        are others. What else the flight computed is dropped.
+        are others. A plan has at most one chunk of a request. What else the flight computed is
+        dropped.
         """
         ### BEGIN SOLUTION
         moved = {*plan.admitted, *plan.preempted}
