@@ -92,6 +92,7 @@ def test_monitors(seed):
         ({}, []),
         ({"free": 0.099}, [("SLOW_DOWN", None)]),
         ({"age": 30.01}, [("CANCEL", 7)]),
+        ({"age": 30.01, "oldest": 0}, [("CANCEL", 0)]),
         ({"fragmentation": 0.41}, [("COMPACT", None)]),
         ({"bad_logits": True}, [("RELOAD", None)]),
         ({"free": 0.0, "age": 99.0, "oldest": 4, "fragmentation": 0.9},
@@ -127,3 +128,8 @@ def test_rebuild(seed):
         last = idle.look(Vitals(now, steps=1, work=1, bad_logits=bad))
     expect(last, [Alarm(Remedy.REBUILD)], call="a hang over three looks, one of them with NaN",
            cause="each look counts, whatever else it finds")  # fmt: skip
+    moves = Monitors(Limits(patience=4.0))
+    for now, steps, bad in ((0.0, 1, False), (3.0, 2, True), (5.0, 2, False), (7.0, 2, False)):
+        last = moves.look(Vitals(now, steps=steps, work=1, bad_logits=bad))
+    expect(last, [Alarm(Remedy.REBUILD)], call="look at 7 s, where it last moved by the look at "
+           "3 s, which found NaN", cause="each look counts, whatever else it finds")  # fmt: skip

@@ -2,6 +2,7 @@
 
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 
@@ -101,10 +102,14 @@ def test_begin_anew(seed):
     for params in ({"n": 2}, {"logprobs": 1}):
         mine = entry(**params)
         told = [token(7, text="a"), token(8, text="b")]
-        for event in (Queued(4, 0, 0.0), Admitted(4, 0, 0.0), *told):
+        first = [Queued(4, 0, 0.0), Admitted(4, 0, 0.0), Prefilled(4, 2, 0.0)]
+        for event in (*first, *told):
             mine.hear(event)
         expect(tuple(mine.resume()), (), call=f"resume() with {params}",
                cause="where can_go_on is False the new engine begins anew")  # fmt: skip
+        expect([mine.hear(event) for event in first], [False, True, False],
+               call=f"hear: Queued, Admitted, Prefilled of a second engine, with {params}",
+               cause="Queued and Prefilled are heard once in all")  # fmt: skip
         found = [mine.hear(event) for event in (*told[:1],)]
         mine.resume()  # and dies again
         found += [mine.hear(event) for event in (*told, token(9, text="c"))]
@@ -167,12 +172,14 @@ def record(name, key=None, owner="me", digest="d"):
 def test_idempotent(seed):
     journal = Journal(":memory:")
     names = [journal.accept(record(*args)).id for args in
-             (("a", "k"), ("b", "k"), ("c", "k", "you"), ("d", "l"), ("e",), ("f",))]  # fmt: skip
+             (("a", "k"), ("b", "k"), ("c", "k", "you"), ("d", "l"), ("e",), ("f",),
+              ("h", "k", ""), ("i", "k", ""), ("j", ""), ("k", ""))]  # fmt: skip
     expect(
         names,
-        ["a", "a", "c", "d", "e", "f"],
-        call="ids that accept gives for six records",
-        cause="owner and key together are known again; who has no key is always new",
+        ["a", "a", "c", "d", "e", "f", "h", "h", "j", "j"],
+        call="ids that accept gives for ten records",
+        cause="owner and key together are known again, an empty one, too; None is no key, and "
+        "always new",
     )
     journal.end("a", 200, "text/plain", b"yes")
     again = journal.accept(record("g", "k", digest="other"))
@@ -208,7 +215,7 @@ def test_open(seed):
     journal.close()
 
 
-@pytest.mark.check(task=4, points=2, title="Bounded, and no open one is forgotten")
+@pytest.mark.check(task=4, points=1, title="Bounded, and no open one is forgotten")
 def test_room(seed):
     journal = Journal(":memory:", most=3)
     for name in "abc":
@@ -225,6 +232,35 @@ def test_room(seed):
     left = [name for name in "abcd" if journal.find(name)]
     expect(left, ["a", "c", "d"], call="kept after one more, where c, then b was answered",
            cause="of the answered ones, the one that came first makes room")  # fmt: skip
+    journal.close()
+
+
+@pytest.mark.check(task=4, points=1, title="A smaller journal, a full disk")
+def test_less_room(seed, tmp_path):
+    path = tmp_path / "journal"
+    journal = Journal(path, most=6)
+    for name in "abcdef":
+        journal.accept(record(name))
+    for name in "fedc":
+        journal.end(name, 200, "", b"")
+    journal.close()
+    journal = Journal(path, most=4)
+    journal.accept(record("g"))
+    left = [name for name in "abcdefg" if journal.find(name)]
+    expect(left, ["a", "b", "f", "g"], call="kept of six, four of them answered, after one more "
+           "with most=4", cause="as many make room as it takes")  # fmt: skip
+    disk = sqlite3.connect(path)  # the disk is full: no row can be written
+    for action in ("INSERT", "UPDATE"):
+        disk.execute(f"CREATE TRIGGER full_{action} BEFORE {action} ON requests BEGIN "
+                     "SELECT RAISE(FAIL, 'database or disk is full'); END")  # fmt: skip
+    disk.commit()
+    disk.close()
+    expect.raises(JournalFullError, lambda: journal.accept(record("h", key="x")),
+                  call="accept on a full disk")  # fmt: skip
+    expect.raises(JournalFullError, lambda: journal.end("a", 200, "", b"yes"),
+                  call="end on a full disk")  # fmt: skip
+    expect([one.id for one in journal.open_requests()], ["a", "b", "g"], call="open_requests()",
+           cause="what could not be written has not happened")  # fmt: skip
     journal.close()
 
 

@@ -1,14 +1,15 @@
 """Task 5: an engine that dies, and requests that do not notice."""
 
 import random
+import tracemalloc
 from itertools import count
 
 import numpy as np
 import pytest
 
 from grader import expect
-from nanovllm.batching.errors import RequestTooLargeError
-from nanovllm.batching.events import Aborted, Failed, Preempted
+from nanovllm.batching.errors import DuplicateRequestError, RequestTooLargeError
+from nanovllm.batching.events import Aborted, Failed, Preempted, Stepped
 from nanovllm.generation.events import Finished, TokenGenerated
 from nanovllm.generation.latency import ManualClock
 from nanovllm.generation.params import SamplingParams
@@ -79,6 +80,24 @@ def drained(engine, most=400):
     return events
 
 
+def names(events):
+    return [type(event).__name__ for event in events]
+
+
+def asked_of(engine):
+    return [one["request_id"] for one in engine.asked]
+
+
+def steps(engine, many):
+    return [event for _ in range(many) for event in engine.step()]
+
+
+def ends_of(events):
+    """How each request's first sample ended, each time."""
+    return {number: [end if isinstance(end, str) else "Finished" for end in one[2]]
+            for (number, index), one in told(events).items() if index == 0}  # fmt: skip
+
+
 def asks(seed, many=4):
     draw = random.Random(seed)
     found = []
@@ -133,8 +152,7 @@ def test_undisturbed(seed):
     expect(ids, list(range(len(requests))), call="ids that add_request gives")
     for number, (prompt, params) in enumerate(requests):
         plain.add_request(prompt, params, seed=params.seed, request_id=number)
-    names = [type(event).__name__ for event in drained(engine)]
-    expect(names, [type(event).__name__ for event in drained(plain)], call="kinds of all events",
+    expect(names(drained(engine)), names(drained(plain)), call="kinds of all events",
            cause="without a death it is the engine itself")  # fmt: skip
     expect([engine.restarts, len(make.made), engine.failure], [0, 1, None],
            call="restarts, engines made, failure")  # fmt: skip
@@ -145,8 +163,17 @@ def test_undisturbed(seed):
            call="whether engine= is the first engine")  # fmt: skip
     expect(len(other.made), 1, call="engines made, where the first was given")
 
+    class Stepping(ToyEngine):
+        def step(self):
+            return [*super().step(), Stepped((), 0, 0, 0, 0, 0.0, 0.0)]
 
-@pytest.mark.check(task=5, points=3, title="A death at any step")
+    engine = SupervisedEngine(Stepping)
+    engine.add_request([5], LONG, seed=1)
+    expect(names(engine.step())[-1], "Stepped", call="the last event of a step, if it is Stepped",
+           cause="events of no request are told, too")  # fmt: skip
+
+
+@pytest.mark.check(task=5, points=1, title="A death at any step")
 def test_death(seed):
     for number, kind in enumerate(KINDS):
         for step in (0, 1, 3, 6):
@@ -158,7 +185,72 @@ def test_death(seed):
                 expect(engine.restarts, 1, call="restarts, where the first step died")
 
 
-@pytest.mark.check(task=5, points=2, title="A step whose events are lost")
+@pytest.mark.check(task=5, points=1, title="Any error is a death, also of an engine at rest")
+def test_any_error(seed):
+    for error in (ValueError("x"), OSError("cut"), KeyError(3), AssertionError(), MemoryError()):
+        errors = [error]
+
+        class Once(ToyEngine):
+            def step(self, errors=errors):
+                if errors:
+                    raise errors.pop()
+                return super().step()
+
+        engine = SupervisedEngine(Once)
+        engine.add_request([5], LONG, seed=1)
+        expect([ends_of(drained(engine)), engine.restarts], [{0: ["Finished"]}, 1],
+               call=f"ends and restarts, where a step raises {type(error).__name__}")  # fmt: skip
+    make = Engines(crash=[0])
+    engine = make.supervised()
+    expect([engine.step(), engine.restarts, len(make.made)], [[], 1, 2],
+           call="events, restarts, engines made; a step dies, nothing is open")  # fmt: skip
+
+
+@pytest.mark.check(task=5, points=1, title="Added again in the order in which they came")
+def test_order(seed):
+    make = Engines(crash=[0])
+    engine = make.supervised()
+    for number in (30, 7, 19, 2):
+        engine.add_request([5], LONG, request_id=number)
+    steps(engine, 2)
+    expect(asked_of(make.made[1]), [30, 7, 19, 2], call="ids that the second engine got",
+           cause="as they came, whatever their ids")  # fmt: skip
+    make = Engines(crash=[1, 3], seqs=2)
+    engine = make.supervised()
+    for number in (9, 4, 6):
+        engine.add_request([5], LONG, request_id=number)
+    steps(engine, 5)
+    expect(asked_of(make.made[2]), [9, 6], call="ids that the third engine got, of 9, 4 and 6",
+           given={"deaths": "two, with 9 and 4 in the batch"},
+           cause="the first suspect keeps its place, the second waits outside")  # fmt: skip
+
+
+@pytest.mark.check(task=5, points=1, title="What a new engine refuses, and ids in use")
+def test_refused(seed):
+    make = Engines(crash=[1])
+    engine = make.supervised()
+    engine.add_request([5] * 40, LONG, seed=1)
+    engine.add_request([6], LONG, seed=2)
+    make.size["places"] = 30
+    events = drained(engine)
+    expect(ends_of(events), {0: ["Failed"], 1: ["Finished"]}, call="ends of two requests, where "
+           "the first one is too large for the second engine")  # fmt: skip
+    [error] = [event.error for event in events if isinstance(event, Failed)]
+    expect(type(error).__name__, RequestTooLargeError.__name__, call="type of its error")
+    make = Engines(crash=[1, 3])
+    engine = make.supervised()
+    for first in (5, 6):
+        engine.add_request([first], LONG, seed=1)
+    events = steps(engine, 4)
+    for number in (0, 1):
+        expect.raises(DuplicateRequestError, lambda number=number: engine.add_request(
+            [9], LONG, request_id=number), call=f"add_request(request_id={number}), two suspects",
+            cause="the id of an open request is in use, wherever this is")  # fmt: skip
+    events += drained(engine)
+    expect(ends_of(events), {0: ["Finished"], 1: ["Finished"]}, call="ends of both after it")
+
+
+@pytest.mark.check(task=5, points=1, title="A step whose events are lost")
 def test_lost(seed):
     for number in range(12):
         make = Engines(lost=[number % 9, 9 + number])
@@ -189,14 +281,15 @@ def test_one_step(seed):
            call="other events of this step")  # fmt: skip
     make = Engines(crash=[2], seqs=2)
     engine = make.supervised()
-    engine.add_request([5], SamplingParams(n=3, max_tokens=9, ignore_eos=True), seed=1)
-    events = [event for _ in range(3) for event in engine.step()]
-    found = [event.index for event in events if isinstance(event, Preempted)]
-    expect(sorted(found), [0, 1], call="samples told as Preempted, of three, two in the batch",
+    make.size["max_num_seqs"] = 3
+    engine = make.supervised()
+    engine.add_request([5], SamplingParams(n=4, max_tokens=9, ignore_eos=True), seed=1)
+    found = [event.index for event in steps(engine, 3) if isinstance(event, Preempted)]
+    expect(sorted(found), [0, 1, 2], call="samples told as Preempted, of four, three in the batch",
            cause="a sample that was not in the batch does not go back")  # fmt: skip
 
 
-@pytest.mark.check(task=5, points=2, title="A poisoned request fails alone")
+@pytest.mark.check(task=5, points=1, title="A poisoned request fails alone")
 def test_poisoned(seed):
     make = Engines(poison=[13], seqs=4)
     engine = make.supervised()
@@ -239,7 +332,38 @@ def test_forgiven(seed):
                cause="8 tokens or more since the last strike")  # fmt: skip
 
 
-@pytest.mark.check(task=5, points=2, title="Suspects come one at a time")
+@pytest.mark.check(task=5, points=1, title="A suspect that goes on well")
+def test_suspect_forgiven(seed):
+    params = SamplingParams(max_tokens=30, ignore_eos=True, seed=4)
+    for deaths, wanted in (([1, 3, 12, 14], "Finished"), ([1, 3, 12, 14, 16], "Failed"),
+                           ([1, 3, 11], "Failed")):  # fmt: skip
+        engine = Engines(crash=deaths).supervised()
+        engine.add_request([5], params)
+        expect(ends_of(drained(engine)), {0: [wanted]}, call=f"its end, with deaths at {deaths}",
+               cause="the strike after 8 tokens or more is the first one, of a suspect as well; "
+               "the next one is the second")  # fmt: skip
+
+
+@pytest.mark.check(task=5, points=1, title="Who waits outside is not in the batch")
+def test_outside(seed):
+    make = Engines(crash=[1, 3, 5], seqs=4)
+    engine = make.supervised()
+    for first in (5, 6, 7):
+        engine.add_request([first], LONG, seed=first)
+    steps(engine, 4)
+    young = engine.add_request([8], LONG, seed=8)
+    engine.step()
+    events = engine.step()
+    found = sorted(event.request_id for event in events if isinstance(event, Preempted))
+    expect(found, [0, young], call="requests told as Preempted at the third death",
+           given={"in the batch": "a suspect, and a young one", "outside": "two suspects"},
+           cause="once for each Admitted")  # fmt: skip
+    engine.step()
+    expect(asked_of(make.made[3]), [1, young], call="ids that the fourth engine got",
+           cause="the next suspect; who is none does not wait")  # fmt: skip
+
+
+@pytest.mark.check(task=5, points=1, title="Suspects come one at a time")
 def test_suspects(seed):
     make = Engines(crash=[1, 3], seqs=4)
     engine = make.supervised()
@@ -262,7 +386,17 @@ def test_suspects(seed):
     expect(told(events), truth(requests), call="tokens, text and ends of all four")
 
 
-@pytest.mark.check(task=5, points=2, title="The suspect is blamed, and nobody beside it")
+@pytest.mark.check(task=5, points=1, title="Blamed for the step in which it ends")
+def test_blamed_at_its_end(seed):
+    make = Engines(crash=[1, 3], lost=[6])
+    engine = make.supervised()
+    engine.add_request([5], SamplingParams(max_tokens=5, ignore_eos=True), seed=1)
+    expect(ends_of(drained(engine)), {0: ["Failed"]}, call="its end, where its third death is the "
+           "lost step in which the engine had finished it",
+           cause="its Admitted was told, and no Preempted since: it was in the batch")  # fmt: skip
+
+
+@pytest.mark.check(task=5, points=1, title="The suspect is blamed, and nobody beside it")
 def test_blame(seed):
     make = Engines(crash=[1, 3], seqs=4)
     engine = make.supervised()
@@ -288,7 +422,41 @@ def test_blame(seed):
            cause="with a suspect in the batch nobody else is blamed")  # fmt: skip
 
 
-@pytest.mark.check(task=5, points=3, title="Given up, before and after a death")
+@pytest.mark.check(task=5, points=1, title="Given up while it begins anew")
+def test_abort_anew(seed):
+    for more in (0, 1):
+        engine = Engines(crash=[3]).supervised()
+        engine.add_request([5], SamplingParams(n=2, max_tokens=9, ignore_eos=True), seed=1)
+        events = steps(engine, 4 + more)
+        engine.abort(0)
+        events += drained(engine)
+        gone = {(e.request_id, e.index): [list(e.token_ids), e.text]
+                for e in events if isinstance(e, Aborted)}  # fmt: skip
+        expect(gone, {key: one[:2] for key, one in told(events).items()},
+               call=f"token_ids and text of Aborted, {more} steps after a death at three tokens",
+               cause="what the sample has told, not what the new engine knows of it")  # fmt: skip
+
+
+@pytest.mark.check(task=5, points=1, title="Given up, then a death")
+def test_abort_dies(seed):
+    engine = Engines(crash=[1, 3, 5]).supervised()
+    for first in (5, 6):
+        engine.add_request([first], LONG, seed=1)
+    events = steps(engine, 5)
+    engine.abort(1)
+    events += engine.step()
+    expect(ends_of(events), {0: ["Failed"], 1: ["Aborted"]}, call="ends after the third death, "
+           "where 1 waited outside and was given up", cause="a death swallows no end")  # fmt: skip
+    engine = Engines(crash=[1, 3, 5]).supervised()
+    engine.add_request([5], LONG, seed=1)
+    events = steps(engine, 5)
+    engine.abort(0)
+    events += drained(engine)
+    expect(ends_of(events), {0: ["Aborted"]}, call="its end, given up just before its third strike",
+           cause="by Aborted, whatever becomes of the engine")  # fmt: skip
+
+
+@pytest.mark.check(task=5, points=1, title="Given up, before and after a death")
 def test_abort(seed):
     for when in ("before", "after", "held"):
         make = Engines(crash=[2, 4] if when == "held" else [2])
@@ -326,6 +494,7 @@ def test_deadline(seed):
     engine = make.supervised()
     engine.add_request([5], LONG, seed=3, deadline=10.0, priority=-2)
     engine.add_request([6], LONG, seed=4)
+    engine.add_request([7], LONG, seed=4, deadline=0.0)
     make.clock.advance(4.0)
     engine.step()
     make.clock.advance(50.0)
@@ -339,6 +508,9 @@ def test_deadline(seed):
         cause="what is left of it",
     )
     expect([dict(one)["priority"] for one in asked], [-2] * 3, call="priority that each engine got")
+    none = [one["deadline"] for made in make.made for one in made.asked if one["request_id"] == 2]
+    expect(none, [0.0, 0.001, 0.001], call="deadline that each engine got, of deadline=0.0",
+           cause="0.0 is a deadline; None is none")  # fmt: skip
     plain = [set(one) & {"deadline", "priority"} for made in make.made for one in made.asked
              if one["request_id"] == 1]  # fmt: skip
     expect(plain, [set()] * 3, call="deadline or priority of a request without",
@@ -352,23 +524,28 @@ def test_seed(seed):
     engine.add_request([5], LONG)
     engine.add_request([5], LONG, seed=77)
     engine.add_request([5], SamplingParams(max_tokens=3, seed=5), seed=77)
-    named = engine.add_request([5], LONG, request_id=40)
-    expect(named, 40, call="add_request(request_id=40)")
+    found = [engine.add_request([5], LONG, request_id=40), engine.add_request([5], LONG, seed=0),
+             engine.add_request([5], LONG, request_id=4),
+             engine.add_request([5], SamplingParams(max_tokens=3, seed=0), seed=77)]  # fmt: skip
+    expect(found, [40, 3, 4, 5], call="ids of the next four, the first and third of them named",
+           cause="the lowest that was not given out, and that no open request has")  # fmt: skip
     engine.step(), engine.step()
     seeds = [[one["seed"] for one in made.asked] for made in make.made]
     expect(seeds[1], seeds[0], call="seeds in the second engine", cause="as in the first")
     expect(seeds[0][1:3], [77, 5], call="seed=77, and with params.seed=5",
            cause="that of the params comes first")  # fmt: skip
+    expect([seeds[0][4], seeds[0][6]], [0, 0], call="seed=0, and seed=77 with params.seed=0",
+           cause="0 is a seed; None is none")  # fmt: skip
     expect([None in seeds[0], seeds[0][0] == seeds[0][3]], [False, False],
            call="whether a seed is missing, whether two drawn seeds are equal")  # fmt: skip
     before = len(told(drained(engine)))
     expect.raises(RequestTooLargeError, lambda: engine.add_request([5] * 99, LONG),
                   call="add_request of what the engine refuses")  # fmt: skip
-    expect([before, engine.has_unfinished], [4, False],
+    expect([before, engine.has_unfinished], [7, False],
            call="samples that ended, has_unfinished after a refusal")  # fmt: skip
 
 
-@pytest.mark.check(task=5, points=2, title="A step of NaN is a death")
+@pytest.mark.check(task=5, points=1, title="A step of NaN is a death")
 def test_nan(seed):
     make = Engines(nan=[2])
     engine = make.supervised()
@@ -404,6 +581,62 @@ def test_nan(seed):
            cause="the others have tokens, so the model is well: it fails alone")  # fmt: skip
 
 
+@pytest.mark.check(task=5, points=1, title="What else a step of NaN tells")
+def test_nan_others(seed):
+    make = Engines(nan=[0])
+    engine = make.supervised()
+    engine.add_request([5], LONG, seed=1)
+    found = [names(engine.step()), names(engine.step())]
+    wanted = [["Queued", "Admitted", "Preempted"], ["Admitted", "Prefilled", "TokenGenerated"]]
+    expect(found, wanted, call="events of a first step of NaN, and of the next",
+           cause="all is told but the Failed of NaN, then who goes back")  # fmt: skip
+
+    class Picky(Dying):
+        def step(self):
+            gone = [one for one in self.arrived if one.prompt[0] == 13]
+            self.arrived = [one for one in self.arrived if one not in gone]
+            failed = [Failed(one.request_id, one.index, ValueError("13"), 0.0) for one in gone]
+            return failed + super().step()
+
+    plan = Engines(nan=[2])
+    engine = SupervisedEngine(lambda: Picky(plan), RestartLimit(most=99), clock=plan.clock)
+    engine.add_request([13], LONG)
+    events = engine.step()
+    expect([ends_of(events), engine.restarts], [{0: ["Failed"]}, 0],
+           call="ends and restarts, where one fails by another error, and nobody has a token",
+           cause="only NaN is the model's fault")  # fmt: skip
+    engine.add_request([5], LONG, seed=1)
+    events = engine.step()
+    engine.add_request([13], LONG)
+    found = [(type(event).__name__, event.request_id) for event in engine.step()]
+    expect(found, [("Failed", 2), ("Preempted", 1)],
+           call="events of a step of NaN, in which 2 fails by another error, and 1 by NaN",
+           cause="this Failed is told; 1 goes on in the next engine")  # fmt: skip
+    events += drained(engine)
+    expect([ends_of(events), engine.restarts], [{1: ["Finished"]}, 1],
+           call="ends and restarts after it")  # fmt: skip
+
+
+@pytest.mark.check(task=5, points=1, title="NaN beside a suspect, and the limit")
+def test_nan_suspect(seed):
+    make = Engines(crash=[1, 3], nan=[5])
+    engine = make.supervised()
+    engine.add_request([5], LONG, seed=1)
+    events = steps(engine, 4)
+    engine.add_request([6], LONG, seed=1)
+    events += drained(engine)
+    expect([ends_of(events), engine.restarts], [{0: ["Failed"], 1: ["Finished"]}, 3],
+           call="ends and restarts, where a suspect and another one are NaN together",
+           cause="two of two: the model may be at fault; the suspect gets the strike")  # fmt: skip
+    [error] = [event.error for event in events if isinstance(event, Failed)]
+    expect(type(error).__name__, PoisonedRequestError.__name__, call="type of the suspect's error")
+    engine = Engines(nan=[0]).supervised(most=1)
+    engine.add_request([5], LONG, seed=1)
+    expect([ends_of(drained(engine)), engine.restarts], [{0: ["Finished"]}, 1],
+           call="ends and restarts, one step of NaN, one restart allowed",
+           cause="the limit is asked once a death")  # fmt: skip
+
+
 @pytest.mark.check(task=5, points=1, title="NaN again and again")
 def test_nan_limits(seed):
     make = Engines(nan=range(99))
@@ -423,7 +656,22 @@ def test_nan_limits(seed):
            cause="then the failures stand")  # fmt: skip
 
 
-@pytest.mark.check(task=5, points=2, title="A crash loop ends")
+@pytest.mark.check(task=5, points=1, title="Given up for good")
+def test_for_good(seed):
+    make = Engines(crash=[0])
+    engine = make.supervised(most=0)
+    engine.add_request([5], LONG)
+    error = expect.raises(GaveUpError, engine.step, call="step, where no restart is allowed")
+    make.clock.advance(1e6)
+    for name, call in (("step", engine.step), ("add_request", lambda: engine.add_request([5]))):
+        again = expect.raises(GaveUpError, call, call=f"{name} after it, 12 days later")
+        expect(again is error, True, call=f"whether {name} raises this error again")
+    expect([engine.failure is error, engine.restarts, len(make.made)], [True, 0, 1],
+           call="whether `failure` is this error, restarts, engines made",
+           cause="a person has to look at it")  # fmt: skip
+
+
+@pytest.mark.check(task=5, points=1, title="A crash loop ends")
 def test_gave_up(seed):
     make = Engines(crash=range(99))
     engine = make.supervised(most=3)
@@ -467,7 +715,7 @@ def test_gave_up(seed):
            cause="a lab that is not written is no death")  # fmt: skip
 
 
-@pytest.mark.check(task=5, points=2, title="Samples that begin anew end once")
+@pytest.mark.check(task=5, points=1, title="Samples that begin anew end once")
 def test_samples(seed):
     for number in range(40):
         draw = random.Random(seed + number)
@@ -522,6 +770,14 @@ def test_checksums(seed, tmp_path):
     expect(sorted(kept), ["a.bin", "b.bin", "c.bin"], call="names of checksums(files)")
     expect([kept["a.bin"][:16], kept["c.bin"][:16]], ["e3b0c44298fc1c14", "bbc449af733351e5"],
            call="the first digits for an empty file, and for b'nanovllm'")  # fmt: skip
+    large = tmp_path / "large.bin"
+    large.write_bytes(bytes(16 << 20))
+    tracemalloc.start()
+    checksums([large])
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    expect.that(most < 6 << 20, "checksums of a file of 16 MiB takes less than 6 MiB of memory",
+                observed=most, cause="no more than PIECE bytes at once")  # fmt: skip
     (tmp_path / "other.txt").write_text("not asked for")
     expect(changed(kept, tmp_path), [], call="changed(kept, folder), nothing changed")
     data = bytearray(files["b.bin"])

@@ -49,7 +49,7 @@ def test_down(seed):
            call="level before, and of, a failure after 59.9, 60, 119.9, 120, 180, 999 s at level 3",
            cause="one level for each whole minute, its tries begin anew; below its entry it enters "
            "anew")  # fmt: skip
-    expect(after(9999.0, times=5), [5, 5], call="after 9,999 s at level 5",
+    expect(after(1e9, times=5), [5, 5], call="after 30 years at level 5",
            cause="from there only a person brings it down")  # fmt: skip
     expect(after(60.0, 2, Failure.CRASH), [3, 3], call="60 s after a crash at level 4")
     expect(after(60.0, 1, Failure.CRASH), [0, 3], call="60 s after a crash at level 3")
@@ -80,7 +80,10 @@ def test_report(seed):
     wanted = {"failures": {"hang": 2, "timeout": 1}, "first": 5.0, "last": 9.0, "highest": "SYSTEM",
               "levels": {"COMPONENT": 1, "SYSTEM": 1, "REQUEST": 1}}  # fmt: skip
     expect(json.loads(json.dumps(report(history))), wanted, call="report(history), through JSON",
-           given={"history": history})  # fmt: skip
+           given={"history": history},
+           cause="the earliest and the latest time, in whatever order")  # fmt: skip
+    found = report(history[::-1])
+    expect([found["first"], found["last"]], [5.0, 9.0], call="first and last of report(reversed)")
     nothing = {"failures": {}, "levels": {}, "first": None, "last": None, "highest": None}
     expect(json.loads(json.dumps(report([]))), nothing, call="report([])")
 
@@ -143,6 +146,12 @@ def test_complaints(seed):
     found = complaints(heard, TRUTH)
     expect(len(found), 1, call="complaints about a sample that nobody asked for")
     expect.that("7" in found[0], "the sentence has the request's id", observed=found)
+    for changed in ({"ends": []}, {"token_ids": [1]}, {"ends": [Failed(31, 0, OSError(), 0.0)]}):
+        end = Finished(31, 0, TRUTH[0, 0], 0.0)
+        one = Transcript(**{"token_ids": [5, 6, 7], "text": "abc", "ends": [end]} | changed)
+        found = complaints({(31, 0): one}, {(31, 0): TRUTH[0, 0]})
+        expect.that(len(found) == 1 and "31" in found[0], "each sentence has the request's id, 31",
+                    observed=found, given={"changed": changed})  # fmt: skip
     both = {(0, 0): {"ends": []}, (1, 1): {"token_ids": [1]}}
     expect(judged(both), 2, call="complaints about two samples", cause="a sentence for each")
 
@@ -158,11 +167,16 @@ def test_spared(seed):
         ({"ends": failed * 2}, 1),
         ({"ends": failed, "token_ids": [5, 7]}, 1),
         ({"ends": failed, "token_ids": [5], "text": "b"}, 1),
+        ({"ends": failed, "token_ids": [5], "text": "ax"}, 1),
+        ({"ends": [finished([5], "a")], "token_ids": [5], "text": "a"}, 0),
     ):
         expect(judged({(0, 0): changed}, spared=[0]), wanted,
                call="complaints about a spared request", given={"changed": changed},
                cause="it ends once, and what it told is a beginning of the truth")  # fmt: skip
     expect(judged({(1, 1): {"ends": failed}}, spared=[0]), 1, call="another one that failed")
+    heard = right() | {(0, 1): right()[0, 0]}
+    expect(len(complaints(heard, TRUTH, spared=[0])), 1,
+           call="complaints about a sample of a spared request that nobody asked for")  # fmt: skip
     expect(judged({(1, 1): {"ends": failed}, (1, 0): {"ends": failed}}, spared=iter([1])), 0,
            call="both samples of a spared request")  # fmt: skip
 
@@ -186,7 +200,7 @@ def walk(rng, rules, length=30):
     return history
 
 
-@pytest.mark.check(task=7, points=2, title="The judge of a ladder")
+@pytest.mark.check(task=7, points=1, title="The judge of a ladder")
 def test_ladder_complaints(seed):
     timeout, two, three, four, five = Failure.TIMEOUT, *(Level(n) for n in (2, 3, 4, 5))
     for name, levels, gaps, wrong in (
@@ -202,7 +216,7 @@ def test_ladder_complaints(seed):
         ("that comes down too far", [two, two, three, three, four, two], [1] * 5 + [60], 1),
         ("that begins anew", [two, two, two, two, three], [1, 1, 60, 1, 1], 0),
         ("that stays with a person", [two, two, three, three, four, four, five, five],
-         [1] * 7 + [9999], 0),
+         [1] * 7 + [1e9], 0),
         ("that leaves a person", [two, two, three, three, four, four, five, two],
          [1] * 7 + [9999], 1),
         ("that goes back in time", [two, two], [5, -3], 1),
@@ -215,6 +229,22 @@ def test_ladder_complaints(seed):
                call=f"complaints of a history {name}, 2 tries, 60 s calm (1: some, 0: none)",
                given={"history": [[rung.time, rung.level.name] for rung in history]})  # fmt: skip
     expect(ladder_complaints([], Rules()), [], call="ladder_complaints([])")
+
+
+@pytest.mark.check(task=7, points=1, title="A sentence for each wrong rung, and for no other")
+def test_wrong_rungs(seed):
+    two, three, four, five = (Level(n) for n in (2, 3, 4, 5))
+    for levels, wrong in (
+        ([three, three, four], 1),
+        ([two, two, two, three], 1),
+        ([two, two, four, four, five], 1),
+        ([two, three, two, two], 2),
+    ):
+        history = [Rung(float(now), Failure.TIMEOUT, level) for now, level in enumerate(levels)]
+        expect(len(ladder_complaints(history, Rules(2, 60.0))), wrong,
+               call="number of complaints about a timeout each second, with 2 tries",
+               given={"levels": [level.name for level in levels]},
+               cause="each is judged by those before it, as they stand")  # fmt: skip
 
 
 @pytest.mark.check(task=7, points=2, title="Random histories, yours and the judge's")

@@ -22,7 +22,8 @@ class Breaker:
       it for `rest` seconds more. If nobody has said within `rest` seconds how it ended, another
       one may go.
 
-    Answers of calls that left before it opened change nothing while it is OPEN.
+    Answers of calls that left before it opened change nothing while it is OPEN, nor when it is
+    HALF_OPEN before the one call has left.
 
     >>> breaker = Breaker(failures=2, rest=5.0)
     >>> breaker.record(0.0, 503); breaker.record(1.0, None)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nanovllm.resilience.breaker import Breaker
+from nanovllm.resilience.breaker import Breaker, BreakerState
 from nanovllm.resilience.errors import BreakerOpenError, DeadlinePassedError, UnavailableError
 from nanovllm.resilience.retry_budget import RetryBudget
 
@@ -26,8 +26,8 @@ class Deadline:
 
     @classmethod
     def of_headers(cls, now: float, headers: Mapping[str, str]) -> Deadline | None:
-        """What a caller has left, by HEADER; None without one, or with one that is no number of
-        milliseconds (whole, not negative).
+        """What a caller has left, by HEADER; None without one, or with one that is no whole number
+        of milliseconds: it is made of the digits 0 to 9 alone, and a float can hold it.
 
         >>> Deadline.of_headers(100.0, {"x-request-timeout-ms": "250"})
         Deadline(moment=100.25)
@@ -73,18 +73,22 @@ class Caller:
         self.budget, self.breakers = budget or RetryBudget(), dict(breakers or {})
 
     def call(self, servers: Sequence[str], deadline: Deadline) -> Reply:
-        """The answer of one server; each is asked at most once, in this order.
+        """The answer of one server; each is asked at most once, also where it is named twice.
 
-        - A server whose breaker does not allow it is passed over.
-        - Each server that is asked gets the deadline's headers of that moment.
-        - An answer below 500 is given back, whoever is to blame for it. No answer, or one of 500
-          or more, is a reason for a retry with the next server, if the budget pays for it.
-        - Each answer, and each lack of one, is recorded with the server's breaker. A server
-          without a breaker gets a `Breaker()` of its own.
+        With each server in turn, in this order:
+
+        1. If its breaker is OPEN, it is passed over. A server without a breaker gets a `Breaker()`
+           of its own.
+        2. The deadline's headers of this moment are made for it.
+        3. If another server was asked before, a retry must be paid for.
+        4. Its breaker's `allow` is asked; if it says no, the server is passed over, and what was
+           paid is the next one's. Who is passed over counts neither as a call nor as a retry.
+        5. It is asked. Its answer, or that there was none, is recorded with its breaker. An answer
+           below 500 is given back, whoever is to blame for it; else it is the next one's turn.
 
         Raises:
-            DeadlinePassedError: the time is over, before the first or a further server is asked.
-            BreakerOpenError: no server's breaker allowed it.
-            UnavailableError: every server that might be asked failed, or no retry was paid for.
+            DeadlinePassedError: the time is over at 2.
+            UnavailableError: no retry was paid for at 3, or all who were asked failed.
+            BreakerOpenError: nobody was asked, as all were passed over, or there are no servers.
         """
         raise NotImplementedError("lab12 task 6: Caller.call")

@@ -49,7 +49,8 @@ def complaints(
       was told one by one and in the event's own completion (log-probabilities may differ)
 
     Of requests in `spared`, whose callers gave them up or which may fail, only the first two are
-    asked. A sample that the truth does not know is wrong, too. Each sentence has the request's id.
+    asked, whatever their end. A sample that the truth does not know is wrong, of whatever request.
+    Each sentence has the request's id.
     """
     raise NotImplementedError("lab12 task 7: complaints")
 
@@ -60,10 +61,10 @@ def ladder_complaints(history: Sequence[Rung], rules: Rules) -> list[str]:
     Each rung is judged by those of its kind before it, as they stand in the history:
 
     - the first of its kind is at the level of ENTRY
-    - within `calm` seconds of the one before, it is at the same level; or, if the level has had its
-      `tries` since it was come to, one higher, and must be (but for HUMAN, which stays)
+    - less than `calm` seconds after the one before, it is at the same level, as long as fewer than
+      `tries` stand there in a row, with no calm between them; else it is one level higher
     - later, it is one level lower for each whole `calm` seconds, but not below ENTRY
-    - at HUMAN it stays, however late (nobody resets in these histories)
+    - after one at HUMAN it is at HUMAN, however late (nobody resets in these histories)
     - it is not earlier than the one before
 
     >>> levels = Level.REQUEST, Level.SYSTEM

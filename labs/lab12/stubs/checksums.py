@@ -19,6 +19,6 @@ def checksums(files: Iterable[Path]) -> dict[str, str]:
 
 def changed(kept: Mapping[str, str], folder: Path) -> list[str]:
     """Names of the files of `kept` that are missing in the folder, or have another checksum now;
-    in order. What else lies there is nobody's affair.
+    sorted. What else lies there is nobody's affair.
     """
     raise NotImplementedError("lab12 task 5: changed")

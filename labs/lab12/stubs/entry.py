@@ -86,10 +86,11 @@ class Entry:
     def hear(self, event: EngineEvent) -> bool:
         """Note an event of this request; False if its caller has heard it from an engine before.
 
-        Over all engines together a caller hears one Prefilled, one Queued for each sample, each
-        token once, and one end for each sample, after which nothing of that sample is heard.
-        Admitted and Preempted are always heard, as long as the sample has not ended. A token that
-        is heard adds to `token_ids` and `text` of its sample.
+        Over all engines together a caller hears one Prefilled, which is of the whole request, one
+        Queued for each sample, each token once, and one end for each sample, after which nothing of
+        that sample is heard; a Prefilled after the last end is left open. Admitted and Preempted
+        are always heard, as long as the sample has not ended. A token that is heard adds to
+        `token_ids` and `text` of its sample.
         """
         raise NotImplementedError("lab12 task 4: Entry.hear")
 

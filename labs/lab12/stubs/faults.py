@@ -24,7 +24,7 @@ def draw_faults(
 ) -> tuple[Fault, ...]:
     """Faults at 0 to `most` different steps below `steps`, in order of their steps.
 
-    The number of faults, their steps and their kinds all depend on the seed, and on nothing else:
+    The number of faults, their steps and each one's kind depend on the seed, and on nothing else:
     the random generators of others are neither read nor moved, so that the same requests come
     with and without faults.
 
@@ -38,7 +38,7 @@ def shrink(faults: Sequence[Fault], fails: Callable[[Sequence[Fault]], bool]) ->
     """Of these faults so few that `fails` no longer holds when any one of them is left out.
 
     `fails(faults)` holds for all of them together, and runs a whole simulation: for n faults it is
-    asked at most n * (n + 1) / 2 times. The order stays.
+    asked at most n * (n + 1) / 2 times. The order stays. Where it fails without any, none are left.
 
     >>> bad = Fault(7, Kind.LOST)
     >>> shrink([Fault(1, Kind.CRASH), bad, Fault(9, Kind.NAN)], lambda some: bad in some)
@@ -75,9 +75,11 @@ class FaultyEngine:
         - CRASH raises FaultError, and the engine's own step is not run
         - LOST runs it, drops its events, and raises FaultError
         - HANG moves the clock by HANG_SECONDS, then is a CRASH
-        - NAN: `engine.execute` gives NaN in every place, of the same shape, in this step only
+        - NAN: `engine.execute` gives NaN in every place, of the same shape, in this step only; an
+          array of numpy, or a tensor
         - SLOW moves the clock by SLOW_SECONDS, CLOCK_JUMP by JUMP_SECONDS; then the usual step
         - STORE_FULL: `engine.store.can_admit` is False for everybody, in this step only
+        - other kinds are none of a step's: the usual step
 
         After CRASH, LOST or HANG this engine is dead: each further step raises FaultError.
         """

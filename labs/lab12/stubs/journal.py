@@ -27,8 +27,9 @@ class Record:
     """A request, and its answer once it has one.
 
     owner: who sent it, who alone may read the answer. key: by which its sender knows it again, or
-    None. digest: of what was sent, which `body` need not be byte for byte. status, media_type,
-    answer: of the HTTP response; None while it is open.
+    None. digest: of what was sent, which `body` need not be byte for byte. accepted: seconds since
+    1970 (`time.time`) at which `accept` wrote it down. status, media_type, answer: of the HTTP
+    response; None while it is open.
     """
 
     id: str
@@ -99,8 +100,9 @@ class Journal:
     def accept(self, record: Record) -> Record:
         """Take a request on, and give it back; or the one of the same owner and key, if any.
 
-        A request without a key is never known. A new one must find room: when `most` are kept, the
-        one that was answered and came first is forgotten. On return it is on the disk.
+        A request without a key (None) is never known. A new one must find room: of those that were
+        answered, the ones that came first are forgotten, until `most` are kept with the new one. On
+        return it is on the disk. Its id is a new one; `accepted` of what comes back is left open.
 
         Raises JournalFullError where there is no room, on the disk or among the open requests.
         """
@@ -157,7 +159,7 @@ class Journal:
 
 
 def _sent(record: Record) -> tuple[str | bytes | None, ...]:
-    """What is written down of a new request, in the order of the table's columns (given)."""
+    """The first six columns of a new request's row, in their order (given)."""
     return record.id, record.owner, record.key, record.path, record.digest, record.body
 
 

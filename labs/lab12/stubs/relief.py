@@ -65,7 +65,7 @@ class BrakedBudget:
 
     @property
     def limit(self) -> int:
-        """The budget's present limit, less 30 % while the brake is on."""
+        """The budget's present limit, times the brake's factor; 0.7 of 90 tokens are 63."""
         raise NotImplementedError("lab12 task 3: BrakedBudget.limit")
 
     def observe(self, seconds: float, free_share: float) -> None:

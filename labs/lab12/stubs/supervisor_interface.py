@@ -16,10 +16,10 @@ class Supervisor(Protocol):
     """Has the face of the engine that `make_engine()` gives, and outlives it.
 
     An engine dies when its `step` raises (NotImplementedError is no death: it is passed on). Then
-    a new one is made in the same call of `step`, and all open requests are added to it in the
-    order in which they came. What a caller hears is what one engine that never fails would tell:
-    no token twice, none left out, one end for each sample, the same tokens and texts, for every
-    sampling parameter. `entry.py` (task 4) keeps what is needed for that.
+    a new one is made in the same call of `step`, also where nothing is open, and all open requests
+    are added to it in the order in which they came. What a caller hears is what one engine that
+    never fails would tell: no token twice, none left out, one end for each sample, the same tokens
+    and texts, for every sampling parameter. `entry.py` (task 4) keeps what is needed for that.
 
     Attributes that are not named here are those of the present engine.
     """
@@ -42,21 +42,26 @@ class Supervisor(Protocol):
         priority: Any = 0,
         deadline: float | None = None,
     ) -> int:
-        """As the engine's; returns the id, by default the lowest number that was never given out.
+        """As the engine's; returns the id.
 
-        The engine gets the request at once, and gets the same seed in each of its lives: that of
-        `params`, else `seed`, else one that is drawn here. priority and deadline are given to the
-        engine only where they are not 0 and not None. deadline: in so many seconds; a later engine
-        gets what is left of it by `clock`, at least 0.001. What the engine refuses (it raises) is
-        raised, and is no request.
+        By default it is the lowest number that was not given out here, and that no open request
+        has. The engine gets the request at once, and the request has one seed in all engines: that
+        of `params`, else `seed`, else one that is drawn here. priority is given to the engine only
+        where it is not 0, deadline only where it is not None. deadline: in so many seconds; a later
+        engine gets what is left of it by `clock`, at least 0.001.
+
+        What the engine refuses (it raises) is raised, and is no request; so is the id of an open
+        request, wherever this is (DuplicateRequestError). What a later engine refuses by a
+        RequestError is Failed by this error, each open sample of it.
         """
         ...
 
     def abort(self, request_id: int) -> bool:
         """Give a request up; False if there is none of that id (any more).
 
-        It ends by one Aborted for each open sample, with what the sample has told, in a later step,
-        whatever becomes of the engine meanwhile.
+        It ends by one Aborted for each open sample in a later step, whatever becomes of the engine
+        meanwhile, unless it is given up. token_ids and text of an Aborted are what the sample has
+        told, over all engines.
         """
         ...
 
@@ -64,21 +69,25 @@ class Supervisor(Protocol):
         """One round of the engine, or its death and the making of a new one.
 
         - At a death, each sample whose Admitted was told, and no Preempted since, is told as
-          Preempted.
+          Preempted once.
         - Each request in the batch gets a strike: these, and those of `in_batch` (in entry.py),
-          since a step that died has told nobody whom it had let in. Who has told 8 tokens or more
-          since the last strike has its earlier ones forgiven: this is its first.
-        - Who has two strikes is a suspect. Of suspects there is at most one in the engine, in the
-          order in which they came; who is none may be beside it. If an engine dies with a suspect
-          in the batch, the suspect alone gets the strike.
+          since a step that died has told nobody whom it had let in. At the strike of a request that
+          has told 8 tokens or more since its last one, all earlier ones are forgiven: this is its
+          first. Until then they count.
+        - Who has two strikes is a suspect. Of suspects one at a time is in the engine, in the order
+          in which they came; the others wait outside. Who is none does not wait for them. If an
+          engine dies with a suspect in the batch, the suspect alone gets the strike.
         - At three strikes a request is Failed, each open sample of it, by a PoisonedRequestError;
-          it never comes into an engine again.
+          it never comes into an engine again. Who was aborted before ends by Aborted all the same.
         - A step whose events have Failed by NonFiniteLogitsError, and no TokenGenerated, is a
-          death, too (RELOAD): nobody hears of these Failed. But not where it is of one request
-          alone, and this is a suspect; nor where the limit allows no restart: then they stand.
-        - Events of requests that have ended already are dropped.
+          death, too (RELOAD): nobody hears of these Failed; the step's other events are told
+          before its Preempted. It is no death, and they stand, where they are of one request alone,
+          and this is a suspect, or where the limit allows no restart. The limit is asked once a
+          death.
+        - Events of requests that have ended already are dropped; those of no request are told.
 
         Raises:
-            GaveUpError: the limit does not allow one more restart, or make_engine raises.
+            GaveUpError: the limit does not allow one more restart, or make_engine raises. It is
+                for good: each further `step` and `add_request` raises it again.
         """
         ...

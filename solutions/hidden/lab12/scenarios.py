@@ -310,6 +310,47 @@ def a_request_that_kills(nanovllm, rng):
 
 
 @scenario(task=5)
+def a_night_of_deaths(nanovllm, rng):
+    """Long requests with ids in no order, many deaths: who goes where, and who fails."""
+    from itertools import count
+
+    from nanovllm.batching.events import Failed, Preempted
+    from nanovllm.generation.events import Finished
+    from nanovllm.generation.params import SamplingParams
+    from nanovllm.resilience.faults import FaultyEngine
+    from nanovllm.resilience.kinds import DEATHS, Fault
+    from nanovllm.resilience.restarts import RestartLimit
+    from nanovllm.resilience.supervisor import SupervisedEngine
+    from nanovllm.resilience.toy_engine import ToyEngine
+
+    story = []
+    for _ in range(8):
+        chosen = sorted(rng.choice(50, int(rng.integers(3, 9)), False).tolist())
+        faults = [Fault(step, DEATHS[int(rng.integers(4))]) for step in chosen]
+        seats, steps, made = int(rng.integers(1, 4)), count(), []
+
+        def make(faults=faults, seats=seats, steps=steps, made=made):
+            made.append(ToyEngine(max_num_seqs=seats, places=150))
+            return FaultyEngine(made[-1], faults, steps)
+
+        engine, ends, back = SupervisedEngine(make, RestartLimit(most=99)), [], []
+        for number in rng.permutation(20)[:5].tolist():
+            params = SamplingParams(max_tokens=int(rng.integers(3, 22)), ignore_eos=True)
+            engine.add_request([int(number) + 3], params, seed=0, request_id=int(number))
+        for step in range(200):
+            for event in engine.step() if engine.has_unfinished else ():
+                if isinstance(event, Finished):
+                    ends.append([event.request_id, event.completion.text])
+                elif isinstance(event, Failed):
+                    ends.append([event.request_id, type(event.error).__name__])
+                elif isinstance(event, Preempted):
+                    back.append([step, event.request_id])
+        asked = [[one["request_id"] for one in one_engine.asked] for one_engine in made]
+        story.append([asked, sorted(ends), sorted(back), engine.restarts])
+    return {"story": story}
+
+
+@scenario(task=5)
 def weights_and_limits(nanovllm, rng):
     """A folder of weights over time, and a limit that sees a day of restarts."""
     import tempfile
@@ -365,9 +406,9 @@ def a_day_of_calls(nanovllm, rng):
         time.advance(float(rng.choice([0.0, 0.25, 1.0])))
         if rng.random() < 0.15:
             health["abc"[int(rng.integers(3))]] = int(rng.integers(4))
-        left = str(rng.choice([1, 200, 9000]))
+        left = str(rng.choice([0, 125, 250, 9000]))  # moments that floats hold as they are
         given = Deadline.of_headers(time(), {"x-request-timeout-ms": left})
-        order = ["abc"[int(n)] for n in rng.permutation(3)]
+        order = ["abc"[int(n)] for n in (*rng.permutation(3), rng.integers(3))]
         try:
             log.append(caller.call(order, given).status)
         except Exception as error:  # its name is compared

@@ -22,7 +22,8 @@ class Breaker:
       it for `rest` seconds more. If nobody has said within `rest` seconds how it ended, another
       one may go.
 
-    Answers of calls that left before it opened change nothing while it is OPEN.
+    Answers of calls that left before it opened change nothing while it is OPEN, nor when it is
+    HALF_OPEN before the one call has left.
 
     >>> breaker = Breaker(failures=2, rest=5.0)
     >>> breaker.record(0.0, 503); breaker.record(1.0, None)
@@ -66,10 +67,9 @@ class Breaker:
         """
         ### BEGIN SOLUTION
         state = self.state(now)
-        failed = status is None or status >= 500
-        if state is BreakerState.OPEN:
-            return
-        if not failed:
+        if state is not BreakerState.CLOSED and self._probed is None:
+            return  # of a call that left before it opened
+        if status is not None and status < 500:
             self._count, self._opened, self._probed = 0, None, None
             return
         self._count += 1

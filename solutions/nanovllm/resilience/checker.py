@@ -49,7 +49,8 @@ def complaints(
       was told one by one and in the event's own completion (log-probabilities may differ)
 
     Of requests in `spared`, whose callers gave them up or which may fail, only the first two are
-    asked. A sample that the truth does not know is wrong, too. Each sentence has the request's id.
+    asked, whatever their end. A sample that the truth does not know is wrong, of whatever request.
+    Each sentence has the request's id.
     """
     ### BEGIN SOLUTION
     wrong, spared = [], set(spared)
@@ -97,10 +98,10 @@ def ladder_complaints(history: Sequence[Rung], rules: Rules) -> list[str]:
     Each rung is judged by those of its kind before it, as they stand in the history:
 
     - the first of its kind is at the level of ENTRY
-    - within `calm` seconds of the one before, it is at the same level; or, if the level has had its
-      `tries` since it was come to, one higher, and must be (but for HUMAN, which stays)
+    - less than `calm` seconds after the one before, it is at the same level, as long as fewer than
+      `tries` stand there in a row, with no calm between them; else it is one level higher
     - later, it is one level lower for each whole `calm` seconds, but not below ENTRY
-    - at HUMAN it stays, however late (nobody resets in these histories)
+    - after one at HUMAN it is at HUMAN, however late (nobody resets in these histories)
     - it is not earlier than the one before
 
     >>> levels = Level.REQUEST, Level.SYSTEM
@@ -114,20 +115,21 @@ def ladder_complaints(history: Sequence[Rung], rules: Rules) -> list[str]:
     for rung in history:
         wanted, tries, late = ENTRY[rung.failure], 0, True
         if rung.failure in before:
-            last, tries = before[rung.failure]
+            last, had = before[rung.failure]
             late = rung.time >= last.time
-            wanted = last.level
             down = int((rung.time - last.time) // rules.calm)
-            if last.level is not Level.HUMAN and down > 0:
-                wanted, tries = Level(max(last.level - down, ENTRY[rung.failure])), 0
-            elif tries >= rules.tries and last.level is not Level.HUMAN:
-                wanted, tries = Level(last.level + 1), 0
+            tries = had if rung.level == last.level and down <= 0 else 0
+            if last.level is Level.HUMAN:
+                wanted = Level.HUMAN
+            elif down > 0:
+                wanted = Level(max(last.level - down, wanted))
+            else:
+                wanted = Level(last.level + (had >= rules.tries))
         if rung.level != wanted or not late:
             wrong.append(
                 f"At {rung.time:g} s, {rung.failure.value} was answered at {rung.level.name}, "
                 f"not at {wanted.name}{'' if late else ', and before the one before it'}."
             )
-            tries = 0 if rung.level != wanted else tries
         before[rung.failure] = rung, tries + 1
     return wrong
     ### END SOLUTION

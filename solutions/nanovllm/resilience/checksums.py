@@ -28,7 +28,7 @@ def checksums(files: Iterable[Path]) -> dict[str, str]:
 
 def changed(kept: Mapping[str, str], folder: Path) -> list[str]:
     """Names of the files of `kept` that are missing in the folder, or have another checksum now;
-    in order. What else lies there is nobody's affair.
+    sorted. What else lies there is nobody's affair.
     """
     ### BEGIN SOLUTION
     there = [folder / name for name in kept if (folder / name).is_file()]

@@ -71,7 +71,7 @@ def report(history: Sequence[Rung]) -> dict[str, Any]:
 
     - "failures": how often each failure was seen, by its value; those that were, only
     - "levels": how often each level answered, by its name; those that did, only
-    - "first" and "last": time of the first and of the last one; None without any
+    - "first" and "last": earliest and latest time, in whatever order they stand; None without any
     - "highest": name of the highest level; None without any
     """
     ### BEGIN SOLUTION

@@ -77,7 +77,7 @@ class BrakedBudget:
 
     @property
     def limit(self) -> int:
-        """The budget's present limit, less 30 % while the brake is on."""
+        """The budget's present limit, times the brake's factor; 0.7 of 90 tokens are 63."""
         ### BEGIN SOLUTION
         return max(1, int(self.budget.limit * self.brake.factor(self.clock()) + 1e-9))
         ### END SOLUTION

@@ -1,4 +1,7 @@
-"""`SupervisedEngine`: an engine that dies is made anew, and every open request goes on in it."""
+"""`SupervisedEngine`: an engine that dies is made anew, and every open request goes on in it.
+
+What it has to do stands in supervisor_interface.py.
+"""
 
 ### BEGIN SOLUTION
 from __future__ import annotations
@@ -8,12 +11,13 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, TypeGuard
 
-from nanovllm.batching.errors import NonFiniteLogitsError
+from nanovllm.batching.errors import DuplicateRequestError, NonFiniteLogitsError
 from nanovllm.batching.events import Aborted, EngineEvent, Failed, Preempted
+from nanovllm.generation.errors import RequestError
 from nanovllm.generation.events import TokenGenerated
 from nanovllm.generation.params import SamplingParams
 from nanovllm.resilience.entry import Entry, in_batch
@@ -65,12 +69,17 @@ class SupervisedEngine:
         priority: Any = 0,
         deadline: float | None = None,
     ) -> int:
-        """As the engine's. Raises RequestError."""
+        """As the engine's. Raises RequestError, and GaveUpError once it was given up."""
+        if self.failure is not None:
+            raise self.failure
         params = params or SamplingParams()
         chosen = (params.seed, seed, secrets.randbits(63))
         seed = next(one for one in chosen if one is not None)
         with self._lock:
-            number = next(self._ids) if request_id is None else request_id
+            free = (number for number in self._ids if number not in self._entries)
+            number = next(free) if request_id is None else request_id
+            if number in self._entries:  # the engine may not have it now
+                raise DuplicateRequestError(f"Request id {number} is in use; choose another.")
             more = {"deadline": deadline} if deadline is not None else {}
             more |= {"priority": priority} if priority else {}
             self._engine.add_request(prompt_token_ids, params, seed=seed, request_id=number, **more)
@@ -93,6 +102,8 @@ class SupervisedEngine:
 
     def step(self) -> list[EngineEvent]:
         """One round of the engine, or its rebuilding. Raises GaveUpError."""
+        if self.failure is not None:
+            raise self.failure
         events = self._next_suspect()
         try:
             found = self._engine.step()
@@ -102,9 +113,9 @@ class SupervisedEngine:
             return events + self._rebuild(error)
         if self._sick(found) and self._limit.allow(self._clock()):
             bad = [event for event in found if _is_nan(event)]
-            events += [event for event in found if event not in bad and self._heard(event)]
+            events += self._told(event for event in found if event not in bad)
             return events + self._rebuild(bad[0].error, allowed=True)
-        return events + [event for event in found if self._heard(event)]
+        return events + self._told(found)
 
     def _sick(self, events: Sequence[EngineEvent]) -> bool:
         """Whether the model may be at fault: no row of a step was finite, and they are of several
@@ -114,16 +125,22 @@ class SupervisedEngine:
             return False
         return len(bad) > 1 or all(self._entries[number].strikes < SUSPECT for number in bad)
 
-    def _heard(self, event: EngineEvent) -> bool:
-        """Note an event; False if it is not for the caller's ears."""
-        entry = self._entries.get(getattr(event, "request_id", -1))
-        if entry is None:  # of no request, as Stepped; or what an engine tells of one that ended
-            return not hasattr(event, "request_id")
-        told = entry.hear(event)
-        if entry.ended:
-            with self._lock:
-                del self._entries[entry.request_id]
-                self._engine.abort(entry.request_id)  # samples that began anew, and ended before
+    def _told(self, events: Iterable[EngineEvent]) -> list[EngineEvent]:
+        """Note an engine's events; those of them that are for callers' ears."""
+        told: list[EngineEvent] = []
+        for event in events:
+            entry = self._entries.get(getattr(event, "request_id", -1))
+            if entry is None:  # of no request, as Stepped; or of one that has ended
+                told += [] if hasattr(event, "request_id") else [event]
+                continue
+            if isinstance(event, Aborted):  # an engine that begins anew knows less than its caller
+                event = self._aborted(entry, event.index, event.time)
+            if entry.hear(event):
+                told.append(event)
+            if entry.ended:
+                with self._lock:
+                    del self._entries[entry.request_id]
+                    self._engine.abort(entry.request_id)  # samples that begin anew, and had ended
         return told
 
     def _rebuild(self, error: Exception, allowed: bool = False) -> list[EngineEvent]:
@@ -141,11 +158,13 @@ class SupervisedEngine:
             self._engine, self._alone = engine, None
             self._held.clear()
             self.restarts += 1
-            for entry in self._entries.values():
-                if entry.strikes >= SUSPECT:
+            for entry in list(self._entries.values()):
+                if entry.strikes >= SUSPECT and (entry.aborted or self._alone is not None):
                     self._held.append(entry.request_id)
-                else:
-                    self._resume(entry)
+                    continue
+                if entry.strikes >= SUSPECT:
+                    self._alone = entry.request_id
+                events += self._resume(entry)
         return events
 
     def _gave_up(self, why: str) -> GaveUpError:
@@ -171,7 +190,8 @@ class SupervisedEngine:
                 for index, sample in enumerate(entry.samples):
                     if sample.running and not sample.ended:
                         events.append(Preempted(entry.request_id, index, now))
-                if entry.strikes >= POISONED:
+                    sample.running = False
+                if entry.strikes >= POISONED and not entry.aborted:
                     events += self._end(entry, self._poisoned(entry))
         return events
 
@@ -187,13 +207,17 @@ class SupervisedEngine:
         now, events = self._now(), []
         for index, sample in enumerate(entry.samples):
             if not sample.ended:
-                who = entry.request_id, index
                 events.append(
-                    Aborted(*who, tuple(sample.token_ids), sample.text, now)
+                    self._aborted(entry, index, now)
                     if error is None
-                    else Failed(*who, error, now)
+                    else Failed(entry.request_id, index, error, now)
                 )
         return events
+
+    def _aborted(self, entry: Entry, index: int, time: float) -> Aborted:
+        """The end of a sample that was given up, with what it has told."""
+        sample = entry.samples[index]
+        return Aborted(entry.request_id, index, tuple(sample.token_ids), sample.text, time)
 
     def _next_suspect(self) -> list[EngineEvent]:
         """One suspect at a time is in the engine; those that were aborted meanwhile end."""
@@ -204,26 +228,30 @@ class SupervisedEngine:
                 events += self._end(self._entries[number])
             if self._held and self._alone not in self._entries:
                 self._alone = self._held.popleft()
-                self._resume(self._entries[self._alone])
+                events += self._resume(self._entries[self._alone])
         return events
 
-    def _resume(self, entry: Entry) -> None:
-        """Put a request into the engine, where it stopped."""
+    def _resume(self, entry: Entry) -> list[EngineEvent]:
+        """Put a request into the engine, where it stopped; its end, if it is refused."""
         more: dict[str, Any] = {"priority": entry.priority} if entry.priority else {}
         if entry.deadline is not None:
             more["deadline"] = max(SHORTEST, entry.deadline - self._clock())
         tokens = entry.resume()
         if tokens:
             more["output_token_ids"] = tokens
-        self._engine.add_request(
-            entry.prompt_token_ids,
-            entry.params,
-            seed=entry.seed,
-            request_id=entry.request_id,
-            **more,
-        )
+        try:
+            self._engine.add_request(
+                entry.prompt_token_ids,
+                entry.params,
+                seed=entry.seed,
+                request_id=entry.request_id,
+                **more,
+            )
+        except RequestError as error:
+            return self._end(entry, error)
         if entry.aborted:
             self._engine.abort(entry.request_id)
+        return []
 
     def _now(self) -> float:
         """The engine's clock, which events tell."""

@@ -50,10 +50,13 @@ class VirtualTime:
         ### END SOLUTION
 
     def run(self, until: float | None = None, most: int = 100_000) -> None:
-        """Run what is due, up to and including the moment `until`, at which time then stands; to
-        the end without it.
+        """Run what is due, up to and including the moment `until`, to the end without it.
 
-        Raises SimulationError where more than `most` actions run: a simulation that never ends.
+        What was due by then runs also where it is late, after `until`. Time then stands at `until`,
+        or where it stood, if that is later.
+
+        Raises SimulationError where more than `most` actions run in this call: a simulation that
+        never ends.
         """
         ### BEGIN SOLUTION
         done = 0
