@@ -11,6 +11,7 @@ from math import sqrt
 from typing import Any
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -95,7 +96,7 @@ def costs(
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells stderr that it runs
     before = alive()  # kept, so that nothing new has an old one's place
     engine, layers = make()
-    everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    everywhere = _ExperimentalConfig(profile_all_threads=True)
     with (
         torch.autograd.profiler.profile(experimental_config=everywhere) as profile,
         HostReads() as reads, counting() as operations, Products(layers) as products,
