@@ -389,7 +389,7 @@ SUPERVISOR = [
          "        if self.failure is not None:\n            raise self.failure\n", "",
          "You take requests on after the engine was given up."),
         ("zero-is-no-seed", "SupervisedEngine.add_request",
-         "next(one for one in chosen if one is not None)", "next(one for one in chosen if one)",
+         "next(one for one in chosen if one is not None)", "next(one for one in chosen if one is not None) or 7",
          "A seed of 0 is a seed; you draw another one."),
         ("above-all-ids", "SupervisedEngine.add_request", "next(free) if request_id is None else request_id",
          "max([-1, *self._entries]) + 1 if request_id is None else request_id",
