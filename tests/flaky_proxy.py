@@ -11,7 +11,7 @@ from typing import Self
 
 class FlakyProxy:
     """Passes bytes on to `port`. Of the answers' pieces each is late by `late` seconds and comes
-    `drip` bytes at a time (0: whole); the connection is cut after `cuts()` bytes (None: never).
+    `drip` bytes at a time (0: whole); the answer to a POST is cut after `cuts()` bytes (None: not).
 
     `cut_all()`: every connection ends now. `cuts_made`: how often it has cut. `frozen`: while it is
     true, connections are taken and no answer passes, as with a process that was stopped.
@@ -66,8 +66,9 @@ class FlakyProxy:
             return
         self._open |= {writer, to_there}
         try:
-            asking = asyncio.ensure_future(_pump(reader, to_there))
-            answering = asyncio.ensure_future(self._answer(there, writer))
+            left: list[int | None] = [None]  # bytes of the answer until its cut
+            asking = asyncio.ensure_future(self._ask(reader, to_there, left))
+            answering = asyncio.ensure_future(self._answer(there, writer, left))
             await asyncio.wait((asking, answering), return_when=asyncio.FIRST_COMPLETED)
             for task in (asking, answering):
                 task.cancel()
@@ -77,18 +78,28 @@ class FlakyProxy:
             writer.transport.abort()
             to_there.transport.abort()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        left = self.cuts()
+    async def _ask(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[int | None]
+    ) -> None:
+        while data := await reader.read(65536):
+            if data.startswith(b"POST"):
+                left[0] = self.cuts()
+            writer.write(data)
+            await writer.drain()
+
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[int | None]
+    ) -> None:
         while data := await reader.read(65536):
             await asyncio.sleep(self.late)
             while self.frozen:
                 await asyncio.sleep(0.01)
-            if left is not None and len(data) > left:
+            if left[0] is not None and len(data) > left[0]:
                 self.cuts_made += 1
-                writer.write(data[:left])
+                writer.write(data[: left[0]])
                 await writer.drain()
                 return
-            left = None if left is None else left - len(data)
+            left[0] = None if left[0] is None else left[0] - len(data)
             step = self.drip or len(data)
             for start in range(0, len(data), step):
                 writer.write(data[start : start + step])
@@ -97,13 +108,7 @@ class FlakyProxy:
                     await asyncio.sleep(0.001)
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-
-
 def random_cuts(seed: int, share: float, most: int) -> Callable[[], int | None]:
-    """A share of the connections is cut, each after up to `most` bytes of answers."""
+    """A share of the answers is cut, each after up to `most` bytes of answers."""
     draws = random.Random(seed)
     return lambda: draws.randrange(1, most) if draws.random() < share else None

@@ -33,11 +33,13 @@ from tests.serving_tools import CONFIG, MODEL, TEMPLATE, TOKENIZER, Live, offlin
 class WithRole(Live):
     """A live server with a role; its port is known before it starts."""
 
-    def __init__(self, role: str, peers: tuple[str, ...] = (), mark: str = "") -> None:
+    def __init__(
+        self, role: str, peers: tuple[str, ...] = (), mark: str = "", connector: str = "tcp"
+    ) -> None:
         store = ConnectedStore(CONFIG, 200, 4 if peers else 8, model=mark or fingerprint(MODEL))
         engine = Engine(MODEL, EngineConfig(max_num_seqs=8), tokenizer=TOKENIZER, store=store)
         super().__init__(engine)
-        config = RoleConfig(role, port=self.port, peers=peers)
+        config = RoleConfig(role, connector, port=self.port, peers=peers)
         self.server = DisaggregatedServer(config, engine, ServeConfig(model_name="tiny"), TEMPLATE)
         self._run(self.server.app)
 
@@ -206,7 +208,6 @@ def test_roles_and_routers_that_cannot_be() -> None:
     for wrong in (
         lambda: RoleConfig("both"),
         lambda: RoleConfig("prefill", "pigeon"),
-        lambda: RoleConfig("prefill", "nixl"),
         lambda: RoleConfig("decode"),
         lambda: RouterConfig(),
         lambda: RouterConfig(prefill=("a",)),

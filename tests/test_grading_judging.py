@@ -15,7 +15,7 @@ from grader.grading import Limits, Sandbox
 from grader.grading.grade_one import Marking
 from grader.grading.judge_scenarios import Scenarios
 from grader.grading.submission import Submission
-from grader.sandbox import worker
+from grader.sandbox import talk
 from grader.sandbox.job import Answer, BoxError
 from grader.sandbox.memory_use import FILES, disk_excess
 from tests.grading_corpus import LAB
@@ -60,8 +60,8 @@ def test_a_reference_that_does_not_answer_is_the_graders_trouble() -> None:
 @pytest.mark.parametrize("depth", [3, 140, 200, 930, 976, 5000])
 def test_an_event_that_whoever_passes_it_on_could_not_write_is_none(depth: int) -> None:
     line = b'{"item": "a", "data": ' + b"[" * depth + b"]" * depth + b"}"
-    event = worker._event(line)
-    assert (event is not None) == (depth < worker.DEPTH - 1)
+    event = talk._event(line)
+    assert (event is not None) == (depth < talk.DEPTH - 1)
     assert event is None or json.loads(json.dumps({"observed": {"a": event}}))
 
 
@@ -70,7 +70,7 @@ def test_the_deepest_observation_passes() -> None:
     for _ in range(observation_json.DEPTH - 1):
         deepest = {"a": deepest}
     event = {"item": "a", "data": observation_json.encode(deepest)}
-    assert worker._event(json.dumps(event).encode()) == event
+    assert talk._event(json.dumps(event).encode()) == event
 
 
 @pytest.mark.parametrize("kind", ["array", "tensor"])

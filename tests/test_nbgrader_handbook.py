@@ -131,6 +131,8 @@ def before(made: Afternoon, block: str) -> None:
     """What others have done by the time that a block is run."""
     if "zip_collect" in block:
         download(made)
+    if "grader race" in block:  # a race of nobody: tests/test_race.py has the others
+        made.shell("mkdir -p ~/fall/packs14/lovelace/nanovllm/performance")
     if "nbgrader collect" in block:
         students = made.home / "students"
         mine = students / "nanovllm" / LAB.package

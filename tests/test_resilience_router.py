@@ -98,17 +98,20 @@ def test_chats_and_whole_answers_too(two: tuple[Live, Live]) -> None:
     one, other = two
     asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 60, "seed": 3,
              "ignore_eos": True}  # fmt: skip
-    cuts = iter([None, 4000, None, 900])  # health, a stream, health, a whole answer
     with (
-        FlakyProxy(one.port, lambda: next(cuts, None)) as proxy,
-        LiveRouter(RouterConfig((proxy.url, other.url), policy="round_robin")) as router,
+        FlakyProxy(one.port, random_cuts(1, 0.5, 900)) as first,
+        FlakyProxy(other.port, random_cuts(2, 0.5, 900)) as second,
+        LiveRouter(RouterConfig((first.url, second.url), policy="round_robin")) as router,
     ):
         chat = "/v1/chat/completions"
         want = httpx.post(one.url + chat, json=asked).json()["choices"]
-        for _ in range(3):
+        for _ in range(8):
             assert chunks(router.url, asked, chat) == chunks(one.url, asked, chat)
             assert httpx.post(router.url + chat, json=asked).json()["choices"] == want
-        assert proxy.cuts_made
+        page = httpx.get(router.url + "/metrics").text
+        assert first.cuts_made + second.cuts_made >= 4
+    for kind in ("stream", "whole"):
+        assert f'nanovllm:router_retries_total{{kind="{kind}"}}' in page, page
 
 
 def test_a_server_that_stops_to_answer_is_taken_for_dead(two: tuple[Live, Live]) -> None:

@@ -59,7 +59,7 @@ class BoxedExecute(Execute):
     _lab: Lab
     _folder: Path
     _group: cgroup.Group
-    _begun: bool
+    _begun = False
     _left: int
     _end: float
 

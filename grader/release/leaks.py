@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -94,7 +93,9 @@ def verbatim(files: dict[str, bytes], lab: Lab) -> Verbatim:
 def _telling(body: str) -> Iterator[str]:
     """Lines of a solution that say something of it: not imports, signatures or docstrings."""
     silent: set[int] = set()
-    for node in ast.walk(ast.parse(textwrap.dedent(body))):
+    deep = (len(body) - len(body.lstrip(" "))) // 4  # helpers may follow, less deep than its start
+    heads = "".join(f"{'    ' * level}if True:\n" for level in range(deep))
+    for node in ast.walk(ast.parse(heads + body)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             silent.update(range(node.lineno, (node.end_lineno or 0) + 1))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -102,7 +103,7 @@ def _telling(body: str) -> Iterator[str]:
             silent.update(range(node.lineno, max(node.lineno + 1, first.lineno)))
             if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
                 silent.update(range(first.lineno, (first.end_lineno or 0) + 1))
-    for number, line in enumerate(body.splitlines(), start=1):
+    for number, line in enumerate(body.splitlines(), start=deep + 1):
         line = line.strip()
         if number not in silent and len(line) >= TELLING and not COMMON.fullmatch(line):
             yield from _lines(line)

@@ -1123,14 +1123,6 @@ MISTAKES = [
         says="Your all-reduce takes the link inside a node, though its ranks are on several nodes.",
     ),
     Mistake(
-        name="one-all-reduce-a-layer",
-        task=7,
-        symbol="costs:ParallelCost.tick_seconds",
-        old="2 * self.layers * sum(self.phase(tokens, places))",
-        new="self.layers * (2 * self.phase(tokens, places).compute + self.phase(tokens, places).communicate)",
-        says="You price one all-reduce a layer; there are two, behind attention and behind the MLP.",
-    ),
-    Mistake(
         name="stages-send-nothing",
         task=7,
         symbol="costs:ParallelCost.tick_seconds",

@@ -120,9 +120,9 @@ class ParallelCost:
         A table has V x E weights and is cut over tp. One stage has two, embedding and logits, or
         one if they are tied; with more stages the first and the last have one each, tied or not.
         """
-        config = self.config
-        tables = 1 if config.tie_embeddings or self.layout.pp > 1 else 2
-        table = config.vocab_size * config.hidden_size / self.layout.tp
+        config, layout = self.config, self.layout
+        tables = 1 if config.tie_embeddings or layout.pp > 1 else 2
+        table = config.vocab_size * config.hidden_size / layout.tp
         return self.dtype_bytes * (self.layers * self.layer_weights + tables * table)
 
     def kv_bytes(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from nanovllm.cluster.connectors import make_connector
 from nanovllm.cluster.errors import ClusterError
 from nanovllm.cluster.handshake import Handshake
 from nanovllm.cluster.role import RoleConfig
@@ -106,7 +108,11 @@ class DisaggregatedServer(Server):
         parts = (old.engine, old.reader, old.config, old.admission, old.sizes, old.hits)
         self.handlers = handlers = TransferHandlers(*parts, old.urgency)
         header = self.engine.engine.store.header
-        handlers.transport = HttpTransport(role.seconds)
+        self.connector, self.seconds = (
+            make_connector(role.connector, role.seconds / 2),
+            role.seconds,
+        )
+        handlers.transport = HttpTransport(role.seconds, self.connector)
         handlers.handshake = Handshake(role, header, handlers.transport)
         self.app.user_middleware.append(_middleware())
         _add_routes(self.app, self)
@@ -116,6 +122,23 @@ class DisaggregatedServer(Server):
         async with super()._lifespan(app):
             yield
         await self.handlers.transport.close()
+        if self.connector is not None:
+            self.connector.close()
+
+    def offer(self, transfer_id: str, data: bytes) -> dict[str, Any] | None:
+        """What tells the other side where to read the bytes; None: they go in the answer.
+
+        An offer lapses with its transfer, which was parked before: nothing is left in memory.
+        """
+        if self.connector is None:
+            return None
+        try:
+            offered = self.connector.offer(transfer_id, data)
+        except OSError as error:
+            log.warning("no room for an offer", extra={"fields": {"why": repr(error)}})
+            return None
+        asyncio.get_running_loop().call_later(self.seconds, self.connector.withdraw, transfer_id)
+        return offered
 
 
 def _middleware() -> Any:
@@ -131,6 +154,9 @@ def _add_routes(app: FastAPI, server: DisaggregatedServer) -> None:
         data = await server.engine.call(lambda engine: engine.store.fetch(transfer_id))
         if data is None:
             raise NotFoundError(f"Nothing is parked as {transfer_id!r}.")
+        offered = server.offer(transfer_id, data)
+        if offered is not None:
+            return JsonResponse(offered)
         return Response(data, media_type="application/octet-stream")
 
     @app.delete("/kv/{transfer_id}")
@@ -139,4 +165,6 @@ def _add_routes(app: FastAPI, server: DisaggregatedServer) -> None:
         found = await server.engine.call(
             lambda engine: engine.store.parking.acknowledge(transfer_id)
         )
+        if server.connector is not None:
+            server.connector.withdraw(transfer_id)
         return JsonResponse({"freed": found})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nanovllm.cluster.errors import ClusterError
 
 ROLES = ("prefill", "decode")
-CONNECTORS = ("tcp",)
+CONNECTORS = ("tcp", "shm", "nixl")
 
 
 @dataclass(frozen=True)

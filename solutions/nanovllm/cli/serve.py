@@ -78,7 +78,7 @@ def serve(
         typer.Option(help="prefill or decode: one of several servers. (default: does both)"),
     ] = None,
     kv_transfer: Annotated[
-        str, typer.Option(help="How K and V go from one to another: tcp.")
+        str, typer.Option(help="How K and V go from one to another: tcp, shm or nixl.")
     ] = "tcp",
     kv_peer: Annotated[
         list[str] | None,

@@ -1,11 +1,13 @@
-"""K and V from one process to another: TCP, by HTTP (given)."""
+"""K and V from one process to another: by HTTP, or by a connector that HTTP tells of (given)."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 import httpx
 
+from nanovllm.cluster.connectors import Connector
 from nanovllm.cluster.errors import TransferError
 from nanovllm.cluster.kv_transfer_params import Remote
 
@@ -23,9 +25,13 @@ class Transport(Protocol):
 
 
 class HttpTransport:
-    """Gets parked K and V, and says that they have come. seconds: for the whole of one of both."""
+    """Gets parked K and V, and says that they have come. seconds: for the whole of one of both.
 
-    def __init__(self, seconds: float = 30.0) -> None:
+    connector: for bytes that do not come in the answer.
+    """
+
+    def __init__(self, seconds: float = 30.0, connector: Connector | None = None) -> None:
+        self.connector = connector
         self.client = httpx.AsyncClient(timeout=seconds, trust_env=False)
 
     async def receive(self, remote: Remote, headers: dict[str, str]) -> bytes:
@@ -36,7 +42,15 @@ class HttpTransport:
             raise TransferError(f"K and V did not come from {remote.url}: {error!r}.") from error
         if answer.status_code != 200:
             raise TransferError(f"{remote.url} answered {answer.status_code}: nothing is parked.")
-        return answer.content
+        if answer.headers.get("content-type") != "application/json":
+            return answer.content
+        offered = answer.json()
+        if self.connector is None or offered.get("connector") != self.connector.name:
+            raise TransferError(
+                f"{remote.url} offers its K and V by {offered.get('connector')!r}; "
+                "start both servers with the same --kv-transfer."
+            )
+        return await asyncio.to_thread(self.connector.read, offered)
 
     async def acknowledge(self, remote: Remote, headers: dict[str, str]) -> None:
         """Say that they are here. Who does not hear it frees them when their time is over."""
