@@ -731,7 +731,7 @@ def test_samples(seed):
                cause="samples that ended before the death have no places for ever")  # fmt: skip
 
 
-@pytest.mark.check(task=5, points=2, title="Random histories")
+@pytest.mark.check(task=5, points=2, title="Random histories", stress=True)
 def test_random(seed):
     for number in range(40):
         draw = random.Random(seed + number)

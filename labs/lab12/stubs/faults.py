@@ -87,8 +87,12 @@ class FaultyEngine:
 
     def _with(self, owner: Any, name: str, changed: Callable[..., Any]) -> list[EngineEvent]:
         """A step in which a method of `owner` is another one (given)."""
+        before = vars(owner).copy()  # somebody may have put another one there already
         setattr(owner, name, changed)
         try:
             return self._engine.step()
         finally:
-            delattr(owner, name)
+            if name in before:
+                setattr(owner, name, before[name])
+            else:
+                delattr(owner, name)

@@ -45,10 +45,12 @@ class Supervisor(Protocol):
         """As the engine's; returns the id.
 
         By default it is the lowest number that was not given out here, and that no open request
-        has. The engine gets the request at once, and the request has one seed in all engines: that
-        of `params`, else `seed`, else one that is drawn here. priority is given to the engine only
-        where it is not 0, deadline only where it is not None. deadline: in so many seconds; a later
-        engine gets what is left of it by `clock`, at least 0.001.
+        has. Whether a number that a caller named, or that was refused, was given out is left open;
+        so is what happens with the id of a request that is over for its caller, and still in the
+        engine. The engine gets the request at once, and the request has one seed in all engines:
+        that of `params`, else `seed`, else one that is drawn here. priority is given to the engine
+        only where it is not 0, deadline only where it is not None. deadline: in so many seconds; a
+        later engine gets what is left of it by `clock`, at least 0.001.
 
         What the engine refuses (it raises) is raised, and is no request; so is the id of an open
         request, wherever this is (DuplicateRequestError). What a later engine refuses by a
@@ -84,7 +86,8 @@ class Supervisor(Protocol):
           before its Preempted. It is no death, and they stand, where they are of one request alone,
           and this is a suspect, or where the limit allows no restart. The limit is asked once a
           death.
-        - Events of requests that have ended already are dropped; those of no request are told.
+        - Events of requests that have ended already are dropped; those without a request_id are
+          told. Of a request that nobody here asked for: left open.
 
         Raises:
             GaveUpError: the limit does not allow one more restart, or make_engine raises. It is

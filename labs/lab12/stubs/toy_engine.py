@@ -128,7 +128,7 @@ class ToyEngine:
         self.running: list[ToySample] = []
         self.arrived: list[ToySample] = []
         self.asked: list[dict[str, Any]] = []
-        self._ids = count()
+        self._next_id = count()
 
     @property
     def has_unfinished(self) -> bool:
@@ -153,7 +153,7 @@ class ToyEngine:
         """As lab 04's; tokens generated elsewhere are for a single sample. Raises RequestError."""
         asked = params or SamplingParams()
         if request_id is None:
-            request_id = next(self._ids)
+            request_id = next(self._next_id)
         if len(prompt_token_ids) + (asked.max_tokens or 16) >= self.store.total_tokens:
             raise RequestTooLargeError("The prompt and its answer do not fit into the store.")
         if output_token_ids and (asked.n > 1 or asked.logprobs is not None):

@@ -11,6 +11,7 @@ Cause = Literal["none", "hang", "leak", "thrash", "errors", "overload"]
 class Second:
     """A server in one second; counts are of this second, `free` is the share of K/V blocks.
 
+    finished: requests that ended well; failed: those that did not, which are not in `finished`.
     healthy: whether the health check answered 200.
     """
 

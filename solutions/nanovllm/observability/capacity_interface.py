@@ -42,7 +42,8 @@ class Measured:
 
     ttft_p99, tpot_p99: percentiles over all requests of all replicas together; a request of one
     token has no TPOT, and tpot_p99 is 0 if all are so. busy: of the time from the first arrival
-    to the last token anywhere, the share in which a replica computes, the mean over replicas.
+    to the last token anywhere, the share in which a replica computes (a step without chunks does
+    not), the mean over replicas.
     preemptions: of all replicas.
     """
 
@@ -129,9 +130,10 @@ class Capacity(Protocol):
         ...
 
     def plan_replicas(self, trace: Trace, replica: Replica, slo: Slo, most: int = 64) -> Plan:
-        """The fewest replicas, of 1 to `most`, that keep the objective where one fewer does not.
+        """Replicas, of 1 to `most`, that keep the objective where one fewer does not.
 
-        Both numbers have been measured and stand in `tried`, if the fewest is not 1. What is more
+        More replicas are not always better, so there may be several such numbers: any will do. It
+        and one fewer have been measured and stand in `tried`, if it is not 1. What is more
         is up to you: simulate as few numbers as you can, at most 2 * log2(most) + 2. `reason`
         names the number of replicas, and of one fewer the percentile that misses the objective.
 

@@ -53,6 +53,9 @@ class SpanBuilder:
     Output tokens are those of all samples, the first token is the first of any sample. With a
     Failed, its error is the name of the error's class.
 
+    Events of requests that were not begun, or whose span has ended, change nothing; a request that
+    is begun twice before its first event has one span.
+
     >>> from itertools import count
     >>> builder = SpanBuilder(count(1).__next__)
     >>> builder.begin(RequestInfo(7, "tiny", prompt_tokens=5))

@@ -39,12 +39,13 @@ class RequestSpans:
         self.processor, self.resource, self.model = processor, resource, model
         self.epoch = time.time() - clock()
         self.builder = SpanBuilder(_new_id)
-        self.asked: dict[int, dict[str, Any]] = {}  # by engine request id: attributes besides
+        # By engine request id: attributes besides, and the line of the log.
+        self.asked: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
 
     def watch(
         self, request: Request, stream: Stream, writer: Writer, params: SamplingParams
     ) -> None:
-        """A request was submitted: follow it, and give its trace's id to the line of the log."""
+        """A request was submitted: follow it. Its first span gives its trace's id to the log."""
         context = parse_traceparent(request.headers.get("traceparent"))
         if context is not None:
             request.scope["log"]["trace_id"] = f"{context.trace_id:032x}"
@@ -65,9 +66,7 @@ class RequestSpans:
                 request_id, self.model, len(prompt), params.n, operation, context, writer.id
             )
             self.builder.begin(info)
-            self.asked[request_id] = asked
-        opened = self.builder.requests[stream.request_ids[0]]
-        request.scope["log"]["trace_id"] = f"{opened.trace_id:032x}"
+            self.asked[request_id] = asked, request.scope["log"]
 
     def observe(self, events: Sequence[EngineEvent], usage: float) -> None:
         """Take in the events of a step."""
@@ -78,8 +77,11 @@ class RequestSpans:
 
     def _end(self, span: Span) -> None:
         attributes = dict(span.attributes)
+        more, log = self.asked[attributes["nanovllm.request_id"]]
+        log["trace_id"] = f"{span.trace_id:032x}"
         if span.kind == "server":
-            attributes |= self.asked.pop(attributes["nanovllm.request_id"])
+            attributes |= more
+            del self.asked[attributes["nanovllm.request_id"]]
 
         def context(span_id: int) -> SpanContext:
             return SpanContext(span.trace_id, span_id, is_remote=False, trace_flags=SAMPLED)
