@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import random
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -84,6 +85,17 @@ async def measured(
     return found
 
 
+def with_tokenizer(folder: Path, home: Path) -> Path:
+    """The model's files and the bundled model's tokenizer: a server needs one, the ids do not."""
+    for source in (model_folder("bundled"), folder):
+        for file in source.iterdir():
+            link = home / file.name
+            if source == folder or file.name.startswith("tokenizer"):
+                link.unlink(missing_ok=True)
+                link.symlink_to(file.resolve())
+    return home
+
+
 def show(found: dict[int, Results]) -> None:
     """Medians."""
     table = tables.plain(
@@ -105,15 +117,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--model", default="mid")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--lengths", type=int, nargs="*", default=[32, 128, 450])
     given = parser.parse_args()
     folder = model_folder(given.model)
     with ExitStack() as stack:
-        urls = {}
+        urls, home = {}, Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        served = with_tokenizer(folder, home)
         for name in usable():
-            words = ["--model", str(folder), "--role", "prefill", "--kv-transfer", name]
-            urls[name] = stack.enter_context(own_server(words))[0]
+            words = ["--model", str(served), "--role", "prefill", "--kv-transfer", name]
+            urls[name] = stack.enter_context(own_server(words, OMP_NUM_THREADS="1"))[0]
         size = load_config(folder).vocab_size
         found = asyncio.run(measured(urls, given.lengths, given.rounds, size))
     show(found)
