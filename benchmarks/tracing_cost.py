@@ -2,14 +2,18 @@
 
 Processor time of the server's process for the same requests, with spans to a collector and without,
 in turns; a client and the collector are processes of their own. A round's ratio is with / without.
+Where the machine's own noise is larger than that, the second figure says more: what the threads
+spend inside of the two hooks and of the exporter, over the round's processor time without.
 """
 
 import argparse
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from statistics import quantiles
-from time import process_time
+from statistics import median, quantiles
+from threading import enumerate as threads
+from time import clock_gettime, process_time, pthread_getcpuclockid, thread_time
+from typing import Any
 
 import httpx
 
@@ -51,8 +55,29 @@ def ask(line: Connection, url: str, requests: int, tokens: int) -> None:
             line.send(sum(map(one, range(start, start + requests))))
 
 
-def measure(rounds: int, requests: int, tokens: int) -> list[tuple[float, float]]:
-    """Seconds without and with, of each round; the first round is left out."""
+class Timed:
+    """A list's last function, with the processor time of the threads that call it."""
+
+    def __init__(self, hooks: list[Any]) -> None:
+        self.function, self.seconds = hooks[-1], 0.0
+        hooks[-1] = self
+
+    def __call__(self, *args: Any) -> Any:
+        began = thread_time()
+        try:
+            return self.function(*args)
+        finally:
+            self.seconds += thread_time() - began
+
+
+def exporting() -> float:
+    """Processor seconds of the exporter's thread so far."""
+    found = [t.ident for t in threads() if "OtelBatch" in t.name and t.ident is not None]
+    return sum(clock_gettime(pthread_getcpuclockid(ident)) for ident in found)
+
+
+def measure(rounds: int, requests: int, tokens: int) -> list[tuple[float, float, float]]:
+    """Seconds without, with, and inside of the tracing, of each round; not of the first."""
     from nanovllm import LLM
     from nanovllm.telemetry.otlp import tracing
     from tests.serving_tools import Live
@@ -61,7 +86,7 @@ def measure(rounds: int, requests: int, tokens: int) -> list[tuple[float, float]
     llm = LLM()
     if hasattr(llm.runner.engine, "wait"):
         llm.runner.engine.wait()
-    found: list[tuple[float, float]] = []
+    found: list[tuple[float, float, float]] = []
     with Live(llm.runner.engine) as live:
         here, there = context.Pipe()
         collector = context.Process(target=collect, args=(there,), daemon=True)
@@ -80,21 +105,26 @@ def measure(rounds: int, requests: int, tokens: int) -> list[tuple[float, float]
             line.recv()
             return process_time() - began
 
-        def traced() -> float:
+        def traced() -> tuple[float, float]:
             began = process_time()
             with tracing(live.server, to):
+                hooks = [
+                    Timed(live.server.handlers.watchers), Timed(live.server.engine.observers)
+                ]  # fmt: skip
                 run()
-            seconds = process_time() - began  # with the last batch
+                inside = exporting()
+                left = process_time()
+            ended = process_time()  # with the last batch
             live.server.handlers.watchers.clear()
             live.server.engine.observers.pop()
-            return seconds
+            return ended - began, inside + ended - left + sum(hook.seconds for hook in hooks)
 
         for number in range(rounds + 1):
             if number % 2:
-                without, with_ = run(), traced()
+                without, (with_, inside) = run(), traced()
             else:
-                with_, without = traced(), run()
-            found.append((without, with_))
+                (with_, inside), without = traced(), run()
+            found.append((without, with_, inside))
         line.send(None)
         client.join()
         collector.terminate()
@@ -109,10 +139,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     given = parser.parse_args()
     found = measure(given.rounds, given.requests, given.tokens)
-    ratios = [with_ / without for without, with_ in found]
+    ratios = [with_ / without for without, with_, _ in found]
     low, middle, high = quantiles(ratios, n=4)
-    each = sum(without for without, _ in found) / len(found) / given.requests
+    shares = [inside / without for without, _, inside in found]
+    each = sum(without for without, _, _ in found) / len(found) / given.requests
     print(f"with / without: {middle:.4f} (median), {low:.4f} to {high:.4f} (quartiles)")
+    print(f"inside of the tracing: {median(shares):.4f} of the time without (median)")
     print(f"{1000 * each:.2f} ms of processor time a request without")
 
 

@@ -32,7 +32,7 @@ def outputs(notebook: nbformat.NotebookNode) -> list:
 
 
 @pytest.mark.parametrize("checks", [False, pytest.param(True, marks=pytest.mark.proof)])
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_instructors_version_runs(lab: Lab, checks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOVLLM_CODE", "reference")
     done = execute(NOTEBOOK_SOURCES / lab.key / f"{lab.key}.ipynb", checks)

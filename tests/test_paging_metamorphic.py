@@ -121,6 +121,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_no_setting_changes_a_text(model, requests, setting) -> None:
     size, room, caching, preemption, host, budget, chunk = setting

@@ -40,7 +40,7 @@ REACHED = {  # what each cheat says when it has reached what it attacks
     "cleared_counters": "a counter was cleared",
     "done_too_early": "it said that it is done",
     "forged_texts": "texts",
-    "forked_helper": "a process was refused: Operation not permitted",
+    "forked_helper": "a process was refused: ",
     "half_the_layers": "layers were left out",
     "hidden_thread": "the thread that was asked has used",
     "memory_in_files": "MB are in files",
@@ -48,6 +48,7 @@ REACHED = {  # what each cheat says when it has reached what it attacks
     "precomputed_rounds": "answers were ready, 0 of",
     "reference_answers": "of the reference there is [], of other processes []",
 }
+ALIKE = 0.03  # four rounds on a busy machine tell no smaller gain from none
 OUT = {"done_too_early", "forged_texts", "half_the_layers"}
 
 
@@ -255,4 +256,5 @@ def test_cheats_of_lab14_earn_nothing(
         for track, found in one.intervals.items():
             # The peak of a process that computes in a thread is lower in truth.
             if (name, track) != ("hidden_thread", MEMORY):
-                assert found.low <= board["as_is"].intervals[track].high, (name, track, found)
+                plain = max(1.0, board["as_is"].intervals[track].high)
+                assert found.low <= plain + ALIKE, (name, track, found)

@@ -105,12 +105,12 @@ def find_wrong(seeds: range) -> None:
 
 
 def test_random_faults() -> None:
-    find_wrong(range(150))
+    find_wrong(range(50))
 
 
 @pytest.mark.proof
 def test_many_random_faults() -> None:
-    find_wrong(range(150, 10_150))
+    find_wrong(range(50, 10_050))
 
 
 def test_a_run_without_faults_is_the_engines_own() -> None:

@@ -49,6 +49,7 @@ def texts(llm: LLM, params: SamplingParams) -> list:
     return [[(a.text, a.token_ids, a.finish_reason) for a in o.outputs] for o in outputs]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("eager", [True, False], ids=["plain", "compiled"])
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 def test_texts_are_those_without_guesses(eager: bool, params: SamplingParams) -> None:

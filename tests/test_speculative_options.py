@@ -227,6 +227,7 @@ CHECKS = [
 ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("check", CHECKS)
 def test_option(check: Callable[[], None]) -> None:
     check()

@@ -56,6 +56,7 @@ def priced(llm: LLM, costs: tuple[float, float]) -> dict:
     return facts
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("options", ENGINES.values(), ids=ENGINES)
 def test_every_engine_swaps_where_it_pays_and_nobodys_text_changes(options: dict) -> None:
     want = texts(ready(**options))

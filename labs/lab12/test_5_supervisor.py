@@ -168,7 +168,8 @@ def test_undisturbed(seed):
             return [*super().step(), Stepped((), 0, 0, 0, 0, 0.0, 0.0)]
 
     engine = SupervisedEngine(Stepping)
-    engine.add_request([5], LONG, seed=1)
+    for number in range(3):
+        engine.add_request([5], LONG, seed=number)
     expect(names(engine.step())[-1], "Stepped", call="the last event of a step, if it is Stepped",
            cause="events of no request are told, too")  # fmt: skip
 
@@ -660,7 +661,7 @@ def test_nan_limits(seed):
 def test_for_good(seed):
     make = Engines(crash=[0])
     engine = make.supervised(most=0)
-    engine.add_request([5], LONG)
+    engine.add_request([5], LONG, seed=seed)
     error = expect.raises(GaveUpError, engine.step, call="step, where no restart is allowed")
     make.clock.advance(1e6)
     for name, call in (("step", engine.step), ("add_request", lambda: engine.add_request([5]))):
