@@ -48,7 +48,7 @@ SHAPE = replace(
 
 
 class RealEngine:
-    """The engine, and what it was asked so far."""
+    """An engine that computes, beside the simulated one."""
 
     def __init__(self, model: str, rows: int, budget: int) -> None:
         folder = model_folder(model)
@@ -142,7 +142,7 @@ def main() -> None:
         found[rate] = {"engine": runs, "simulated": told(run_one(trace, replica))}
         print(f"  {rate:g} a second, {count:.0f} requests", file=sys.stderr, flush=True)
     table = tables.plain(
-        "p99 of seconds", "requests a second", "TTFT, engine", "simulated", "TPOT, engine",
+        "p99, seconds", "requests a second", "TTFT, engine", "simulated", "TPOT, engine",
         "simulated",
     )  # fmt: skip
     reached: dict[str, list[float]] = {"engine": [], "simulated": []}
