@@ -67,6 +67,11 @@ class Mutant:
         """What it is called in the list of those that change nothing."""
         return f"{self.file}: {self.before} -> {self.after}"
 
+    @property
+    def any_of_line(self) -> str:
+        """What all mutants of its line are called there."""
+        return f"{self.file}: {self.before} -> *"
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -160,20 +165,21 @@ def own_lines(stub: str, source: str) -> set[int]:
 
 
 def known_equal(lab: Lab) -> dict[str, str]:
-    """Mutants that change nothing, each with the reason."""
+    """Mutants that change nothing, each with the reason; `-> *` stands for all of one line."""
     path = MUTANTS / f"{lab.key}.toml"
     return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def verdicts(lab: Lab, solved: Path, found: list[Mutant], jobs: int = 0) -> Iterator[Verdict]:
     """What became of each mutant of a solved folder, in order."""
-    equal = known_equal(lab)
+    known = known_equal(lab)
+    equal = {one.key: known.get(one.key) or known.get(one.any_of_line, "") for one in found}
     [(right, seconds)] = fresh_processes(_right, [(lab, solved)], 1)
-    tried = [mutant for mutant in found if mutant.key not in equal]
+    tried = [mutant for mutant in found if not equal[mutant.key]]
     work = [(lab, solved, mutant, right, PATIENCE * seconds) for mutant in tried]
     noticed = fresh_processes(_try, work, jobs)
     for mutant in found:
-        if mutant.key in equal:
+        if equal[mutant.key]:
             yield Verdict(mutant, "", reason=equal[mutant.key])
         else:
             yield Verdict(mutant, *next(noticed))

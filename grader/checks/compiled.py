@@ -206,6 +206,7 @@ def _why(error: BaseException) -> str:
     if not isinstance(error, CompilationError):
         return f"{type(error).__name__}: {error}".splitlines()[0]
     words = str(error.__cause__ or error.error_message or "it does not say why").splitlines()[0]
+    words = re.sub(r" at 0x[0-9a-f]+", "", words)  # a function is called by its name
     line = str(error.src).splitlines()[error.node.lineno - 1].strip() if error.src else ""  # pyright: ignore[reportAttributeAccessIssue]
     return f"{words} (in `{line}`)" if line else words
 

@@ -99,6 +99,25 @@ def test_simulate():
         call="the times at which that store was asked; a step without chunks costs 1 s",
         cause="the third step in a row without a chunk is the last",
     )
+    later, tried = None, set()
+
+    class OnlyFirst(CountingStore):
+        def can_admit(self, request):
+            tried.add(later.clock())
+            return later.clock() == 0.0
+
+    later = scheduler_of(OnlyFirst(100), seats=1)
+    expect.raises(
+        RuntimeError,
+        lambda: simulate([Arrival(0.0, 2, 1)] * 2, later, StepCost(1.0, 0.0, 0.0)),
+        call="simulate with a store that admits one request at 0 s and nobody later",
+    )
+    expect(
+        max(tried),
+        3.0,
+        call="the last time at which that store was asked; a step takes 1 s",
+        cause="three steps in a row without a chunk, after one that had some, are a deadlock too",
+    )
     slow, moments = None, set()
 
     class Slow(CountingStore):
