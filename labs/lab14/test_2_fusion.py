@@ -47,6 +47,16 @@ def test_merged(generator):
             cause="the parts' rows one below another, in their order, and so their biases",
         )
         expect(bias is None, not biased, call="whether there is no bias", cause="as the parts")
+        for order in ([0, 2], [1, 0]):
+            some = [parts[number] for number in order]
+            wanted = torch.cat([part(x) for part in some], dim=-1)
+            expect(
+                nn.functional.linear(x, *merge_linears(some)),
+                wanted,
+                call="x times merge_linears of two of these parts, which lie in one memory now",
+                given={"parts": order, "biased": biased},
+                cause="one below another in the new order, wherever they lay before",
+            )
 
 
 @pytest.mark.check(task=2, points=1, title="A part without a bias")
