@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test with the mark `few(n)`, n cases spread over all stay; the others are proofs."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("few"):
+        if item.get_closest_marker("few") and not item.get_closest_marker("proof"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for found in cases.values():
         [keep] = found[0].get_closest_marker("few").args

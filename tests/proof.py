@@ -26,7 +26,7 @@ from grader.course.paths import ROOT
 ENGINE = {  # parts by name: their tests, and the packages or folders that these are about
     "options": (
         ("option_pairs", "compaction", "devices", "speculative_options", "quantized_kv",
-         "paging_metamorphic", "speculative_llm", "swap_space"),
+         "paging_metamorphic", "speculative_llm", "swap_space", "llm", "llm_levels"),
         ("llm", "batching", "paging", "fast", "gpu", "quantization", "speculative"),
     ),
     "compiled": (

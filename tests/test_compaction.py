@@ -106,6 +106,7 @@ def answers(engine: Engine, asked: list[list[int]], rng: random.Random | None) -
 
 @pytest.mark.parametrize("seeds", [2, pytest.param(12, marks=pytest.mark.proof)])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.few(2)
 def test_no_text_changes(kind: str, seeds: int) -> None:
     happened = dict.fromkeys(("moved", "smaller", "larger", "waiting", "preempted"), 0)
     for seed in range(seeds):

@@ -85,7 +85,7 @@ def ready_engine(model: torch.nn.Module, config: EngineConfig, num_blocks: int) 
 
 @families
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_float32_text_is_the_plain_engines(name: str, seed: int) -> None:
     rng, model = random.Random(seed), dummy_model(FAMILIES[name], seed)
     jobs = random_jobs(rng, model.config.vocab_size, greedy)
@@ -130,7 +130,7 @@ def test_sampling_asks_the_plain_sampler() -> None:
 
 
 @families
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_the_switch_in_the_middle_changes_no_token(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +175,7 @@ def teacher_forced(step: NativeStep, model: torch.nn.Module, ids: list[int]) -> 
     ],
 )
 @pytest.mark.parametrize("name", ["qwen3", "mistral, a window", "gpt2"])
+@pytest.mark.few(1)
 def test_bfloat16_agrees_with_float32_token_by_token(name: str, defines: tuple[str, ...]) -> None:
     """Both kinds of arithmetic: with the processor's bfloat16 dot product, and without."""
     model = dummy_model(FAMILIES[name], 6, torch.bfloat16)

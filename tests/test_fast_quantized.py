@@ -127,7 +127,7 @@ def plainly(model: Transformer, ids: list[int], rows: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("build", BUILD_CASES)
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 def test_logits_are_the_plain_models(scheme: str, build: str) -> None:
     dtype, defines = BUILDS[build]
     for number, (name, config) in enumerate(FAMILIES.items()):
@@ -171,6 +171,7 @@ def test_int8_activations_are_the_plain_models(build: str) -> None:
 
 @pytest.mark.parametrize("build", ["float32", "bfloat16", "float32 without bytes"])
 @pytest.mark.parametrize("scheme", SCHEMES | ACTIVATIONS)
+@pytest.mark.few(6)
 def test_no_token_depends_on_the_others_of_its_step(scheme: str, build: str) -> None:
     """Bit for bit, and a row that is NaN stays alone."""
     dtype, defines = BUILDS[build]
@@ -203,6 +204,7 @@ def run(
 
 
 @pytest.mark.parametrize("scheme", ["int8 rows", "int4 groups", "int8 activations"])
+@pytest.mark.few(1)
 def test_texts_under_preemption_are_the_plain_engines(scheme: str) -> None:
     model = quantized(FAMILIES["qwen3"], (SCHEMES | ACTIVATIONS)[scheme], 3)
     rng = random.Random(3)
@@ -264,7 +266,7 @@ def over_codes(model: Transformer, ids: list[int], rows: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("build", BUILD_CASES)
 @pytest.mark.parametrize("name", WITH_CODES)
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 def test_logits_over_int8_k_and_v_are_the_plain_models(name: str, build: str) -> None:
     """A value in the middle between two codes may get either: not every row has to be equal."""
     (dtype, defines), config = BUILDS[build], WITH_CODES[name]
@@ -283,6 +285,7 @@ def test_logits_over_int8_k_and_v_are_the_plain_models(name: str, build: str) ->
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", WITH_CODES)
+@pytest.mark.few(3)
 def test_texts_over_int8_k_and_v_do_not_depend_on_chunks_or_room(
     name: str, dtype: torch.dtype
 ) -> None:

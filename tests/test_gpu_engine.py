@@ -153,7 +153,7 @@ class TestSameEvents:
     @pytest.mark.usefixtures("torch_kernels")
     @pytest.mark.parametrize("caching", [True, False], ids=["prefixes cached", "not cached"])
     @pytest.mark.parametrize("seed", range(6))
-    @pytest.mark.few(4)
+    @pytest.mark.few(2)
     def test_random_requests_in_a_pool_with_room(self, model, caching, seed) -> None:
         """Stop tokens, end of sequence, prompts that begin alike, samples, every parameter."""
         rng = random.Random(seed)
@@ -171,7 +171,7 @@ class TestSameEvents:
     @pytest.mark.usefixtures("torch_kernels")
     @pytest.mark.parametrize("preemption", ["recompute", "swap"])
     @pytest.mark.parametrize("seed", range(8))
-    @pytest.mark.few(4)
+    @pytest.mark.few(2)
     def test_random_requests_where_blocks_are_short(self, model, preemption, seed) -> None:
         """Preempted again and again, given up at any moment: those that finish say the same."""
         rng = random.Random(100 + seed)

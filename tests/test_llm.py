@@ -277,17 +277,18 @@ class TestAnswers:
         assert answer.cumulative_logprob == pytest.approx(sum(chosen))
         assert run(llm, "The", max_tokens=1)[0].outputs[0].logprobs is None
 
-    def test_stream_pieces_join_to_the_text(self, llm):
-        for seed, prompt in enumerate(UNICODE):
-            params = SamplingParams(temperature=1.0, max_tokens=24, seed=seed, ignore_eos=True)
-            steps = list(llm.stream(prompt, params))
-            (whole,) = llm.generate(prompt, params, use_tqdm=False)
-            answer = whole.outputs[0]
-            assert "".join(step.text for step in steps) == answer.text
-            assert [i for step in steps for i in step.token_ids] == list(answer.token_ids)
-            assert [step.finished for step in steps] == [False] * (len(steps) - 1) + [True]
-            assert steps[-1].output.outputs[0] == answer
-            assert steps[-1].kv_tokens == len(whole.prompt_token_ids) + 23
+    @pytest.mark.parametrize("seed", range(len(UNICODE)))
+    @pytest.mark.few(3)
+    def test_stream_pieces_join_to_the_text(self, llm, seed):
+        params = SamplingParams(temperature=1.0, max_tokens=24, seed=seed, ignore_eos=True)
+        steps = list(llm.stream(UNICODE[seed], params))
+        (whole,) = llm.generate(UNICODE[seed], params, use_tqdm=False)
+        answer = whole.outputs[0]
+        assert "".join(step.text for step in steps) == answer.text
+        assert [i for step in steps for i in step.token_ids] == list(answer.token_ids)
+        assert [step.finished for step in steps] == [False] * (len(steps) - 1) + [True]
+        assert steps[-1].output.outputs[0] == answer
+        assert steps[-1].kv_tokens == len(whole.prompt_token_ids) + 23
 
     def test_stream_refuses_at_the_call(self, llm):
         with pytest.raises(EmptyPromptError):

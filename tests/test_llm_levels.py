@@ -58,6 +58,7 @@ class TestSameAnswers:
         [GREEDY, SEEDED, SEEDED | {"n": 4}, {"temperature": 0.7, "top_p": 0.9, "seed": 3}],
         ids=["greedy", "seeded", "samples", "truncated"],
     )
+    @pytest.mark.few(3)
     def test_of_many_prompts(self, llms, rung, params):
         """Five prompts in batches of three: some of them are in no batch with another."""
         params = SamplingParams(**params)

@@ -129,7 +129,8 @@ def _compile(call: Call, targets: Sequence[tuple[int, str, bool]], quick: bool) 
             with redirect_stdout(log):
                 made = kernel.warmup(*args, grid=grid, **constants)
         except Exception as error:
-            found.append(Compiled(_name(kernel), *at, refused=_why(error)))
+            why = re.sub(r" at 0x[0-9a-f]+", "", _why(error))  # a function is called by its name
+            found.append(Compiled(_name(kernel), *at, refused=why))
         else:
             read = known.get(made.hash) or _read(made, _name(kernel), *at, log.getvalue())
             found.append(known.setdefault(made.hash, read))
@@ -206,7 +207,6 @@ def _why(error: BaseException) -> str:
     if not isinstance(error, CompilationError):
         return f"{type(error).__name__}: {error}".splitlines()[0]
     words = str(error.__cause__ or error.error_message or "it does not say why").splitlines()[0]
-    words = re.sub(r" at 0x[0-9a-f]+", "", words)  # a function is called by its name
     line = str(error.src).splitlines()[error.node.lineno - 1].strip() if error.src else ""  # pyright: ignore[reportAttributeAccessIssue]
     return f"{words} (in `{line}`)" if line else words
 

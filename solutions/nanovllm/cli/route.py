@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nanovllm.cluster.router import Router, RouterConfig
 
 Urls = list[str] | None
-Count = Annotated[int, typer.Option(min=0, help="Servers to start here, and to stop at the end.")]
+ENDS = "to start here and to stop at the end."
 
 
 def route(
@@ -28,9 +28,11 @@ def route(
     server: Annotated[Urls, typer.Option(help="URL of a server; may be repeated.")] = None,
     prefill: Annotated[Urls, typer.Option(help="URL of one with --role prefill.")] = None,
     decode: Annotated[Urls, typer.Option(help="URL of one with --role decode.")] = None,
-    start: Count = 0,
-    start_prefill: Count = 0,
-    start_decode: Count = 0,
+    start: Annotated[int, typer.Option(min=0, help=f"Servers {ENDS}")] = 0,
+    start_prefill: Annotated[
+        int, typer.Option(min=0, help=f"Those with --role prefill {ENDS}")
+    ] = 0,
+    start_decode: Annotated[int, typer.Option(min=0, help=f"Those with --role decode {ENDS}")] = 0,
     policy: Annotated[
         str,
         typer.Option(help="round_robin, least_loaded, power_of_two, rendezvous or prefix_aware."),
