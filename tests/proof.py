@@ -32,7 +32,9 @@ ENGINE = {  # parts by name: their tests, and the packages or folders that these
     "compiled": (
         ("fast", "fast_quantized", "prompt_logprobs", "gpu_engine"), ("fast", "gpu", "batching")
     ),
-    "checkpoints": (("checkpoints", "quantized_checkpoints", "models"), ("model", "quantization")),
+    "checkpoints": (
+        ("checkpoints", "quantized_checkpoints", "models", "moe"), ("model", "quantization")
+    ),
     "ranks": (
         ("parallel_engine", "parallel_kills", "parallel_server", "parallel_options"), ("parallel",)
     ),
@@ -43,7 +45,11 @@ ENGINE = {  # parts by name: their tests, and the packages or folders that these
         ("resilience",),
     ),
     "traces": (("traces", "prometheus"), ("observability", "telemetry")),
-    "commands": (("bench", "at_work", "planning"), ("bench", "planning")),
+    "commands": (("bench", "bench_serve", "at_work", "planning"), ("bench", "planning")),
+    "classroom": (
+        ("nbgrader_handbook", "grading_releases", "grading_dask", "grading_sandbox"),
+        ("grader/sandbox", "grader/grading", "grader/classroom", "grader/README.md"),
+    ),
     "attacks": (
         ("grading_attacks", "grading_fuzzing"),
         ("grader/sandbox", "grader/grading", "grader/classroom"),
@@ -108,7 +114,7 @@ def parts() -> dict[str, Part]:
         homes = [f"labs/{lab.key}/checks.json", f"solutions/nanovllm/{lab.package}"]
         kinds = ("hidden/{}", "mistakes/{}.py", "variants/{}", "mutants/{}.toml")
         homes += [f"solutions/{kind.format(lab.key)}" for kind in kinds]
-        files = ("proof", "variants", "mutants", "scenarios", "release")
+        files = ("proof", "variants", "mutants", "scenarios", "release", "lab_hours")
         tests = tuple(f"tests/test_{name}.py" for name in files)
         found.append(Part(lab.key, tests, tuple(homes), lab.key))
     for name, (tests, packages) in ENGINE.items():

@@ -251,6 +251,7 @@ def test_a_server_that_refuses_says_why() -> None:
         assert wrong.returncode == 2 and "serves tiny, not gpt" in wrong.stderr
 
 
+@pytest.mark.proof
 def test_servers_side_by_side(tmp_path: Path) -> None:
     """Ours over HTTP and without it, on the same requests."""
     command = [sys.executable, "-m", "benchmarks.servers", "--rounds", "1", "--requests", "3",

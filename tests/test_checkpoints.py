@@ -175,7 +175,7 @@ def test_logits_equal_those_of_transformers(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 def test_any_chunks_through_the_cache_equal_recompute(name, tmp_path):
     _build(name, tmp_path)
     model = load_model(tmp_path)

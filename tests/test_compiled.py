@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -65,6 +66,15 @@ def test_a_kernel_that_needs_too_much_shared_memory_is_refused(
     monkeypatch.setattr("grader.checks.compiled.SHARED_MEMORY", {90: 20_000})
     (found,) = compiled(CALLS["lab06"][6], H100)
     assert found.refused == "it needs 20,736 bytes of shared memory; there are 20,000"
+
+
+def test_a_refusal_says_the_same_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nanovllm.kernels import rope
+
+    plain: Any = rope.rotate_heads
+    monkeypatch.setattr(rope, "rotate_heads", plain.fn)  # the compiler does not see it
+    (found,) = compiled(CALLS["lab06"][3], H100, quick=True)
+    assert "<function rotate_heads>" in found.refused
 
 
 def test_what_goes_wrong_in_the_fork_is_told() -> None:

@@ -17,6 +17,7 @@ from grader.grading.journal import Journal
 from tests.grading_corpus import FULL, HONEST, LAB, LIMITS, SECRET, write_solved
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has resource limits alone")
 def test_two_workers_give_the_same_points(tmp_path: Path) -> None:
     for name in ("ada", "bob", "cyd"):

@@ -56,6 +56,7 @@ def hand_in(folder: Path, release: object, *names: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has resource limits alone")
 @pytest.mark.parametrize("level", ["", "landlock"])
+@pytest.mark.few(1)
 def test_each_by_its_own_checks(tmp_path: Path, releases: Path, level: str) -> None:
     solved = ("budget.py", "request.py")
     class_ = tmp_path / "class"

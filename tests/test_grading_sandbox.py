@@ -73,6 +73,7 @@ def test_killed_half_way_and_run_again(tmp_path: Path) -> None:
     assert len(whole.splitlines()) == len(students), "nobody was graded twice"
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS has resource limits alone")
 def test_landlock_holds_too(tmp_path: Path) -> None:
     with Sandbox.open("landlock") as box:

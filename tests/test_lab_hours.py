@@ -17,6 +17,7 @@ from grader.student_files import lab_state, work_time
 from grader.student_files.state_records import State
 
 
+@pytest.mark.few(3)
 def test_the_rule_counts_words_and_lines_by_difficulty(lab: Lab) -> None:
     lines = hours.solution_lines(lab)
     assert set(lines) == {task.id for task in lab.tasks}

@@ -82,6 +82,7 @@ def test_weights_are_counted(case, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("case", ["qwen3_moe normalised", "qwen2_moe", "mixtral"])
+@pytest.mark.few(1)
 def test_texts_batched_and_paged(case, tmp_path) -> None:
     theirs = saved(tmp_path, case)
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)

@@ -12,6 +12,7 @@ from grader.course.lab_toml import Lab, find_lab
 from grader.course.stubs import lab_stubs
 
 
+@pytest.mark.few(4)
 def test_only_lines_of_the_student_are_changed(lab: Lab) -> None:
     found = mutants.mutants(lab, lab.reference, most=12, seed=1)
     assert len(found) == 12 == len({mutant.key for mutant in found})

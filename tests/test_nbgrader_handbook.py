@@ -23,7 +23,7 @@ from grader.course.paths import ROOT
 from tests.nbgrader_class import LAB, Class, cell, light_source, pack, reference_files
 from tests.system_tools import require
 
-pytestmark = pytest.mark.xdist_group("handbook")
+pytestmark = [pytest.mark.proof, pytest.mark.xdist_group("handbook")]
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ROSTER = """id,first_name,last_name,email,lms_user_id
 ada,Ada,"Lovelace, of London",ada@example.edu,1234

@@ -94,6 +94,7 @@ def test_every_known_mistake_is_caught_and_named(lab: Lab) -> None:
         assert mistakes.named_by(finding, entries), f"no card names {mistake.name}"
 
 
+@pytest.mark.few(3)
 def test_some_planted_mistakes_are_recognised_again(lab: Lab) -> None:
     are_recognised(lab, mistakes.bank(lab)[::20])
 
