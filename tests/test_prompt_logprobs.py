@@ -54,7 +54,7 @@ def engine_of(llm: LLM) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_prompts_are_scored_as_by_transformers(kind: str) -> None:
     llm = LLM(dtype="float32", **KINDS[kind])
     engine = engine_of(llm)
@@ -83,6 +83,7 @@ def test_prompts_are_scored_as_by_transformers(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["compiled", "compiled, guesses", "plain, guesses", "static"])
 @pytest.mark.parametrize("sampled", [{"temperature": 0}, {"seed": 4}], ids=["greedy", "sampled"])
+@pytest.mark.few(3)
 def test_masks_hold_on_every_step(kind: str, sampled: dict[str, Any]) -> None:
     llm = LLM(dtype="float32", **({"engine": "static"} if kind == "static" else KINDS[kind]))
     allowed = llm.tokenizer.encode("The dog ran to a big house and said no yes it was")

@@ -219,7 +219,8 @@ def test_lab_race_shows_where_a_student_stands(tmp_path: Path) -> None:
     assert found.problem == ""
     plain, own = found.counts["operations"]
     assert own < 0.9 * plain
-    assert found.counts["tokens"][0] == found.counts["tokens"][1]
+    plain, own = found.counts["tokens"]
+    assert own <= plain
     assert of_student.table(found).row_count == len(found.counts)
 
 

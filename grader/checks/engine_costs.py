@@ -50,6 +50,11 @@ class Products(TorchDispatchMode):
     def matrices(self) -> list[torch.Tensor]:
         return [weight for weight in self.layers.parameters() if weight.ndim == 2]
 
+    @property
+    def tokens(self) -> float:
+        """The multiplications, in tokens that go through all layers."""
+        return self.multiplications / sum(weight.numel() for weight in self.matrices())
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -103,10 +108,9 @@ def costs(
     ):  # fmt: skip
         run(engine)
     unseen = max(0, _calls(profile) - products.calls)
-    tokens = products.multiplications / sum(w.numel() for w in products.matrices())
     old = places(before)
     held = sum(size for place, size in places(alive()).items() if place not in old)
-    return Costs(operations.total + unseen, tokens, held, unseen, reads.total)
+    return Costs(operations.total + unseen, products.tokens, held, unseen, reads.total)
 
 
 def alive() -> list[torch.Tensor]:

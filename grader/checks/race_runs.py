@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from grader.checks.engine_costs import Products
 from grader.course.lab_toml import find_lab
 
 NEAR = 1e-3  # logits this near to each other may change places in another order of additions
@@ -76,6 +77,7 @@ class Runs:
             from nanovllm.performance.capstone import make_engine as make
         store = PagedStore(model.config, *task["blocks"])
         self.engine = make(model, EngineConfig(**task["engine"]), store=store)
+        self.layers = model.layers
         return {"loaded": True}
 
     def run(self, task: Found) -> Found:
@@ -85,10 +87,11 @@ class Runs:
         """
         if not task.get("count"):
             return {"texts": self._texts(task)[0]}
-        with self.counting.CountOps() as ops, CountWaits() as waits:
+        counters = self.counting.CountOps(), Products(self.layers), CountWaits()
+        with counters[0] as ops, counters[1] as products, counters[2] as waits:
             texts, steps = self._texts(task)
         new = {key: size for key, size in _storages().items() if key not in self.before}
-        counts = {"operations": ops.total, "steps": steps, "tokens": ops.tokens,
+        counts = {"operations": ops.total, "steps": steps, "tokens": round(products.tokens, 1),
                   "waits": waits.total, "bytes": sum(new.values())}  # fmt: skip
         return {"texts": texts, "counts": counts, "names": dict(ops.by_name)}
 

@@ -120,8 +120,8 @@ def steps_of(
 ) -> Steps:
     """Launches a step, and which share of the steps' time the device had nothing to do.
 
-    The first `warmup` steps in time count for nothing: they compile, allocate and fill caches. A
-    launch belongs to the step in whose time it starts (from its start, its end excluded). The
+    Steps are taken in the order of time. The first `warmup` of them count for nothing: they
+    compile, allocate and fill caches. A launch belongs to the step in whose time it starts (from its start, its end excluded). The
     device's time is cut at a step's start and end. Raises PerformanceError where no step is left,
     or where those that are left took no time.
 
