@@ -77,10 +77,10 @@ def test_every_task_has_a_repeatable_scenario(lab: Lab) -> None:
     assert {int(line.split()[1]) for line in lines} == {task.id for task in lab.tasks}
 
 
-@pytest.mark.parametrize("seeds", ["2", pytest.param("60", marks=pytest.mark.proof)])
-def test_whatever_the_seed_the_reference_answers_within_the_limits(lab: Lab, seeds: str) -> None:
+@pytest.mark.proof
+def test_whatever_the_seed_the_reference_answers_within_the_limits(lab: Lab) -> None:
     """Right code would lose points where the inputs break the reference, or are too large."""
-    assert run(MANY, lab, seeds, NANOVLLM_CODE="reference", TRITON_INTERPRET="1")
+    assert run(MANY, lab, "60", NANOVLLM_CODE="reference", TRITON_INTERPRET="1")
 
 
 def test_scenarios_need_the_students_code(lab: Lab, stub_package: Path) -> None:

@@ -54,8 +54,8 @@ class HostInputs:
         """The batch, and padding behind it up to `bucket` rows; `arrays` are the memory itself.
 
         A row's context is its position and all before it. Its table is as wide as the buffer: 0
-        behind its blocks. Padding has slot and source -1, and 0 in all else but the tables, which
-        nobody reads there.
+        behind its blocks. Padding has slot and source -1, and 0 in all else but the tables, whose
+        blocks there are those of any batch before: nothing depends on them.
         """
         raise NotImplementedError("lab14 task 3: HostInputs.fill")
 

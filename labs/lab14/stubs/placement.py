@@ -94,7 +94,7 @@ def all_to_all_bytes(
     """Bytes that each rank sends to each other one to bring tokens to their experts; [from][to].
 
     Token t's row of `row_bytes` is on rank home[t]. A visit goes to the token's own rank if that
-    holds a copy of the expert, else to the rank with a copy at (t mod number of copies) in
+    holds a copy of the expert, else to the rank with a copy at (t mod its number of ranks) in
     `homes(expert)`. A row goes to a rank once, however many of its experts are there. What stays
     counts 0. The way back has the same bytes in the other direction.
     Raises PerformanceError for an expert that no rank holds, naming it.

@@ -81,10 +81,10 @@ def steps_of(
 ) -> Steps:
     """Launches a step, and which share of the steps' time the device had nothing to do.
 
-    The first `warmup` steps in time count for nothing: they compile, allocate and fill caches. A
-    launch belongs to the step in whose time it starts (from its start, its end excluded). The
-    device's time is cut at a step's start and end. Raises PerformanceError where no step is left,
-    or where those that are left took no time.
+    Steps are taken in the order of time. The first `warmup` of them count for nothing: they
+    compile, allocate and fill caches. A launch belongs to the step in whose time it starts (from
+    its start, its end excluded). The device's time is cut at a step's start and end. Raises
+    PerformanceError where no step is left, or where those that are left took no time.
 
     >>> steps = [Interval("step", 0, 9), Interval("step", 10, 14)]
     >>> ops, kernels = [Interval("mul", 10, 11), Interval("add", 13, 14)], [Interval("k", 11, 20)]

@@ -74,6 +74,7 @@ def plan_ahead(
     now. The row stands at position `chunk.end`, in the slot that the store's blocks give it; room
     for it is reserved first, `store.reserve(request, chunk.length + 1)`, for the plan's own tokens
     are not yet counted as stored. Returns None where the store has no room for one of them: then
-    somebody will have to give way, and nothing is launched ahead.
+    somebody will have to give way, and nothing is launched ahead; room that was reserved before
+    stays reserved. Where nobody goes on there are no rows, `{}`.
     """
     raise NotImplementedError("lab14 task 4: plan_ahead")

@@ -12,9 +12,9 @@ class Capstone(Protocol):
     """`make_engine` of `capstone.py`: lab 04's engine, made cheaper by one idea of yours.
 
     The gate: the engine answers as the plain one, `Engine(model, config, store=store)`, does, for
-    models of every dense Llama-like family, greedy or sampled, whatever joins, is given up or
-    preempted. Each request has the same events, Admitted and Preempted apart, with the same tokens
-    and, but for rounding, log-probabilities. `engine.config` is what was given, and holds.
+    models of every dense Llama-like family in float32, greedy or sampled, whatever joins, is given
+    up or preempted. Each request has the same events, Admitted and Preempted apart, with the same
+    tokens and, but for rounding, log-probabilities. `engine.config` is what was given, and holds.
     `engine.check()` holds after every step. A request that fails fails alone: also where the step
     that it shares with others raises.
 

@@ -18,9 +18,10 @@ def route(
 ) -> tuple[Float[Tensor, "T k"], Int[Tensor, "T k"]]:
     """The k experts of each token, the most probable first, and the weight of each.
 
-    The weights are softmax probabilities over all N experts, in float32 whatever the logits' dtype;
-    with `normalize` those of the k chosen ones are divided by their sum. The experts are int64.
-    Raises PerformanceError where k is not in 1 .. N.
+    Which of two experts with equal logits comes first is left open. The weights are softmax
+    probabilities over all N experts, in float32 whatever the logits' dtype; with `normalize` those
+    of the k chosen ones are divided by their sum. The experts are int64. Raises PerformanceError
+    where k is not in 1 .. N.
 
     >>> weights, experts = route(torch.tensor([[0.0, 2.0, 1.0]]), k=2, normalize=False)
     >>> experts.tolist(), weights
