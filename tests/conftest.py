@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -88,6 +89,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, item in enumerate(found):
             if number not in kept:
                 item.add_marker(pytest.mark.proof)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A command that a test ran in this process may have given torch more, which wait for each
+    other: on a machine where all processors are busy later tests would take ten times as long."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture

@@ -112,6 +112,7 @@ def are_recognised(lab: Lab, planted: list[mistakes.Mistake]) -> None:
         assert named, f"no card names {finding.mistake.name}"
 
 
+@pytest.mark.few(4)
 def test_a_card_names_the_mistake(lab: Lab, tmp_path: Path) -> None:
     mistake = mistakes.bank(lab)[0]
     mistakes.plant(mistake, lab, tmp_path)

@@ -134,7 +134,7 @@ def test_few_solution_lines_stand_verbatim_in_the_release(lab: Lab) -> None:
     assert found.share < MOST, found.found
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 def test_each_lab_can_be_the_only_one_that_is_open(lab: Lab) -> None:
     """No solution repeats code of another lab, whose reference is handed out."""
     others = ",".join(other.key.removeprefix("lab") for other in labs() if other != lab)
@@ -243,7 +243,7 @@ def without_a_reference() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("number", [lab.number for lab in labs()], ids=lambda n: f"lab{n:02d}")
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 def test_without_a_reference_a_lab_is_graded_alone(
     without_a_reference: dict[str, bytes], number: int, tmp_path: Path
 ) -> None:

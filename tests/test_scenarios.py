@@ -72,6 +72,7 @@ def run(program: str, lab: Lab, *words: str, **environment: str) -> list[str]:
     return lines_of(program, lab.key, *words, env={**os.environ, **environment})
 
 
+@pytest.mark.few(5)
 def test_every_task_has_a_repeatable_scenario(lab: Lab) -> None:
     lines = run(REFERENCE, lab, NANOVLLM_CODE="reference")
     assert {int(line.split()[1]) for line in lines} == {task.id for task in lab.tasks}

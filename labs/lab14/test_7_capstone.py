@@ -112,6 +112,10 @@ def test_greedy(seed):
         same(
             dummy_model(shape, seed % 999), config, jobs, call, "one by one, as the plain engine's"
         )
+    alone = [(0, [draw.randrange(3, 40)], SamplingParams(temperature=0.0, max_tokens=90))]
+    model = dummy_model(CONFIGS["qwen3"], seed % 999)
+    call = "the text of your engine for one request, one token of prompt and 90 behind it"
+    same(model, EngineConfig(), alone, call, "whatever is kept by position grows with it")
 
 
 @pytest.mark.check(task=7, points=4, title="Gate: whatever a request asks for")
