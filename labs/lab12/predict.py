@@ -100,8 +100,8 @@ QUESTIONS = [
     ),
     Question(
         key="b",
-        text="24 streams, every one with a presence penalty, are cut after 8 of 24 tokens. Elsewhere "
-        "the 8 are glued to the prompt. How many of the 24 end with the right text?",
+        text="24 streams, every one with a presence penalty, are cut after 8 of 24 tokens. "
+        "Elsewhere the 8 are glued to the prompt. How many of the 24 end with the right text?",
         unit="of 24",
         tasks=(4,),
         answer=requests_cut,
