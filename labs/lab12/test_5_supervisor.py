@@ -786,4 +786,8 @@ def test_checksums(seed, tmp_path):
     (tmp_path / "b.bin").write_bytes(data)
     expect(changed(kept, tmp_path), ["b.bin"], call="changed, where the last bit of b.bin flipped")
     (tmp_path / "a.bin").unlink()
-    expect(changed(kept, tmp_path), ["a.bin", "b.bin"], call="changed, where a.bin is gone, too")
+    try:
+        found = changed(kept, tmp_path)
+    except OSError as error:
+        found = type(error).__name__  # its text has a folder's name
+    expect(found, ["a.bin", "b.bin"], call="changed, where a.bin is gone, too")
