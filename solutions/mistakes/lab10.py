@@ -713,14 +713,6 @@ MISTAKES = [
         says="An answer that comes twice is taken for the answer to the next call.",
     ),
     Mistake(
-        name="late-is-the-end",
-        task=5,
-        symbol="executor:Executor._read",
-        old="if not self._answered[handle.rank] < number <= self._number:",
-        new="if number != self._number:",
-        says="Your executor dies of answers to a call that was interrupted; they are only late.",
-    ),
-    Mistake(
         name="survivors-left-alone",
         task=5,
         symbol="executor:Executor.close",
@@ -735,14 +727,6 @@ MISTAKES = [
         old="        for handle in self.ranks:\n            handle.stop(",
         new="        for handle in [h for h in self.ranks if h.alive]:\n            handle.stop(",
         says="You do not stop a rank that has died: its process stays a zombie that nobody waited for.",
-    ),
-    Mistake(
-        name="lines-stay-open",
-        task=5,
-        symbol="executor:Executor.close",
-        old="            handle.line.close()\n",
-        new="            pass\n",
-        says="close() leaves the lines open, so your workers wait for the next call for ever.",
     ),
     Mistake(
         name="failure-only-after-a-call",
