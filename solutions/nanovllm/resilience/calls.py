@@ -27,8 +27,8 @@ class Deadline:
     @classmethod
     def of_headers(cls, now: float, headers: Mapping[str, str]) -> Deadline | None:
         """What a caller has left, by HEADER; None without one, or with one that is no whole number
-        of milliseconds: it is made of the digits 0 to 9 alone, of at most 4,000 (`int` refuses
-        more than 4,300), and a float can hold it.
+        of milliseconds: it is made of the digits 0 to 9 alone, no more of them than `int`
+        takes, and a float can hold it.
 
         >>> Deadline.of_headers(100.0, {"x-request-timeout-ms": "250"})
         Deadline(moment=100.25)
