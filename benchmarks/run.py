@@ -71,6 +71,9 @@ def parts(quick: bool, threads: int, vllm_python: str | None) -> dict[str, Part]
         ),
         "throughput-tiny-one-at-a-time": throughput("tiny", TRANSFORMERS[:1], 1),
         "throughput-mid": throughput("mid", [*TRANSFORMERS[1:2], *vllm], min(rounds, 3)),
+        "throughput-moe": throughput(
+            "moe", ["nanovllm-plain", *TRANSFORMERS[1:2], *vllm], min(rounds, 3)
+        ),
         "throughput-mid-float32": throughput("mid", vllm, min(rounds, 3), dtype="float32"),
         "latency-tiny": latency("tiny", [*TRANSFORMERS[:1], *vllm, *own]),
         "latency-mid": latency("mid", [*TRANSFORMERS[:1], *vllm]),

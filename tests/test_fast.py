@@ -25,8 +25,11 @@ from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
 from nanovllm.generation.params import SamplingParams
 from nanovllm.model.attend import RecomputeAttend
 from nanovllm.model.config import ModelConfig, RopeScaling
+from nanovllm.model.experts import ExpertsConfig
 from nanovllm.model.loader import dummy_model
+from nanovllm.model.transformer import Transformer
 from nanovllm.paging.store import PagedStore
+from nanovllm.performance.moe import MoE
 
 BIASES = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
 YARN = RopeScaling("yarn", factor=2.0, original_max_position=64)
@@ -37,9 +40,32 @@ FAMILIES = {
     "mistral, a window": ModelConfig("mistral", 97, 64, 2, 4, 2, 20, 96, 160, windows=(7, None)),
     "llama, many heads": ModelConfig("llama", 97, 64, 2, 26, 2, 6, 96, 160, **BIASES),
     "gpt2": ModelConfig("gpt2", 97, 64, 2, 4, 4, 16, 100, 160, tie_embeddings=True, **BIASES),
-}
+    "experts, one layer dense": ModelConfig(
+        "qwen3_moe", 97, 64, 3, 4, 2, 16, 96, 160, qk_norm=True,
+        experts=ExpertsConfig(7, 3, 22, normalize=False, layers=(0, 2)),
+    ),
+    "experts, one shared": ModelConfig(
+        "qwen2_moe", 97, 48, 2, 4, 4, 16, 20, 160, qkv_bias=True,
+        experts=ExpertsConfig(5, 2, 34, normalize=True, layers=(0, 1), shared_size=74),
+    ),
+}  # fmt: skip
 families = pytest.mark.parametrize("name", FAMILIES)
 Job = tuple[int, list[int], SamplingParams]  # the step before which it arrives, prompt, parameters
+
+
+def random_model(
+    config: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Transformer:
+    """`dummy_model`, with experts where the config has them."""
+    model = dummy_model(config, seed, dtype)
+    for layer in config.experts.layers if config.experts else ():
+        moe = MoE(config).to(dtype).requires_grad_(False)
+        for weight in moe.parameters():
+            weight.normal_(generator=torch.Generator().manual_seed(seed + weight.numel()))
+            weight.mul_(1.5 * weight.shape[-1] ** -0.5)
+        model.layers[layer].mlp = moe
+    return model
+
 
 if available() is not None:
     pytest.skip(f"the fast path cannot run here: {available()}", allow_module_level=True)
@@ -87,7 +113,7 @@ def ready_engine(model: torch.nn.Module, config: EngineConfig, num_blocks: int) 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.few(2)
 def test_float32_text_is_the_plain_engines(name: str, seed: int) -> None:
-    rng, model = random.Random(seed), dummy_model(FAMILIES[name], seed)
+    rng, model = random.Random(seed), random_model(FAMILIES[name], seed)
     jobs = random_jobs(rng, model.config.vocab_size, greedy)
     num_blocks = rng.randint(6, 20)  # 6 hold one request: preemption
     config = EngineConfig(
@@ -135,7 +161,7 @@ def test_the_switch_in_the_middle_changes_no_token(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """K and V that the plain steps wrote are read by the native ones."""
-    model = dummy_model(FAMILIES[name], 5)
+    model = random_model(FAMILIES[name], 5)
     jobs = random_jobs(random.Random(5), model.config.vocab_size, greedy)
     config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=32)
     expected, _ = run(Engine(model, config, store=PagedStore(model.config, 30)), jobs)
@@ -174,12 +200,12 @@ def teacher_forced(step: NativeStep, model: torch.nn.Module, ids: list[int]) -> 
         pytest.param(("-DNV_EMULATE_DOT",), id="dot", marks=pytest.mark.proof),
     ],
 )
-@pytest.mark.parametrize("name", ["qwen3", "mistral, a window", "gpt2"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral, a window", "gpt2", "experts, one shared"])
 @pytest.mark.few(1)
 def test_bfloat16_agrees_with_float32_token_by_token(name: str, defines: tuple[str, ...]) -> None:
     """Both kinds of arithmetic: with the processor's bfloat16 dot product, and without."""
-    model = dummy_model(FAMILIES[name], 6, torch.bfloat16)
-    exact = dummy_model(FAMILIES[name], 6, torch.bfloat16).float()
+    model = random_model(FAMILIES[name], 6, torch.bfloat16)
+    exact = random_model(FAMILIES[name], 6, torch.bfloat16).float()
     library = load_library(torch.bfloat16, defines=defines)
     step = NativeStep(library, NativeWeights(model, library.nv_lanes(), 160))
     rng, gaps, spread = random.Random(6), [], []
@@ -195,8 +221,21 @@ def test_bfloat16_agrees_with_float32_token_by_token(name: str, defines: tuple[s
     assert max(gaps) < 0.1 * max(spread)
 
 
-def test_nan_meets_the_request_that_caused_it_alone() -> None:
-    model = dummy_model(FAMILIES["qwen3, one group"], 7)  # its output matrix is another
+def test_more_rows_for_an_expert_than_are_multiplied_together() -> None:
+    experts = ExpertsConfig(2, 2, 34, normalize=False, layers=(0,), shared_size=20)
+    model = random_model(ModelConfig("qwen2_moe", 97, 64, 1, 4, 2, 16, 96, 400, experts=experts))
+    ids = [random.Random(3).randrange(97) for _ in range(330)]
+    with torch.inference_mode():
+        hidden = model(torch.tensor(ids), torch.arange(330), RecomputeAttend(model.config))
+        expected = model.logits(hidden[-1:])[0]
+    library = load_library(torch.float32)
+    step = NativeStep(library, NativeWeights(model, library.nv_lanes(), 400))
+    torch.testing.assert_close(teacher_forced(step, model, ids), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen3, one group", "experts, one shared"])
+def test_nan_meets_the_request_that_caused_it_alone(name: str) -> None:
+    model = random_model(FAMILIES[name], 7)  # its output matrix is another
     jobs = [(0, [1, 2, 3], greedy(8)), (0, [4, 5], greedy(8)), (0, [9, 9, 9], greedy(8))]
     expected, _ = run(ready_engine(model, EngineConfig(), 20), jobs[:2])
     model.embed_tokens.weight[9] = torch.nan

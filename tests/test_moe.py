@@ -9,6 +9,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.llm import paged_engines
 from nanovllm.llm.read_options import OptionError
 from nanovllm.model.attend import RecomputeAttend
 from nanovllm.model.config import ModelConfig
@@ -102,8 +103,18 @@ def test_texts_batched_and_paged(case, tmp_path) -> None:
         llm = LLM(tmp_path, **given)
         outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
         assert [list(o.outputs[0].token_ids) for o in outputs] == expected, given
-    step = LLM(tmp_path, enforce_eager=False).rung.step
-    assert step == "plain: the compiled step has no mixture of experts"
+    assert LLM(tmp_path, enforce_eager=False).rung.step == "compiled"
+
+
+def test_the_compiled_step_stands_back(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where lab 14's code is the student's, and where sizes are odd."""
+    saved(tmp_path / "odd", "qwen3_moe odd")
+    assert "plain: it needs even sizes" in LLM(tmp_path / "odd", enforce_eager=False).rung.step
+    saved(tmp_path / "even", "qwen3_moe")
+    monkeypatch.setattr(paged_engines, "is_mine", lambda package: package == "performance")
+    step = LLM(tmp_path / "even", enforce_eager=False).rung.step
+    assert step == "plain: your own code of performance is to run"
+    assert LLM(enforce_eager=False).rung.step == "compiled"
 
 
 def test_served_over_http(tmp_path) -> None:

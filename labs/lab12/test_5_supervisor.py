@@ -473,6 +473,11 @@ def test_abort(seed):
             expect(engine.restarts, 2, call="restarts")
         if when != "before":
             expect(engine.abort(1), True, call=f"abort(1), {when}")
+        if when == "held":
+            soon = engine.step()
+            expect(ends_of(soon).get(1), ["Aborted"], call="end of 1 in the step after abort(1), "
+                   "where it waits outside", cause="it need not wait for its turn")  # fmt: skip
+            events += soon
         events += drained(engine)
         mine = told(events)
         expect([mine[1, 0][2], len(mine[0, 0][2])], [["Aborted"], 1],

@@ -7,7 +7,7 @@ from typing import Any, cast
 from nanovllm.llm.read_options import BUNDLED, OptionError
 
 # Qwen3's architecture; sizes of `tiny` suit the caches of a laptop, `mid` has to be read from RAM,
-# and the last is the shape of Qwen/Qwen3-0.6B.
+# `moe` is Qwen3-MoE with 32 experts, and the last is the shape of Qwen/Qwen3-0.6B.
 SIZES = {
     "tiny": {
         "vocab_size": 2048, "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8,
@@ -17,6 +17,11 @@ SIZES = {
         "vocab_size": 32000, "hidden_size": 1024, "num_hidden_layers": 12,
         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64,
         "intermediate_size": 3072,
+    },
+    "moe": {
+        "vocab_size": 4096, "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1024,
+        "moe_intermediate_size": 384, "num_experts": 32, "num_experts_per_tok": 4,
     },
     "qwen3-0.6b": {
         "vocab_size": 151936, "hidden_size": 1024, "num_hidden_layers": 28,
@@ -50,11 +55,15 @@ def model_folder(name: str) -> Path:
 
 
 def make_random(folder: Path, **sizes: int) -> None:
-    """Save a Qwen3 with tied, random weights of seed 0 in bfloat16, made by transformers."""
+    """Save a Qwen3, or a Qwen3-MoE where `sizes` has experts, made by transformers.
+
+    Its weights are tied, random of seed 0, in bfloat16.
+    """
     import torch
     import transformers
 
-    config = transformers.Qwen3Config(
+    make = transformers.Qwen3MoeConfig if "num_experts" in sizes else transformers.Qwen3Config
+    config = make(
         **cast(Any, sizes), max_position_embeddings=CONTEXT, tie_word_embeddings=True,
         bos_token_id=None, eos_token_id=None,
     )  # fmt: skip

@@ -40,12 +40,12 @@ def available(
         return f"it computes in float32 or bfloat16, not in {dtype}"
     if block_size % BLOCK_MULTIPLE:
         return f"it needs blocks of a multiple of {BLOCK_MULTIPLE} tokens, not of {block_size}"
-    if config is not None and config.experts is not None:
-        return "the compiled step has no mixture of experts"
     if config is not None:
         sizes = (config.hidden_size, config.head_dim, config.intermediate_size)
+        if config.experts is not None:
+            sizes += (config.experts.intermediate_size, config.experts.shared_size)
         if any(size % 2 for size in sizes):
-            return f"it needs even sizes, but hidden, head and MLP have {sizes}"
+            return f"it needs even sizes, but hidden, head and MLPs have {sizes}"
     if find_compiler() is None:
         return "there is no C++ compiler (c++, g++, clang++, or one that CXX names)"
     return None

@@ -31,6 +31,8 @@ class Layer(Structure):
         ("up", Matrix),
         ("down", Matrix),
         ("window", c_int32),
+        ("router", Matrix),
+        ("experts", POINTER(Matrix)),
     ]
 
 
@@ -48,11 +50,15 @@ class Model(Structure):
                 "num_kv_heads",
                 "head_dim",
                 "padded_dim",
-                "intermediate",
                 "vocab",
                 "gated",
                 "layer_norm",
                 "quantized",
+                "num_experts",
+                "per_token",
+                "normalize",
+                "shared",
+                "widest",
             )
         ],
         ("eps", c_float),

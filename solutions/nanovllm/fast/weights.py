@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -14,6 +13,8 @@ from nanovllm.fast import structs
 from nanovllm.fast.availability import BLOCK_MULTIPLE
 from nanovllm.fast.codes import Codes, Join, codes_of, float_weight
 from nanovllm.model.block import DecoderBlock
+from nanovllm.model.config import ModelConfig
+from nanovllm.model.mlp import GeluMLP
 from nanovllm.model.norms import LayerNorm, RMSNorm
 from nanovllm.model.positions import LearnedPositions
 from nanovllm.model.transformer import Transformer
@@ -65,6 +66,7 @@ class NativeWeights:
         self.dtype = model.embed_tokens.weight.dtype
         self.lanes = lanes
         self.tensors: list[Tensor] = []  # whatever the struct points to
+        self._kept: list[Any] = []  # arrays of structs that layers point to
         self.quantized = self.widened = 0  # linears
         self._layers = (structs.Layer * config.num_layers)(
             *(self._layer(model, layer) for layer in range(config.num_layers))
@@ -81,11 +83,11 @@ class NativeWeights:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             padded_dim=padded(config.head_dim, 2 * BLOCK_MULTIPLE),
-            intermediate=config.intermediate_size,
             vocab=config.vocab_size,
-            gated=hasattr(model.layers[0].mlp, "gate_proj"),
+            gated=not isinstance(model.layers[0].mlp, GeluMLP),
             layer_norm=isinstance(model.norm, LayerNorm),
             quantized=self.quantized > 0,
+            **_sizes_of_experts(config),
             eps=config.norm_eps,
             embedding=self._keep(model.embed_tokens.weight),
             positions=self._floats(learned),
@@ -98,12 +100,7 @@ class NativeWeights:
     def _layer(self, model: Transformer, index: int) -> structs.Layer:
         block = cast(DecoderBlock, model.layers[index])
         attention, mlp = block.self_attn, block.mlp
-        if hasattr(mlp, "gate_proj"):
-            up = self._linear(
-                mlp.gate_proj, mlp.up_proj, join=partial(interleave, lanes=self.lanes)
-            )
-        else:
-            up = self._linear(mlp.up_proj)
+        parts = self._experts(mlp) if hasattr(mlp, "gate_up") else self._mlp(mlp)
         return structs.Layer(
             input=self._norm(block.input_layernorm),
             post_attention=self._norm(block.post_attention_layernorm),
@@ -111,10 +108,32 @@ class NativeWeights:
             k_norm=self._floats(getattr(attention.k_norm, "weight", None)),
             qkv=self._linear(attention.q_proj, attention.k_proj, attention.v_proj),
             output=self._linear(attention.o_proj),
-            up=up,
-            down=self._linear(mlp.down_proj),
             window=self.config.window(index) or 0,
+            **parts,
         )
+
+    def _mlp(self, mlp: Any) -> dict[str, structs.Matrix]:
+        """The two matrices of a dense MLP: gate and up are one."""
+        if not hasattr(mlp, "gate_proj"):
+            return {"up": self._linear(mlp.up_proj), "down": self._linear(mlp.down_proj)}
+        both = self._linear(mlp.gate_proj, mlp.up_proj, join=self._interleave)
+        return {"up": both, "down": self._linear(mlp.down_proj)}
+
+    def _experts(self, moe: Any) -> dict[str, Any]:
+        """Lab 14's `MoE`: the router, and the two matrices of each expert, the shared one last."""
+        router, found = [moe.gate.weight], []
+        for gate_up, down in zip(moe.gate_up, moe.down, strict=True):
+            found.append(self._stored(self._interleave(gate_up.chunk(2)), None))
+            found.append(self._stored(down, None))
+        if self.config.experts is not None and self.config.experts.shared_size:
+            router.append(moe.shared_expert_gate.weight)
+            found += self._mlp(moe.shared_expert).values()
+        experts = (structs.Matrix * len(found))(*found)
+        self._kept.append(experts)
+        return {"router": self._stored(torch.cat(router), None), "experts": experts}
+
+    def _interleave(self, both: Sequence[Tensor]) -> Tensor:
+        return interleave(both, self.lanes)
 
     def _linear(self, *linears: Any, join: Join = torch.cat) -> structs.Matrix:
         """Linears as one matrix, its rows one above the other, or as `join` has them; all of them
@@ -173,6 +192,21 @@ class NativeWeights:
     def address(self) -> ctypes.c_void_p:
         """Where the struct is."""
         return ctypes.c_void_p(ctypes.addressof(self.struct))
+
+
+def _sizes_of_experts(config: ModelConfig) -> dict[str, int]:
+    """And of the widest MLP, with experts or without."""
+    experts = config.experts
+    if experts is None:
+        return {"widest": config.intermediate_size}
+    sizes = (config.intermediate_size, experts.intermediate_size, experts.shared_size)
+    return {
+        "num_experts": experts.num_experts,
+        "per_token": experts.per_token,
+        "normalize": experts.normalize,
+        "shared": experts.shared_size > 0,
+        "widest": max(sizes),
+    }
 
 
 def _angles(model: Transformer, length: int) -> tuple[Tensor | None, Tensor | None]:

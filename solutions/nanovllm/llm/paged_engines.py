@@ -86,7 +86,8 @@ def why_not_gpu(model: Transformer, options: EngineOptions) -> str | None:
 
 def why_not_fast(model: Transformer, options: EngineOptions) -> str | None:
     """Why the compiled step cannot answer; None if it can."""
-    why = _why_plain(model, options, COMPILED_REPLACES)
+    sparse = ("performance",) if model.config.experts is not None else ()  # its `MoE`
+    why = _why_plain(model, options, COMPILED_REPLACES + sparse)
     if why is not None:
         return why
     if not options.enable_prefix_caching:

@@ -61,9 +61,9 @@ class Supervisor(Protocol):
     def abort(self, request_id: int) -> bool:
         """Give a request up; False if there is none of that id (any more).
 
-        It ends by one Aborted for each open sample in a later step, whatever becomes of the engine
-        meanwhile, unless it is given up. token_ids and text of an Aborted are what the sample has
-        told, over all engines.
+        It ends by one Aborted for each open sample in a later step, in the next one if it waits
+        outside (see `step`), whatever becomes of the engine meanwhile, unless it is given up.
+        token_ids and text of an Aborted are what the sample has told, over all engines.
         """
         ...
 

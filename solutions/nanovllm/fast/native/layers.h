@@ -70,9 +70,9 @@ inline vfloat gelu(vfloat x) {  // the tanh form; 1 + tanh(z) = 2 - 2 / (e^2z + 
 }
 
 // A panel of the first MLP matrix's result becomes columns of the second one's input.
-inline void activate(const Model& model, int column, const float* sums, Operand* row) {
+inline void activate(const Model& model, int size, int column, const float* sums, Operand* row) {
   const int width = model.gated ? LANES : PANEL, first = model.gated ? column / 2 : column;
-  const int until = std::min(width, model.intermediate - first);
+  const int until = std::min(width, size - first);
   float out[PANEL];
   const vfloat a = load<vfloat>(sums), b = load<vfloat>(sums + LANES);
   store(out, model.gated ? silu(a) * b : gelu(a));

@@ -20,41 +20,75 @@ const char* next_chunk(const Product& product, int panel, int from, int block, l
   return begin < static_cast<const char*>(product.part(panel, until)) ? begin : nullptr;
 }
 
-// For every panel and row: finish(row, first column, PANEL sums). A product is cut into parts
-// along its inner dimension, and `at_once` of them stay in the first-level cache; up to `most` rows
-// and `together` panels are worked on at a time.
+// Rows of a product that pass by together: as many as stay in the second-level cache.
+template <class Product>
+int slab(const Product& product) {
+  return std::clamp<long>(NEAR / product.row_bytes(), Product::most, SLAB);
+}
+
+// For some panels and up to SLAB rows: finish(row, first column, PANEL sums). A product is cut into
+// parts along its inner dimension, and `at_once` of them stay in the first-level cache; up to `most`
+// rows are worked on at a time.
+template <class Product, class Finish>
+void multiply_slab(const Product& product, int first, int count, int panel, int panels,
+                   Finish finish) {
+  const int blocks = (count + Product::most - 1) / Product::most;
+  const int chunk = blocks > 1 ? product.at_once() : product.parts();
+  const long ld = long(count) * PANEL;
+  alignas(64) float sums[SLAB * PANEL];
+  for (int p = 0; p < panels; ++p)
+    for (int m = 0; m < count; ++m) product.begin(panel + p, sums + p * ld + m * PANEL);
+  for (int from = 0; from < product.parts(); from += chunk) {
+    const int until = std::min(from + chunk, product.parts());
+    const long size = long(product.steps(from, until)) * LINE;
+    for (int block = 0; block < blocks; ++block) {
+      const int row = count * block / blocks, taken = count * (block + 1) / blocks - row;
+      product.add(first + row, taken, panel, panels, from, until, sums + row * PANEL, ld,
+                  blocks > 1 ? next_chunk(product, panel, until, block, size) : nullptr);
+    }
+  }
+  for (int p = 0; p < panels; ++p)
+    for (int m = 0; m < count; ++m) {
+      float* at = sums + p * ld + m * PANEL;
+      product.end(first + m, panel + p, at);
+      finish(first + m, (panel + p) * PANEL, at);
+    }
+}
+
+// For every panel and row, shared out; up to `together` panels are worked on at a time.
 template <class Product, class Finish>
 void share_out(Walk& walk, const Product& product, int rows, Finish finish) {
-  constexpr int most = Product::most;
-  const int fitting = std::clamp<long>(NEAR / product.row_bytes(), most, SLAB);
-  const int slabs = (rows + fitting - 1) / fitting;
+  const int slabs = (rows + slab(product) - 1) / slab(product);
   const int together = Product::together(rows), all = product.w.panels();
   const int groups = (all + together - 1) / together;
   walk.share(slabs * groups, [&](int item) {
     const int first = long(rows) * (item / groups) / slabs;
-    const int count = long(rows) * (item / groups + 1) / slabs - first;
-    const int panel = item % groups * together, panels = std::min(together, all - panel);
-    const int blocks = (count + most - 1) / most;
-    const int chunk = blocks > 1 ? product.at_once() : product.parts();
-    const long ld = long(count) * PANEL;
-    alignas(64) float sums[SLAB * PANEL];
-    for (int p = 0; p < panels; ++p)
-      for (int m = 0; m < count; ++m) product.begin(panel + p, sums + p * ld + m * PANEL);
-    for (int from = 0; from < product.parts(); from += chunk) {
-      const int until = std::min(from + chunk, product.parts());
-      const long size = long(product.steps(from, until)) * LINE;
-      for (int block = 0; block < blocks; ++block) {
-        const int row = count * block / blocks, taken = count * (block + 1) / blocks - row;
-        product.add(first + row, taken, panel, panels, from, until, sums + row * PANEL, ld,
-                    blocks > 1 ? next_chunk(product, panel, until, block, size) : nullptr);
-      }
+    const int until = long(rows) * (item / groups + 1) / slabs;
+    const int panel = item % groups * together;
+    multiply_slab(product, first, until - first, panel, std::min(together, all - panel), finish);
+  });
+}
+
+// The same for `count` matrices, every `stride`-th from the first one: matrix e takes the rows
+// starts[e] .. starts[e + 1], which are not known when a step begins. finish(e, row, ...).
+template <class Finish>
+void linear_by_expert(Walk& walk, const Operand* a, long lda, const Matrix* matrices, int stride,
+                      int count, const int32_t* starts, Finish finish) {
+  constexpr int together = panels_for(1, 1);
+  int most = 0;
+  for (int e = 0; e < count; ++e) most = std::max(most, matrices[e * stride].panels());
+  const int groups = (most + together - 1) / together;
+  walk.share(count * groups, [&](int item) {
+    const int e = item / groups, until = starts[e + 1], begin = item % groups * together;
+    const FloatProduct product{a, lda, matrices[e * stride]};
+    const int end = std::min(begin + together, product.w.panels());
+    for (int row = starts[e], taken; row < until; row += taken) {
+      taken = std::min(slab(product), until - row);
+      const int panels = FloatProduct::together(taken);
+      for (int panel = begin; panel < end; panel += panels)
+        multiply_slab(product, row, taken, panel, std::min(panels, end - panel),
+                      [&](int m, int c, const float* sums) { finish(e, m, c, sums); });
     }
-    for (int p = 0; p < panels; ++p)
-      for (int m = 0; m < count; ++m) {
-        float* at = sums + p * ld + m * PANEL;
-        product.end(first + m, panel + p, at);
-        finish(first + m, (panel + p) * PANEL, at);
-      }
   });
 }
 

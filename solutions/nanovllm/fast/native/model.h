@@ -11,14 +11,18 @@ struct Layer {
   const float *q_norm, *k_norm;  // [D], or null
   Matrix qkv, output, up, down;  // `up` holds gate and up, LANES columns of each in turn, if gated
   int32_t window;                // 0: none
+  Matrix router;          // [N, E]; behind the experts' rows that of the shared one's gate, if any
+  const Matrix* experts;  // `up` and `down` of each, the shared one last; null: `up` and `down`
 };
 
 struct Model {
   const Layer* layers;
-  int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, padded_dim, intermediate, vocab;
+  int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, padded_dim, vocab;
   int32_t gated;       // SwiGLU, else GELU
   int32_t layer_norm;  // LayerNorm, else RMSNorm
   int32_t quantized;   // whether any matrix is in codes
+  int32_t num_experts, per_token, normalize, shared;  // 0 without experts; shared: 0 or 1
+  int32_t widest;      // the size of the largest MLP, or expert
   float eps;
   const Stored* embedding;    // [V, E]
   const float* positions;     // [max_position, E], or null

@@ -1,7 +1,7 @@
 // Where a step's numbers are on their way through, and what there is to do for attention.
 #pragma once
 #include "attention.h"
-#include "model.h"
+#include "experts.h"
 #include "team.h"
 
 struct Token {
@@ -15,31 +15,34 @@ inline long row_length(long size) { return (size + PANEL - 1) / PANEL * PANEL + 
 // Kept from step to step, and grown when a step needs more.
 struct Room {
   std::vector<float> x, qkv;     // [T, E], [T, (H + 2 G) D]
-  std::vector<Operand> a, h, q;  // [T, E], [T, max(H D, intermediate)], [G, T, H / G, D]
+  std::vector<Operand> a, h, q;  // [T, E], [T or R, max(H D, widest)], [G, T, H / G, D]
   std::vector<Token> tokens;
   std::vector<Tile> tiles, final_tiles;
   std::vector<int> output_rows;
   std::vector<AttentionRoom> threads;
   DigitRoom digits, queries;     // the latter where K is in codes
+  Visits visits;                 // of experts
   std::vector<Loop> loops;      // of one step: no more than a few for each layer
   long lda, ldh, width;  // of the rows of a, h and qkv
 
   void fit(const Model& model, const Step& step) {
     const long count = step.query_starts[step.num_seqs];
     lda = row_length(model.hidden);
-    ldh = row_length(std::max(model.intermediate, model.num_heads * model.head_dim));
+    ldh = row_length(std::max(model.widest, model.num_heads * model.head_dim));
+    const long each = model.per_token + model.shared;
+    if (each) visits.fit(count, model.num_experts + model.shared, each, lda, model.hidden);
     width = long(model.num_heads + 2 * model.num_kv_heads) * model.head_dim;
     x.resize(count * model.hidden);
     qkv.resize(count * width);
     a.resize(count * lda);
-    h.resize(count * ldh);
+    h.resize(count * std::max(1L, each) * ldh);
     if (model.padded_dim != model.head_dim) q.clear();  // what D is filled up with must be zero
     q.resize(count * model.num_heads * model.padded_dim);
     if (step.k_scales) queries.fit(count * model.num_heads, model.padded_dim, 0);
     threads.resize(step.num_threads);
     if (model.quantized)
-      digits.fit(count, std::max({model.hidden, model.intermediate, model.num_heads * model.head_dim}), LINE);
-    loops = std::vector<Loop>(12 * model.num_layers + 4);
+      digits.fit(count, std::max({model.hidden, model.widest, model.num_heads * model.head_dim}), LINE);
+    loops = std::vector<Loop>(16 * model.num_layers + 4);
     place_tokens(model, step);
   }
 

@@ -104,10 +104,41 @@ class Run {
     walk.share(rows, [&](int t) {
       normalise(model, layer.post_attention, x(t), &room.a[t * lda]);
     });
+    if (layer.experts) return experts(walk, layer, rows, x);
     linear(walk, room.digits, room.a.data(), lda, rows, layer.up, [&](int t, int c, const float* sums) {
-      activate(model, c, sums, &room.h[t * ldh]);
+      activate(model, layer.down.inner, c, sums, &room.h[t * ldh]);
     });
     linear(walk, room.digits, room.h.data(), ldh, rows, layer.down, add);
+  }
+
+  // In place of the MLP: every token to its experts, and their results back, in the token's order.
+  template <class Residual>
+  void experts(Walk& walk, const Layer& layer, int rows, Residual x) {
+    const long lda = room.lda, ldh = room.ldh, hidden = model.hidden;
+    const int all = model.num_experts + model.shared, each = model.per_token + model.shared;
+    Visits& to = room.visits;
+    linear(walk, room.digits, room.a.data(), lda, rows, layer.router, [&](int t, int c, const float* sums) {
+      std::memcpy(&to.logits[long(t) * all + c], sums, std::min(PANEL, all - c) * sizeof(float));
+    });
+    walk.share(rows, [&](int t) { to.route(model, t); });
+    walk.share(1, [&](int) { to.sort(rows, all, each); });
+    walk.share(rows * each, [&](int v) {
+      std::memcpy(&to.a[to.rows[v] * lda], &room.a[v / each * lda], hidden * sizeof(Operand));
+    });
+    linear_by_expert(walk, to.a.data(), lda, layer.experts, 2, all, to.starts.data(),
+                     [&](int e, int row, int c, const float* sums) {
+      activate(model, layer.experts[2 * e + 1].inner, c, sums, &room.h[row * ldh]);
+    });
+    linear_by_expert(walk, room.h.data(), ldh, layer.experts + 1, 2, all, to.starts.data(),
+                     [&](int, int row, int c, const float* sums) {
+      std::memcpy(&to.out[row * hidden + c], sums, std::min<long>(PANEL, hidden - c) * sizeof(float));
+    });
+    walk.share(rows, [&](int t) {
+      for (int v = t * each; v < (t + 1) * each; ++v) {
+        const float weight = to.weights[v], *from = &to.out[to.rows[v] * hidden];
+        for (int i = 0; i < hidden; ++i) x(t)[i] += weight * from[i];
+      }
+    });
   }
 };
 
