@@ -17,6 +17,7 @@ from nanovllm.cluster.router import RouterConfig
 from nanovllm.resilience.breaker import Breaker
 from nanovllm.resilience.careful_router import CarefulRouter
 from nanovllm.resilience.faults import FaultyEngine
+from nanovllm.resilience.journal import Journal
 from nanovllm.resilience.kinds import Fault, Kind
 from nanovllm.resilience.retry_budget import RetryBudget
 from nanovllm.resilience.supervisor import SupervisedEngine
@@ -24,6 +25,7 @@ from nanovllm.resilience.take_deadline import TakeDeadline
 from tests.flaky_proxy import FlakyProxy, random_cuts
 from tests.serving_tools import Live, live, tiny_engine, wait_until
 from tests.test_cluster_serving import WithRole
+from tests.test_resilience_journal import live as keeping
 
 KINDS: tuple[dict[str, Any], ...] = (  # what a cut could harm
     {"temperature": 0.0},
@@ -278,3 +280,82 @@ def test_streams_of_other_servers_are_passed_on_and_not_resumed() -> None:
     with TestClient(CarefulRouter(RouterConfig(("http://a", "http://b")), client).app) as user:
         said = user.post("/v1/completions", json={"stream": True}).text
     assert "Once" in said and '"code":502' in said and said.endswith("data: [DONE]\n\n")
+
+
+@pytest.fixture
+def journals() -> Iterator[tuple[Live, Live]]:
+    """Two servers, each with a journal of its own."""
+    with keeping(Journal(":memory:")) as one, keeping(Journal(":memory:")) as other:
+        yield one, other
+
+
+def test_a_key_reaches_one_server_through_the_router(journals: tuple[Live, Live]) -> None:
+    """A repeat gets the first answer, and the servers share the keys."""
+    urls = tuple(server.url for server in journals)
+    asked = {"prompt": [5, 6, 7], "max_tokens": 12, "temperature": 1.0}
+    with LiveRouter(RouterConfig(urls, policy="round_robin")) as router:
+
+        def answer(key: str) -> bytes:
+            headers = {"Idempotency-Key": key}
+            got = httpx.post(router.url + "/v1/completions", json=asked, headers=headers)
+            assert got.status_code == 200, got.text
+            return got.content
+
+        first = {key: answer(key) for key in map(str, range(12))}
+        with ThreadPoolExecutor(4) as pool:
+            assert dict(zip(first, pool.map(answer, first), strict=True)) == first
+        assert len(set(first.values())) == len(first)
+        other = httpx.post(
+            router.url + "/v1/completions", json=asked | {"max_tokens": 3},
+            headers={"Idempotency-Key": "1"},
+        )  # fmt: skip
+        assert other.status_code == 400
+        page = httpx.get(router.url + "/metrics").text
+    for url in urls:
+        assert f'nanovllm:router_requests_total{{server="{url}",status="200"}}' in page
+
+
+def test_an_answer_is_fetched_through_the_router(journals: tuple[Live, Live]) -> None:
+    one, other = journals
+    asked = {"prompt": [5, 6, 7], "max_tokens": 12}
+    with FlakyProxy(one.port) as proxy:
+        config = RouterConfig((proxy.url, other.url), policy="round_robin")
+        with (
+            LiveRouter(config, patience=0.5) as router,
+            httpx.Client(base_url=router.url) as client,
+        ):
+            said = [
+                client.post("/v1/completions", json=asked, headers={"Prefer": "respond-async"})
+                for _ in range(4)
+            ]
+            assert [got.status_code for got in said] == [202] * 4
+            assert {got.headers["preference-applied"] for got in said} == {"respond-async"}
+            for got in said:
+                where = got.headers["location"]
+                wait_until(lambda where=where: client.get(where).status_code != 202)
+                assert client.get(where).json()["usage"]["completion_tokens"] >= 1
+            assert client.get("/v1/requests/req-nobody").status_code == 404
+            proxy.frozen = True
+            wait_until(lambda: router.router.pool.choosable() == [other.url])
+            found = sorted(client.get(got.headers["location"]).status_code for got in said)
+            assert found == [200, 200, 503, 503]
+            assert "may have this request" in client.get("/v1/requests/req-nobody").text
+
+
+def test_a_key_whose_server_is_away_is_answered_by_another(journals: tuple[Live, Live]) -> None:
+    one, other = journals
+    asked = {"prompt": [5, 6, 7], "max_tokens": 12, "temperature": 0.0}
+    with FlakyProxy(one.port) as proxy:
+        config = RouterConfig((proxy.url, other.url))
+        with LiveRouter(config, patience=0.5) as router:
+
+            def text(key: int) -> str:
+                got = httpx.post(
+                    router.url + "/v1/completions", json=asked,
+                    headers={"Idempotency-Key": str(key)}, timeout=30,
+                )  # fmt: skip
+                assert got.status_code == 200, got.text
+                return got.json()["choices"][0]["text"]
+
+            proxy.frozen = True
+            assert len({text(key) for key in range(6)}) == 1

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import httpx
@@ -21,16 +22,19 @@ from nanovllm.cluster.router import Pool, Router, RouterConfig, passed, read_bod
 from nanovllm.cluster.routing_interface import Query
 from nanovllm.resilience.breaker import Breaker, BreakerState
 from nanovllm.resilience.calls import Deadline
+from nanovllm.resilience.durable import FETCH
 from nanovllm.resilience.errors import DeadlinePassedError
 from nanovllm.resilience.retry_budget import RetryBudget
 from nanovllm.resilience.told import LostError, ToldAnswer, cut_short, seeded
-from nanovllm.serving.errors import ApiError, OverloadedError
+from nanovllm.serving.errors import ApiError, NotFoundError, OverloadedError
 from nanovllm.serving.sse import DONE, EventReader, frame
 
 PATIENCE = 5.0  # seconds in which a server must say that it is well
 EVERY = 1.0  # seconds between two such questions
 WAIT = 60.0  # seconds that a cut answer waits for a server that goes on with it
 PAUSE = 0.25  # seconds between two looks for one
+DURABLE = ("prefer", "idempotency-key")  # of a request that a server's journal is to keep
+ANSWERED = ("location", "preference-applied", "retry-after")
 GRACE = 1.0  # seconds after a deadline in which its server may still send the partial text
 log = logging.getLogger("nanovllm.resilience")
 LOST = (httpx.HTTPError, TimeoutError, LostError)
@@ -57,6 +61,8 @@ class CarefulRouter(Router):
       open there.
     - An answer that is cut goes on at another server behind the last token that the client has; a
       whole one is computed again. All tries of a request draw from one seed.
+    - A request for a server's journal (see `durable.py`) is sent as it is. Equal keys reach one
+      server as long as this can be asked; an answer is fetched from whoever has it.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class CarefulRouter(Router):
         )  # fmt: skip
         for url in urls:
             opened.labels(url).set_function(lambda url=url: float(self._is_open(url)))
+        self.app.get(FETCH + "{request_id}")(self.fetch)
 
     @asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -129,6 +136,11 @@ class CarefulRouter(Router):
         name = request.headers.get("x-request-id") or uuid.uuid4().hex
         headers = passed(request) | {"x-request-id": name}
         deadline = Deadline.of_headers(arrived, request.headers)
+        kept = {header: request.headers[header] for header in DURABLE if header in request.headers}
+        if kept:
+            return await self._durable(
+                Trip(request.url.path, headers | kept, query, body, deadline)
+            )
         trip = Trip(request.url.path, headers, query, seeded(body), deadline)
         told = ToldAnswer(trip.body) if body.get("stream") is True else None
         first = told.body() if told else trip.body
@@ -150,6 +162,40 @@ class CarefulRouter(Router):
             raise
         stream = self._stream(trip, told, url, got, stack)
         return StreamingResponse(stream, media_type=got.headers.get("content-type"))
+
+    async def fetch(self, request: Request) -> Response:
+        """The answer from whose journal it is in; 503 where a server is away that may have it."""
+        away = []
+        for url in self.pool.urls:
+            sent = self.client.build_request("GET", request.url.path, headers=passed(request))
+            try:
+                async with self._waiting(url, None):
+                    got = await self.client.send(self._to(url, sent))
+            except (httpx.HTTPError, TimeoutError):
+                away.append(url)
+                continue
+            if got.status_code != 404:
+                return _as_it_is(got, got.content)
+        if away:
+            raise OverloadedError(f"{away[0]}, which may have this request, does not answer.")
+        raise NotFoundError(
+            f"No server has a request {request.url.path.removeprefix(FETCH)!r:.80}."
+        )
+
+    async def _durable(self, trip: Trip) -> Response:
+        """Its server gives it a seed, and knows its key: so the body is the client's own."""
+        key = trip.headers.get("idempotency-key", "")
+        async with AsyncExitStack() as stack:
+            sent = self._request(trip, trip.body)
+            url, got = await self._ask(self.pool, trip.query, sent, stack, key=key)
+            try:
+                async with self._waiting(url, trip.deadline):
+                    content = await got.aread()
+            except LOST as error:
+                self._lost(url)
+                raise ApiError(f"{url} was lost: {error!r}; send it again.", status=502) from None
+        self._ended(trip, url, got)
+        return _as_it_is(got, content)
 
     async def _whole(
         self, trip: Trip, url: str, got: httpx.Response, stack: AsyncExitStack
@@ -252,11 +298,12 @@ class CarefulRouter(Router):
         sent: httpx.Request,
         stack: AsyncExitStack,
         again: bool = False,
+        key: str = "",
     ) -> tuple[str, httpx.Response]:
         """As the caller of `calls.py`, but in the policy's order, and without waiting for others.
 
         An answer of 500 or more is given back where nobody else may be asked. again: this is a
-        further try already, which is paid.
+        further try already, which is paid. key: it says the order, the policy does not.
         """
         deadline = Deadline.of_headers(_now(), sent.headers)
         tried: set[str] = set()
@@ -265,7 +312,12 @@ class CarefulRouter(Router):
         while True:
             here = AsyncExitStack()
             try:
-                url = here.enter_context(pool.work.on(query, self._left(pool, tried)))
+                left = self._left(pool, tried)
+                if key:  # whoever is away, the others keep their keys
+                    left = sorted(left, key=lambda url: sha256(f"{key} {url}".encode()).digest())[
+                        :1
+                    ]
+                url = here.enter_context(pool.work.on(query, left))
             except NoReplicaError as error:
                 raise OverloadedError(str(error)) from None
             tried.add(url)
@@ -341,6 +393,11 @@ class CarefulRouter(Router):
         except TimeoutError:
             _left_of(deadline)
             raise
+
+
+def _as_it_is(got: httpx.Response, content: bytes) -> Response:
+    kept = {name: got.headers[name] for name in ANSWERED if name in got.headers}
+    return Response(content, got.status_code, kept, got.headers.get("content-type"))
 
 
 def _now() -> float:
