@@ -445,7 +445,7 @@ def test_abort_dies(seed):
         engine.add_request([first], LONG, seed=1)
     events = steps(engine, 5)
     engine.abort(1)
-    events += engine.step()
+    events += [*engine.step(), *drained(engine)]
     expect(ends_of(events), {0: ["Failed"], 1: ["Aborted"]}, call="ends after the third death, "
            "where 1 waited outside and was given up", cause="a death swallows no end")  # fmt: skip
     engine = Engines(crash=[1, 3, 5]).supervised()
