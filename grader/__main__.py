@@ -12,6 +12,7 @@ from rich.progress import track
 from rich.table import Table
 
 from grader.classroom.classroom_command import autograde, classroom
+from grader.classroom.gradescope_zip import gradescope
 from grader.course.errors import LabError, sentence_of
 from grader.course.lab_toml import find_lab, labs
 from grader.grading import grade_command, race_command
@@ -23,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 of_classes = (grade_command.grade, grade_command.items, grade_command.similar, race_command.race)
-for command in (release, classroom, autograde, *of_classes):
+for command in (release, classroom, autograde, *of_classes, gradescope):
     app.command()(command)
 console = Console()
 

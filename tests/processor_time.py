@@ -16,7 +16,7 @@ from grader.sandbox.memory_use import descendants
 WHOLE = 20.0  # ten minutes on two processors
 LAB = 0.6
 AREAS = {  # minutes, and how the names of its files begin
-    "grading and nbgrader": (4.0, ("grading", "nbgrader")),
+    "grading and nbgrader": (4.0, ("grading", "nbgrader", "gradescope")),
     "server and clients": (2.0, ("serving", "server_fields", "bench_serve", "speculative_serving",
                                  "structured_serving")),
     "engine": (3.0, ("batching", "bench", "checkpoints", "compiled", "fast", "gpu", "kernels",

@@ -47,7 +47,7 @@ ENGINE = {  # parts by name: their tests, and the packages or folders that these
     "traces": (("traces", "prometheus"), ("observability", "telemetry")),
     "commands": (("bench", "bench_serve", "at_work", "planning"), ("bench", "planning")),
     "classroom": (
-        ("nbgrader_handbook", "grading_releases", "grading_dask", "grading_sandbox"),
+        ("nbgrader_handbook", "grading_releases", "grading_dask", "grading_sandbox", "gradescope"),
         ("grader/sandbox", "grader/grading", "grader/classroom", "grader/README.md"),
     ),
     "attacks": (

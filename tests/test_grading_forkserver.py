@@ -84,7 +84,7 @@ def test_the_templates_of_few_labs_are_kept(monkeypatch: pytest.MonkeyPatch) -> 
     class Idle:
         busy = 0
 
-        def __init__(self, level: str, lab: object) -> None:
+        def __init__(self, level: str, lab: object, user: object) -> None:
             self.name = lab.key
 
         def close(self) -> None:

@@ -88,13 +88,17 @@ def _origin(one: HandedIn) -> str:
 def _named(path: Path) -> HandedIn:
     stem = path.name if path.is_dir() else path.stem
     known = CANVAS.fullmatch(stem) or MOODLE.fullmatch(stem)  # what follows is the student's own
-    if path.is_dir():
-        inside = [p for p in path.iterdir() if not p.name.startswith(".")]
-        if len(inside) == 1 and inside[0].suffix == ".zip" and not inside[0].is_symlink():
-            path = inside[0]
+    path = alone_inside(path)
     if known:
         return HandedIn(known["student"], path, id=known["id"], origin=stem)
     return HandedIn(LAB.sub("", stem) or stem, path, origin=stem)
+
+
+def alone_inside(path: Path) -> Path:
+    """The zip that is all that a folder holds; else the path itself."""
+    inside = [p for p in path.iterdir() if not p.name.startswith(".")] if path.is_dir() else []
+    one_zip = len(inside) == 1 and inside[0].suffix == ".zip" and not inside[0].is_symlink()
+    return inside[0] if one_zip else path
 
 
 def _with_roster(found: list[HandedIn], roster: Path) -> list[HandedIn]:

@@ -36,10 +36,10 @@ class Marking:
 
     def __init__(
         self, handed_in: Submission, lab: Lab, student: str, seeds: list[int], limits: Limits,
-        sandbox: Sandbox,
+        sandbox: Sandbox, hidden: bool = True,
     ) -> None:  # fmt: skip
         self.handed_in, self.lab, self.student, self.seeds = handed_in, lab, student, seeds
-        self.limits, self.sandbox = limits, sandbox
+        self.limits, self.sandbox, self.hidden = limits, sandbox, hidden
         self.files = boxed_files(handed_in, lab)
         self.left = float(limits.seconds)
         self.nothing = handed_in.problem  # why there are no results at all
@@ -73,10 +73,11 @@ class Marking:
     def _mark(self) -> None:
         """Everything once, in one process; then alone what may have suffered from the rest."""
         scenarios = self.scenarios = Scenarios(
-            self.lab, self.seeds, self.sandbox, lambda task: self._box(task)[0]
+            self.lab, self.seeds, self.sandbox, lambda task: self._box(task)[0], self.hidden
         )
         checks = [check.id for check in self._entries]
-        begun = self._box(self._visible(checks), scenarios.task(scenarios.names))
+        behind = [scenarios.task(scenarios.names)] if self.hidden else []
+        begun = self._box(self._visible(checks), *behind)
         self._run_checks(checks, begun[0])
         scenarios.run(scenarios.names, begun[1] if begun[1:] else None)
         for task in self._tasks:

@@ -19,16 +19,20 @@ Task = dict[str, Any]
 
 
 class Scenarios:
-    """The scenarios of one submission and what has come of them; `box` runs a task in the box."""
+    """The scenarios of one submission and what has come of them; `box` runs a task in the box.
+
+    hidden: False: there are none, and nothing of them is read or sent.
+    """
 
     def __init__(
-        self, lab: Lab, seeds: list[int], sandbox: Sandbox, box: Callable[[Task], Answer]
-    ) -> None:
+        self, lab: Lab, seeds: list[int], sandbox: Sandbox, box: Callable[[Task], Answer],
+        hidden: bool = True,
+    ) -> None:  # fmt: skip
         self.lab, self.seeds, self.sandbox, self.box = lab, seeds, sandbox, box
         self.reports: dict[str, ScenarioReport] = {}
         self._judged: dict[str, tuple[Result, Task]] = {}  # item -> result, verdict
         self.of_task: dict[int, list[str]] = {task.id: [] for task in lab.tasks}
-        for name, task in listing(lab, sandbox):
+        for name, task in listing(lab, sandbox) if hidden else ():
             if task in self.of_task:
                 self.of_task[task].append(name)
 

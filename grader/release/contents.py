@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import jinja2
+
 from grader.course.digest import IGNORED
 from grader.course.lab_toml import Lab
 from grader.course.paths import MODELS, NOTEBOOKS, REFERENCE, ROOT
@@ -18,6 +20,7 @@ TEMPLATES = Path(__file__).parent / "student"
 ENTRANCES = (
     "student/lab_command", "checks/plugin", "student/demo", "student/notebook", "student/tour",
 )  # fmt: skip
+WORKFLOW = ".github/workflows/classroom.yml"
 CHECKPOINTS = ("target", "draft")
 INSTRUCTORS = re.compile(r"^(grader|package-data) = ")
 MAINTAINERS = re.compile(r"^\[+(?:tool\.(?:ruff|importlinter)|dependency-groups)")
@@ -34,6 +37,7 @@ def contents(selection: Selection) -> dict[str, bytes]:
     files["README.md"] = _readme(selection).encode()
     files["models/README.md"] = _models_card().encode()
     files["Makefile"] = (TEMPLATES / "Makefile").read_bytes()
+    files[WORKFLOW] = _workflow(selection).encode()
     files[".gitignore"] = _gitignore().encode()
     files["pyproject.toml"] = _pyproject().encode()
     return dict(sorted(files.items()))
@@ -43,7 +47,7 @@ def _copied(selection: Selection) -> Iterator[Path]:
     roots = [ROOT / "grader" / f"{name}.py" for name in ENTRANCES]
     for lab in selection.labs:
         for folder in (lab.folder, NOTEBOOKS / lab.key):
-            found = list(_tree(folder))
+            found = list(tree(folder))
             roots += [path for path in found if path.suffix in (".py", ".ipynb")]
             yield from found
     yield from roots[: len(ENTRANCES)]
@@ -54,7 +58,7 @@ def _copied(selection: Selection) -> Iterator[Path]:
     yield from (ROOT / ".idea" / name for name in ("modules.xml", "nanovllm.iml"))
     yield from (MODELS / name for name in ("recall.png", "rows.safetensors"))
     for name in CHECKPOINTS:
-        yield from _tree(MODELS / name)
+        yield from tree(MODELS / name)
     yield ROOT / "nanovllm" / "__init__.py"
     yield from _engine(selection)
 
@@ -68,11 +72,12 @@ def _engine(selection: Selection) -> Iterator[Path]:
         if path.is_file() and path.suffix == ".py":
             yield path
         elif path.is_dir() and path.name not in kept_back:
-            tree = _tree(path)
-            yield from (p for p in tree if str(p.relative_to(REFERENCE)) not in kept_back)
+            found = tree(path)
+            yield from (p for p in found if str(p.relative_to(REFERENCE)) not in kept_back)
 
 
-def _tree(folder: Path) -> Iterator[Path]:
+def tree(folder: Path) -> Iterator[Path]:
+    """The files below a folder that belong to the course: nothing hidden, nothing cached."""
     for path in sorted(folder.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if path.is_file() and not hidden and not IGNORED & set(path.parts):
@@ -96,6 +101,19 @@ def _readme(selection: Selection) -> str:
         "FIRST": first.first,
     }  # fmt: skip
     return re.sub(r"@(\w+)@", lambda match: values[match[1]], text)
+
+
+def _workflow(selection: Selection) -> str:
+    """For GitHub Classroom: the visible checks of the open labs. GitHub's own braces stay."""
+    made = jinja2.Environment(
+        block_start_string="<%", block_end_string="%>", variable_start_string="<<",
+        variable_end_string=">>", trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined, autoescape=False,
+    )  # fmt: skip
+    text = (TEMPLATES / "classroom.yml.j2").read_text(encoding="utf-8")
+    return made.from_string(text).render(
+        labs=[lab for lab in selection.labs if lab not in selection.closed]
+    )
 
 
 def _where_reference(lab: Lab, selection: Selection) -> str:

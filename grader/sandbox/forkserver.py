@@ -15,6 +15,7 @@ from grader.course.lab_toml import Lab
 from grader.course.paths import ROOT
 from grader.sandbox.bwrap_command import bubblewrap, environment
 from grader.sandbox.job import BoxError
+from grader.sandbox.own_user import rights
 from grader.sandbox.worker import Worker
 
 START_SECONDS = 180
@@ -25,11 +26,11 @@ class ForkServer:
     """One template, which takes seconds to start, and its forks, which take none.
 
     The fork server starts with the object; the first `take` waits for it. Safe to use from several
-    threads.
+    threads. user: the number of the system's user that it runs as; None: our own.
     """
 
-    def __init__(self, level: str, lab: Lab | None) -> None:
-        self.level, self.lab = level, lab
+    def __init__(self, level: str, lab: Lab | None, user: int | None = None) -> None:
+        self.level, self.lab, self.user = level, lab, user
         self.busy = 0  # workers that are in somebody's hands
         self._idle: list[Worker] = []
         self._lock = threading.Lock()
@@ -53,7 +54,7 @@ class ForkServer:
         with there:
             self._process = subprocess.Popen(
                 command, pass_fds=[there.fileno()], env=variables, cwd=ROOT,
-                stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors,
+                stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors, **rights(user),
             )  # fmt: skip
         self._link = here
 
@@ -88,7 +89,8 @@ class ForkServer:
         ends = self._hear(self._link)
         self._hear(here)
         here.settimeout(None)
-        return Worker(self.level, self.lab, here, ends[0], ends[1] if ends[1:] else None)
+        end = ends[1] if ends[1:] else None
+        return Worker(self.level, self.lab, here, ends[0], end, self.user)
 
     def _hear(self, link: socket.socket) -> list[int]:
         """The number in the next word on a link, if it names one, and the handle that came."""

@@ -24,8 +24,8 @@ KEPT = 3  # labs whose fork servers are kept for the next submission
 class Sandbox:
     """Fork servers by lab, started when first needed; safe to use from several threads."""
 
-    def __init__(self, level: str = "") -> None:
-        self.level = level
+    def __init__(self, level: str = "", user: int | None = None) -> None:
+        self.level, self.user = level, user
         self.tried: list[str] = []  # why each higher level cannot be used, one sentence each
         self._servers: dict[str, ForkServer] = {}
         self._lock = threading.Lock()
@@ -33,9 +33,13 @@ class Sandbox:
         self._judging = threading.Lock()
 
     @classmethod
-    def open(cls, level: str = "") -> Sandbox:
-        """A sandbox; `level` forces one of LEVELS, and fails where that one does not hold."""
-        return cls(level)
+    def open(cls, level: str = "", user: int | None = None) -> Sandbox:
+        """A sandbox; `level` forces one of LEVELS, and fails where that one does not hold.
+
+        user: the number of the system's user that submissions run as, for a grader that is root;
+        the reference's own work stays root's.
+        """
+        return cls(level, user)
 
     def __enter__(self) -> Sandbox:
         return self
@@ -122,7 +126,8 @@ class Sandbox:
         """The fork server of a lab, started now if there is none."""
         key = f"{level} {lab.folder}" if lab else TRUSTED
         with self._lock:
-            found = self._servers.pop(key, None) or ForkServer(level, lab)
+            user = self.user if lab else None
+            found = self._servers.pop(key, None) or ForkServer(level, lab, user)
             self._servers[key] = found  # the one that was used last comes last
             others = [k for k, one in self._servers.items() if k not in (key, TRUSTED)
                       and not one.busy]  # fmt: skip

@@ -29,13 +29,15 @@ class Worker:
     """One worker; `run` hands it one piece of work at a time.
 
     end: a handle of the process that can be waited for and signalled, where the system has one;
-    else its number.
+    else its number. user: whom it runs as, where that is not us.
     """
 
     def __init__(
-        self, level: str, lab: Lab | None, link: socket.socket, pid: int, end: int | None
-    ) -> None:
+        self, level: str, lab: Lab | None, link: socket.socket, pid: int, end: int | None,
+        user: int | None = None,
+    ) -> None:  # fmt: skip
         self.level, self.lab, self.link, self.pid, self.end = level, lab, link, pid, end
+        self.user = user
 
     def run(self, work: Work, limits: Limits, seconds: float) -> Answers:
         """Do one piece of work within `seconds`; BoxError where the worker itself is lost."""
@@ -54,6 +56,8 @@ class Worker:
         scratch = ""
         if self.level != "bubblewrap":
             scratch = tempfile.mkdtemp(prefix="grading-")
+            if self.user is not None:
+                os.chown(scratch, self.user, self.user)
         job = {
             "seconds": max(1, int(seconds) + 1),
             "memory_mb": limits.memory_mb,
