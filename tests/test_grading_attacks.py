@@ -38,7 +38,7 @@ DEFENCES = (
     "import grader.sandbox.seccomp as s, grader.sandbox.memory_use as m\n"
     "import grader.sandbox.namespaces as n\n"
     "mount = n._mount\n"
-    "s.refuse = lambda on_paths=False, locks=False: None\n"
+    "s.refuse = lambda on_paths=False, locks=False, alone=False: None\n"
     "m.disk_excess = lambda folder, disk_mb: ''\n"
     "n._mount = lambda source, *rest: source == 'devpts' or mount(source, *rest)\n"
 )
