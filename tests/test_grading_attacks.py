@@ -280,7 +280,16 @@ def test_results_that_only_one_reader_takes_cost_no_regrade(
     report = grade_lab(cheat, LAB, "ada", SECRET, LIMITS, box)
     assert (report.points, report.lost) == (HONEST, False)
     monkeypatch.setattr(talk, "DEPTH", 10_000)
-    assert grade_lab(cheat, LAB, "bob", SECRET, LIMITS, box).lost
+    source = (CHEATS / "nested_just_so.py").read_text()
+
+    def lost(depth: int) -> bool:
+        """Which depth one reader takes and the next not depends on how deep their calls are."""
+        other = tmp_path / f"nested_{depth}.py"
+        other.write_text(source.replace("(930, 976)", f"({depth}, {depth + 1})"))
+        cheat = write_cheat(tmp_path / f"cheat_{depth}", other)
+        return grade_lab(cheat, LAB, f"bob{depth}", SECRET, LIMITS, box).lost
+
+    assert any(lost(depth) for depth in range(880, 1000, 2))
 
 
 FOREIGN = """
