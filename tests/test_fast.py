@@ -336,3 +336,18 @@ def test_packing_moves_every_weight_once() -> None:
         0,
         0,
     ]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.2, 0.4])
+@pytest.mark.few(1)
+def test_a_process_ends_while_the_native_step_is_made(seconds: float) -> None:
+    """A thread that Python ends in torch's code takes the whole process with it."""
+    code = (
+        "import time, torch\n"
+        "from nanovllm import LLM, SamplingParams\n"
+        "torch.set_num_threads(1)\n"
+        "LLM(enforce_eager=False).generate(['a'], SamplingParams(max_tokens=1), use_tqdm=False)\n"
+        f"time.sleep({seconds})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, "terminate" in done.stderr) == (0, False), done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +31,11 @@ from nanovllm.greedy_draws import wants_argmax
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.interface import BlockManagerInterface
 from nanovllm.tokenization.tokenizer import Tokenizer
+
+# Held while the thread that makes the native step is in torch's code, also to free an engine: if
+# Python ended a thread there, the process would abort. At the exit it is taken for good.
+_in_torch = threading.Lock()
+atexit.register(_in_torch.acquire)
 
 
 class FastEngine(Engine):
@@ -84,7 +91,9 @@ class FastEngine(Engine):
         self._likeliest: Seq[int] = ()  # of their rows
         self._draws = draws
         self._notify = notify
-        self._maker = threading.Thread(target=self._make, name="nanovllm-fast", daemon=True)
+        self._maker = threading.Thread(
+            target=_make, args=([self],), name="nanovllm-fast", daemon=True
+        )
         self._maker.start()
 
     @property
@@ -97,20 +106,17 @@ class FastEngine(Engine):
         self._maker.join()
         return self.ready
 
-    def _make(self) -> None:
-        try:
-            library = load_library(weight_of(self.model).dtype, self._notify)
-            with torch.inference_mode():
-                weights = NativeWeights(self.model, library.nv_lanes(), self.max_model_len)
-            self._native = NativeStep(library, weights)
-            if weights.widened:
-                self._notify(
-                    f"{weights.widened} of {weights.quantized + weights.widened} quantized linears "
-                    f"are kept in {str(weights.dtype).removeprefix('torch.')}: the fast CPU step "
-                    "does not read their codes"
-                )
-        except FastPathError as error:
-            self._notify(f"going on without the fast CPU step: {error}")
+    def _use(self, library: ctypes.CDLL) -> None:
+        """Pack the weights for the native step, and run it from now on."""
+        with torch.inference_mode():
+            weights = NativeWeights(self.model, library.nv_lanes(), self.max_model_len)
+        self._native = NativeStep(library, weights)
+        if weights.widened:
+            self._notify(
+                f"{weights.widened} of {weights.quantized + weights.widened} quantized linears "
+                f"are kept in {str(weights.dtype).removeprefix('torch.')}: the fast CPU step "
+                "does not read their codes"
+            )
 
     def execute(self, plan: Plan) -> Float[Tensor, "N V"]:
         """As the plain engine: K and V written, logits of the chunks that complete."""
@@ -178,3 +184,16 @@ def fast_engine(
         clock=clock,
         draws=draws,
     )
+
+
+def _make(given: list[FastEngine]) -> None:
+    """Compile, then pack, for the one engine of a list, which is left empty."""
+    engine, library = given.pop(), None
+    try:
+        library = load_library(weight_of(engine.model).dtype, engine._notify)
+    except FastPathError as error:
+        engine._notify(f"going on without the fast CPU step: {error}")
+    with _in_torch:
+        if library is not None:
+            engine._use(library)
+        del engine  # nobody else may have it any more
