@@ -22,7 +22,7 @@ COPIED = (
     "LICENSE", "CITATION.cff",
     "grader/README.md", "models/README.md", "models/recall.png", "models/loss.png",
     "grader/server_fields.md", "labs/AT_WORK.md", "monitoring/README.md", "labs/lab06/COMPILER.md",
-    "labs/lab14/PROFILERS.md",
+    "labs/lab14/PROFILERS.md", "labs/lab14/NATIVE.md",
     "benchmarks/README.md", "benchmarks/CLAIMS.md", "benchmarks/results", "docs/pictures",
 )  # fmt: skip
 

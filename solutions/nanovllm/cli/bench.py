@@ -29,7 +29,11 @@ bench = typer.Typer(
 
 Model = Annotated[
     str,
-    typer.Option("--model", "-m", help="bundled, tiny (6.8 M), mid (184 M random) or a folder."),
+    typer.Option(
+        "--model",
+        "-m",
+        help="bundled, a folder, or random: tiny (6.8 M), mid (184 M), moe (160 M).",
+    ),
 ]
 Rounds = Annotated[int, typer.Option(min=1, help="Each contestant runs once a round.")]
 Requests = Annotated[int, typer.Option(min=1, help="Requests, all there at the start.")]
