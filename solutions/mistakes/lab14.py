@@ -681,8 +681,12 @@ MISTAKES = [
         "start-stays",
         5,
         "moe:grouped_mlp",
-        "        start += count\n",
-        "        start = count\n",
+        "    out = torch.empty_like(x)\n    start = 0\n"
+        "    for expert, count in enumerate(counts.tolist()):\n",
+        "    out = torch.zeros_like(x)  # so that what is not written is the same each time\n"
+        "    start = next_start = 0\n"
+        "    for expert, count in enumerate(counts.tolist()):\n"
+        "        start, next_start = next_start, count\n",
         "An expert's rows begin behind those of all experts before it.",
     ),
     wrong(

@@ -55,7 +55,7 @@ def sort_by_expert(experts: Int[Tensor, "T k"], num_experts: int) -> Dispatch:
 def grouped_mlp(
     x: Float[Tensor, "M E"],
     counts: Int[Tensor, "N"],
-    gate_up: Float[Tensor, "N 2I E"],
+    gate_up: Float[Tensor, "N IxTwo E"],
     down: Float[Tensor, "N E I"],
 ) -> Float[Tensor, "M E"]:
     """Each row through the MLP of its expert: down(silu(gate(x)) * up(x)).
@@ -98,7 +98,7 @@ class MoE(nn.Module):
 
 def stack_experts(
     tensors: Mapping[str, Tensor], num_experts: int
-) -> tuple[Float[Tensor, "N 2I E"], Float[Tensor, "N E I"]]:
+) -> tuple[Float[Tensor, "N IxTwo E"], Float[Tensor, "N E I"]]:
     """`gate_up` and `down` of one layer from the tensors of its experts as checkpoints name them.
 
     A name begins with the expert's number. Qwen: `0.gate_proj.weight` and `0.up_proj.weight`
