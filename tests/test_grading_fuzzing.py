@@ -85,7 +85,9 @@ def test_a_damaged_pack(
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w", method) as archive:
         for name, data in files.items():
-            archive.writestr(name.encode("utf-8", "replace").decode(), data)
+            info = zipfile.ZipInfo("a")  # it would cut the name at a NUL
+            info.filename = name.encode("utf-8", "replace").decode()
+            archive.writestr(info, data, method)
     whole = bytearray(path.read_bytes())
     for place, value in cuts:
         whole[int(place * (len(whole) - 1))] = value
