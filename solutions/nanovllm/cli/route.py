@@ -8,6 +8,7 @@ import typer
 
 from nanovllm.cli.engine import select_code
 from nanovllm.cli.errors import Refused
+from nanovllm.cli.listen import listen
 from nanovllm.cli.options import Code
 from nanovllm.cli.screen import complain
 
@@ -52,8 +53,8 @@ def route(
     select_code(code)
     import uvicorn
 
+    from nanovllm.bench.stop_signals import unwound_by_signals
     from nanovllm.cluster.router import RouterConfig
-    from nanovllm.serving.run import bind
 
     if arguments and not start + start_prefill + start_decode:
         raise Refused(
@@ -63,6 +64,8 @@ def route(
     if bool(start_prefill) > bool(start_decode or decode):
         raise Refused("--start-prefill needs servers that decode; give --start-decode too.")
     with ExitStack() as stack:
+        if start + start_prefill + start_decode:
+            stack.enter_context(unwound_by_signals())
         both = [*(server or ()), *_started(stack, start, arguments)]
         first = [*(prefill or ()), *_started(stack, start_prefill, arguments, "prefill")]
         peers = [word for url in first for word in ("--kv-peer", url.split("//")[1])]
@@ -70,12 +73,7 @@ def route(
         config = RouterConfig(
             tuple(both), tuple(first), (*(decode or ()), *second), policy, timeout
         )
-        try:
-            sock = bind(host, port)
-        except OSError as error:
-            raise Refused(
-                f"cannot listen on {host}:{port}: {error.strerror}; choose another --port."
-            ) from None
+        sock = listen(host, port)
         where = f"http://{host}:{sock.getsockname()[1]}/v1"
         complain(f"the router listens at {where}; policy {policy}")
         settings = uvicorn.Config(
