@@ -124,7 +124,7 @@ def _lines(path: Path | None) -> tuple[str, ...]:
     if path is None:
         return ()
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(f"--prompts {path} cannot be read: {error}.") from None
     found = tuple(line for line in lines if line.strip())
