@@ -56,6 +56,7 @@ def route(
     from nanovllm.bench.stop_signals import unwound_by_signals
     from nanovllm.cluster.router import RouterConfig
 
+    _check(policy, {"--server": server, "--prefill": prefill, "--decode": decode})
     if arguments and not start + start_prefill + start_decode:
         raise Refused(
             f"{arguments[0]} is for servers started here, and there are none; give --start, or "
@@ -80,6 +81,27 @@ def route(
             _router(config, patience).app, log_config=None, access_log=False, server_header=False
         )
         uvicorn.Server(settings).run(sockets=[sock])
+
+
+def _check(policy: str, given: dict[str, Urls]) -> None:
+    """Raises Refused, before anything is started."""
+    import httpx
+
+    from nanovllm.cluster.routing_interface import POLICIES
+
+    if policy not in POLICIES:
+        raise Refused(f"--policy {policy} is not known: use {', '.join(POLICIES)}.")
+    for option, urls in given.items():
+        for url in urls or ():
+            try:
+                parsed = httpx.URL(url)
+            except httpx.InvalidURL:
+                parsed = httpx.URL()
+            if parsed.scheme not in ("http", "https") or not parsed.host:
+                raise Refused(
+                    f"{option} {url} is no address of a server: give a URL, such as "
+                    "http://127.0.0.1:8000."
+                )
 
 
 def _router(config: "RouterConfig", patience: float) -> "Router":
