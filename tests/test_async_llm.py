@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
@@ -111,3 +115,69 @@ def test_a_shutdown_ends_open_requests_with_one_sentence() -> None:
 def test_static_batches_have_no_async_engine() -> None:
     with pytest.raises(OptionError, match="AsyncLLM needs lab04"):
         AsyncLLM(engine="static")
+
+
+def in_new_process(code: str) -> tuple[str, str]:
+    """What a program prints, and what it says on its standard error, if it ends well."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_a_loop_that_nobody_shuts_down_leaves_nothing_behind() -> None:
+    """Requests in the middle, two loops one after the other, and the end of the process."""
+    code = """
+import asyncio
+from nanovllm import AsyncLLM, SamplingParams
+long = SamplingParams(max_tokens=800, temperature=0, ignore_eos=True)
+llm = AsyncLLM(enforce_eager=True)
+
+async def some():
+    told = [llm.generate("Once upon a time", long) for _ in range(30)]
+    return [await anext(one) for one in told][-1].outputs[0].text
+
+async def one():
+    short = SamplingParams(max_tokens=3, temperature=0)
+    return [output async for output in llm.generate("a", short)][-1].finished
+
+print(asyncio.run(some()) == asyncio.run(some()), asyncio.run(one()))
+print(llm.llm.runner.engine.has_unfinished)
+asyncio.run(some())
+"""
+    assert in_new_process(code) == ("True True\nFalse\n", "")
+
+
+def test_threads_share_one_llm() -> None:
+    llm = LLM(enforce_eager=True)
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    alone = [llm.generate(prompt, params, use_tqdm=False)[0].outputs for prompt in PROMPTS]
+
+    def again(number: int) -> bool:
+        place = number % len(PROMPTS)
+        return llm.generate(PROMPTS[place], params, use_tqdm=False)[0].outputs == alone[place]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(again, range(12)))
+    engine = llm.runner.engine
+    engine.check()
+    assert engine.store.free_tokens == engine.store.total_tokens
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_says_that_its_threads_are_gone() -> None:
+    code = """
+import os, torch
+from nanovllm import LLM
+torch.set_num_threads(2)
+llm = LLM(enforce_eager=True)
+for work in (lambda: llm.generate("a", use_tqdm=False), lambda: LLM()):
+    pid = os.fork()
+    if not pid:
+        try:
+            work()
+        except RuntimeError as error:
+            os._exit(7 if "was forked" in str(error) else 8)
+        os._exit(9)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    assert in_new_process(code)[0] == "7\n7\n"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,7 +53,8 @@ class Counter:
 QUICK = {
     "LOOP_SECONDS = 20.0": "LOOP_SECONDS = 1.0",
     "WORK_SECONDS = 0.5": "WORK_SECONDS = 0.05",
-    "self.patience = settings.timeout": "self.patience = 4.0",
+    "LOAD_SECONDS = 40.0": "LOAD_SECONDS = 3.0",
+    "self._watch(settings.timeout)": "self._watch(4.0)",
 }
 
 
@@ -113,6 +116,52 @@ def test_a_wait_is_stopped_too_and_says_where(quick: Course) -> None:
     assert "waits: nothing has happened for 4 s" in done.stdout
     assert "Counter.push (nanovllm/tokenization/sums.py:7)" in done.stdout
     assert " 8/20" in done.stdout  # the other check of the task runs and earns
+
+
+def test_a_loop_outside_of_functions_is_stopped(quick: Course) -> None:
+    (quick.mine / "sums.py").write_text("while True:\n    pass\n")
+    done = quick.lab("check", "1", "--task", "1")
+    assert "the code cannot be loaded" in done.stdout
+    assert "did not end in 3 s of processor time; <module> (nanovllm/tokenization/sums.py:" in (
+        " ".join(done.stdout.replace("│", "").split())
+    )
+    assert "0/10" in done.stdout
+
+
+def test_who_exits_while_loading_gets_a_card(quick: Course) -> None:
+    (quick.mine / "sums.py").write_text("import sys\nsys.exit('usage: sums')\n")
+    done = quick.lab("check", "1")
+    assert "the code cannot be loaded" in done.stdout and "SystemExit" in done.stdout
+    assert "INTERNALERROR" not in done.stdout + done.stderr
+    assert "0/10" in done.stdout
+
+
+def test_a_thread_left_running_keeps_nobody(quick: Course) -> None:
+    quick.solve("sums.py")
+    path = quick.mine / "sums.py"
+    path.write_text(
+        path.read_text() + "\nimport threading, time\n"
+        "threading.Thread(target=lambda: time.sleep(1000)).start()\n"
+    )
+    done = quick.lab("check", "1", "--task", "1", apart=True)
+    assert "10/10" in done.stdout
+    assert "still running: <lambda> (nanovllm/tokenization/sums.py:" in done.stdout
+
+
+def test_a_link_leads_to_the_same_course(quick: Course, tmp_path: Path) -> None:
+    """By its whole path, as an editor or a cluster's home has it."""
+    quick.solve("sums.py")
+    link = tmp_path / "link"
+    link.symlink_to(quick.root)
+    code = f"import sys, pytest; sys.exit(pytest.main(['-q', '{link}/labs/lab01/test_1_add.py']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=link,
+        env=quick.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert "task 1" in done.stdout and "10/10" in done.stdout, done.stdout + done.stderr
 
 
 def test_hypothesis_does_not_run_it_again(quick: Course) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from grader.checks.card import load_failure_card, shown_path
+from grader.checks.card import DoesNotEnd, load_failure_card, shown_path
 from grader.checks.plugin_run import not_written
 from grader.checks.plugin_session import LabSession
+from grader.checks.runaway import Stopping
 from grader.checks.unwritten import stand_in, unwritten
 from grader.course import checks_json
 from grader.course.errors import LabError
@@ -24,6 +25,7 @@ CANNOT_LOAD = "the code cannot be loaded"
 STRESS = "stress"  # selects, with -k, the checks that `lab stress` repeats
 # A check takes a second or two; one still running by then is in an endless loop.
 RUNAWAY_SECONDS = 30
+LOADING = 4  # times as long may a file take to be loaded, and torch with it from a slow disk
 
 
 def runaway_seconds() -> float:
@@ -36,7 +38,8 @@ def runaway_seconds() -> float:
 
 
 def lab_of(path: Path) -> Lab | None:
-    """The lab in whose folder `path` lies."""
+    """The lab in whose folder `path` lies, whatever links lead there."""
+    path = path.resolve()
     if not path.is_relative_to(LABS) or path == LABS:
         return None
     try:
@@ -51,6 +54,7 @@ class Gathering:
     def __init__(self, session: LabSession) -> None:
         self.session = session
         self.notes: list[str] = []
+        self.stopping = Stopping(session)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
@@ -88,7 +92,9 @@ class Gathering:
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         lab = lab_of(collection_path)
-        if lab is None or collection_path != lab.folder or self.session.reference or lab.started:
+        if lab is None or self.session.reference or lab.started:
+            return None
+        if collection_path.resolve() != lab.folder:
             return None
         if self._covered(lab):
             self.session.not_started.append(lab.key)
@@ -114,8 +120,9 @@ class Gathering:
         """Import a file of checks; a public name not written yet fails the checks that use it."""
         while True:
             try:
-                collector.obj  # noqa: B018 - imports the module, so that the error is at hand
-            except Exception as wrapped:
+                with self.stopping.loading(LOADING * runaway_seconds()):
+                    collector.obj  # noqa: B018 - imports the module, so that the error is at hand
+            except (Exception, SystemExit, DoesNotEnd) as wrapped:
                 error = wrapped.__cause__ or wrapped
             else:
                 return None

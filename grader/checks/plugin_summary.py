@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from grader.checks.plugin_collect import CANNOT_LOAD
 from grader.checks.plugin_session import LabSession
+from grader.checks.runaway import left_behind
 from grader.course import checks_json
 from grader.course.hardware import NOT_VERIFIED
 from grader.course.lab_toml import Lab, find_lab, labs
@@ -23,6 +26,11 @@ class Closing:
         self.session = session
         self.digests: dict[str, str] = {}
         self.warnings: list[str] = []
+        self.interrupted = False
+        self.status = 0
+
+    def pytest_keyboard_interrupt(self) -> None:
+        self.interrupted = True
 
     def pytest_sessionstart(self) -> None:
         # Before the run: a file saved while it runs was not what the run has seen.
@@ -49,11 +57,14 @@ class Closing:
                 continue
             got, most = sum(o.earned for o in outcomes), sum(o.points for o in outcomes)
             earned, total = earned + got, total + most
-            mark = "✓" if got == most else "·"
+            whole = not self.interrupted or len(outcomes) == self.session.collected(
+                lab.key, task.id
+            )
+            mark = "✓" if got == most and whole else "·"
             reporter.write_line(
                 f" {mark} task {task.id}  {task.title:<28} {got:>3}/{most:<3} "
-                + first_reason(outcomes),
-                green=got == most,
+                + (first_reason(outcomes) if whole else "interrupted"),
+                green=got == most and whole,
             )
         reporter.write_line(f"   {'all':<7}{'':<28} {earned:>3}/{total}", bold=True)
         reasons = {outcome.reason for outcome in self.session.outcomes.values()}
@@ -62,7 +73,21 @@ class Closing:
         for problem in checks_json.problems(lab):
             reporter.write_line(f" ! {problem}", yellow=True)
 
-    def pytest_sessionfinish(self) -> None:
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """What still runs in a thread of the student's would keep the process for ever."""
+        if config.getoption("record") or hasattr(config, "workerinput"):
+            return  # others go on in this process
+        left = left_behind()
+        if left:
+            print(
+                f" ! left behind, still running: {', '.join(left)}; end the threads that you start"
+            )
+            sys.stdout.flush()
+            os._exit(self.status)
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        self.status = int(exitstatus)
         config = self.session.config
         if config.option.collectonly:
             return

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +24,7 @@ from grader.checks.plugin_session import LabSession
 from grader.checks.unwritten import is_students
 
 LOOP_SECONDS = 20.0  # of the processor, for the thread that runs the check: most need one or less
+LOAD_SECONDS = 40.0  # to load a file, and with it torch
 WORK_SECONDS = 0.5  # a process that uses less of the processor for long (`runaway_seconds`) waits
 AGAIN = 0.25  # the share of these times for a function that did not end in a check before
 TICK = 0.25
@@ -35,28 +37,46 @@ class Stopping:
         self.session = session
         self.stopped: set[str] = set()
         self.patience = 0.0  # seconds, more of them on a busy machine
+        self.loop = LOOP_SECONDS
         self.began = self.all_began = self.at = 0.0  # this thread's, all threads' and wall time
         self.worked = self.waits_since = 0.0
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
-        main = threading.current_thread() is threading.main_thread()
-        if self.session.info(item) is None or not (main and hasattr(signal, "setitimer")):
+        if self.session.info(item) is None or not _can_look():
             return None
-        self.patience = settings.timeout
-        self._begin()
-        signal.signal(signal.SIGALRM, self._look)
-        signal.setitimer(signal.ITIMER_REAL, TICK)
+        self._watch(settings.timeout)
         return True
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_cancel_timer(self, item: pytest.Item) -> bool | None:
         if self.session.info(item) is None or not hasattr(signal, "setitimer"):
             return None
+        self._leave()
+        return True
+
+    @contextmanager
+    def loading(self, patience: float) -> Iterator[None]:
+        """Around the loading of a file, which may run a loop that stands outside of functions."""
+        if not _can_look():
+            yield
+            return
+        self._watch(patience, LOAD_SECONDS)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _watch(self, patience: float, loop: float = LOOP_SECONDS) -> None:
+        self.patience, self.loop = patience, loop
+        self._begin()
+        signal.signal(signal.SIGALRM, self._look)
+        signal.setitimer(signal.ITIMER_REAL, TICK)
+
+    def _leave(self) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_IGN)  # first: a last look sets the next tick
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        return True
 
     def _begin(self) -> None:
         self.began = time.thread_time()
@@ -80,11 +100,11 @@ class Stopping:
             self.worked, self.waits_since = worked, now
         loops, waits = time.thread_time() - self.began, now - self.waits_since
         share = AGAIN if self.stopped and _called(frame) in self.stopped else 1.0
-        if loops > share * LOOP_SECONDS:
+        if loops > share * self.loop:
             return f"did not end in {loops:.0f} s of processor time"
         if waits > share * self.patience:
             return f"waits: nothing has happened for {waits:.0f} s"
-        if now - self.at > self.patience and worked - self.all_began > LOOP_SECONDS:
+        if now - self.at > self.patience and worked - self.all_began > self.loop:
             return "did not end, while another thread was at work"
         return ""
 
@@ -94,6 +114,18 @@ class Stopping:
         others = [_at(other) for key, other in sys._current_frames().items() if key != here]
         places = [_at(frame), *(f"another thread is in {place}" for place in others if place)]
         raise DoesNotEnd("; ".join([why, *filter(None, places)]))
+
+
+def _can_look() -> bool:
+    main = threading.current_thread() is threading.main_thread()
+    return main and hasattr(signal, "setitimer")
+
+
+def left_behind() -> list[str]:
+    """Where the student's threads are that keep the process from ending."""
+    frames = sys._current_frames()
+    threads = [one for one in threading.enumerate() if one is not threading.main_thread()]
+    return [at for one in threads if not one.daemon and (at := _at(frames.get(one.ident or 0)))]
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:

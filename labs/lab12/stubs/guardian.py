@@ -55,7 +55,7 @@ class Guardian:
         self.seen, self.brake, self.ladder = Seen(), Brake(), Ladder()
         self.history: list[Rung] = []
         self._monitors = Monitors(Limits(age=float("inf"), patience=2 * patience))
-        self._pressed = (0, 0)  # samples and requests that lacked memory, at the last look
+        self._lacked = 0  # requests that failed for want of memory, at the last look
         self._since = self._ended = float("-inf")  # of a hang; of the last request ended for memory
         self._making = self._stuck = self._reported = self._written = False
         self._arrived: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
@@ -190,11 +190,9 @@ class Guardian:
 
     def _free(self) -> float:
         """Share of the store that is free; 1 while nobody suffers from how little that is."""
-        before, store = self._pressed, self._engine.store
-        self._pressed = self.seen.preempted, self.seen.failures[Failure.OUT_OF_MEMORY]
-        if self._pressed[1] > before[1]:
-            return 0.0
-        return store.free_tokens / store.total_tokens if self._pressed > before else 1.0
+        lacked, self._lacked = self._lacked, self.seen.failures[Failure.OUT_OF_MEMORY]
+        least, self.seen.least_free = self.seen.least_free, 1.0
+        return 0.0 if self._lacked > lacked else least
 
     def _relieve(self, now: float) -> None:
         """Level 1; where that was not enough for long, level 2, one request at a time."""

@@ -29,6 +29,7 @@ class AsyncLLM:
     """A language model that answers while an event loop does other things (lab 07's AsyncEngine).
 
     Its arguments are LLM's; the engine must be lab 04's or higher. One loop at a time uses it.
+    Where nobody shuts it down, `asyncio.run` does, when it cancels what still runs.
 
         async with AsyncLLM() as llm:
             async for output in llm.generate("Once upon a time", SamplingParams(max_tokens=32)):
@@ -39,6 +40,8 @@ class AsyncLLM:
         self.llm = LLM(model, **options)
         self.llm.level.require("lab04", "AsyncLLM")
         self._engine: AsyncEngine | None = None
+        self._guard: asyncio.Task[None] | None = None  # stops the engine when it is cancelled
+        self._open: set[int] = set()  # the engine's ids of requests that have not ended
         self._streams: dict[str, Stream] = {}  # by request id, those that are read
         self._numbers = count()
 
@@ -80,9 +83,22 @@ class AsyncLLM:
 
     async def shutdown(self) -> None:
         """Stop the engine's thread; open requests end with EngineDeadError."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
+        guard = self._guard
+        if guard is not None and guard.get_loop() is asyncio.get_running_loop():
+            guard.cancel()
+            await asyncio.wait([guard])
+
+    async def _until_cancelled(self, engine: AsyncEngine) -> None:
+        """Else the thread would outlive its loop, and Python would end it within a step."""
+        try:
+            await asyncio.Event().wait()
+        finally:
             await engine.stop()
+            for request_id in self._open:  # nobody has told the engine
+                self.llm.runner.engine.abort(request_id)
+            self._open.clear()
+            if self._engine is engine:
+                self._engine = self._guard = None
 
     async def _answer(
         self, prompt: Prompt, params: SamplingParams, request_id: str, *urgency: Any
@@ -95,12 +111,15 @@ class AsyncLLM:
         with self._urgency.saying(*urgency):
             stream = engine.submit([prompt.token_ids], params, name=request_id)
         self._streams[request_id] = stream
+        self._open.update(stream.request_ids)
         answers = [CompletionOutput(index, "", []) for index in range(params.n)]
         try:
             async for events in stream:
                 for event in events:
                     self._take(answers, event)
                 done = all(answer.finished for answer in answers)
+                if done:
+                    self._open.difference_update(stream.request_ids)
                 yield RequestOutput(
                     request_id, prompt.text, prompt.token_ids, list(answers), finished=done
                 )
@@ -109,13 +128,15 @@ class AsyncLLM:
             del self._streams[request_id]
 
     def _started(self) -> AsyncEngine:
-        if self._engine is None:
+        loop = asyncio.get_running_loop()
+        if self._engine is None or self._guard is None or self._guard.get_loop() is not loop:
             from nanovllm.serving.async_engine import AsyncEngine
             from nanovllm.serving.urgency import WithUrgency
 
             self._urgency = WithUrgency(self.llm.runner.engine)
             self._engine = AsyncEngine(cast(Any, self._urgency))
             self._engine.start()
+            self._guard = loop.create_task(self._until_cancelled(self._engine))
         return self._engine
 
     def _take(self, answers: list[CompletionOutput], event: object) -> None:

@@ -16,6 +16,7 @@ from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
 from nanovllm.generation.keys import sample_seed
 from nanovllm.generation.params import SamplingParams
 from nanovllm.llm.engine_options import read_engine_options
+from nanovllm.llm.forks import check_fork, note_threads
 from nanovllm.llm.kv_codes import check_kv_cache, token_bytes
 from nanovllm.llm.prompts import AnyPrompt, Prompt, read_params, read_prompt, read_prompts
 from nanovllm.llm.ranks import choose_level, load
@@ -45,7 +46,8 @@ Conversation = Sequence[Message]
 
 
 class LLM:
-    """A language model that answers prompts; those of one call share the engine's steps.
+    """A language model that answers prompts; those of one call, or of calls by several threads at
+    the same time, share the engine's steps.
 
     model: a folder or hub name in Hugging Face format; the bundled model if None. tokenizer:
     another folder or hub name, or a Tokenizer; the model's own if None. dtype: float32, bfloat16,
@@ -68,6 +70,7 @@ class LLM:
         seed: int | None = 0,
         **engine_options: Any,
     ) -> None:
+        check_fork()
         self.options = read_engine_options(engine_options)
         self.level = choose_level(self.options)
         self.level.check_options(engine_options)
@@ -86,6 +89,7 @@ class LLM:
             else Tokenizer.from_pretrained(self._template_folder)
         )
         self.model = load(self.folder, self.dtype, self.device, self.options)
+        note_threads()
         stops = (*self.model.config.eos_token_ids, *sorted(self.tokenizer.stop_ids))
         # A chat model may stop at a token that only its tokenizer's files name.
         self.model.config = replace(self.model.config, eos_token_ids=tuple(dict.fromkeys(stops)))
@@ -289,7 +293,8 @@ class LLM:
         outputs = []
         with Tracker(dict.fromkeys(ids, 1), use_tqdm) as tracker:
             for request, prompt in zip(ids, asked, strict=True):
-                found = self.rung.beam_search(prompt.token_ids, params)
+                with self.runner.lock:
+                    found = self.rung.beam_search(prompt.token_ids, params)
                 answers = beam_outputs(found, self.tokenizer)
                 tracker.add(request, sum(len(h.token_ids) for h in found))
                 outputs.append(_request_output(request, prompt, answers, tracker))
@@ -314,7 +319,8 @@ class LLM:
                 "most as many."
             )
         try:
-            return compact_engine(engine, num_blocks)
+            with self.runner.lock:
+                return compact_engine(engine, num_blocks)
         except CompactionError as error:
             raise OptionError(str(error)) from None
 

@@ -1,5 +1,6 @@
 """One engine that lives on, shared by every call of `LLM`: each call sees its own events."""
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from typing import Any
 from nanovllm.generation.events import Finished
 from nanovllm.generation.params import SamplingParams
 from nanovllm.llm.engine_levels import AnyEngine, Rung
+from nanovllm.llm.forks import check_fork
 
 Event = Any  # lab 03's, and those that the rung's `kinds` name
 
@@ -27,12 +29,14 @@ class Call:
 class Runner:
     """Steps the engine for whoever waits, and keeps the events of the others for them.
 
-    So two streams that are read in turn share their steps. rung: makes the engine, when the first
-    request comes, and again after a step that broke the engine's books.
+    So two streams that are read in turn share their steps, and so do the calls of several threads:
+    one of them steps at a time. rung: makes the engine, when the first request comes, and again
+    after a step that broke the engine's books.
     """
 
     def __init__(self, rung: Rung) -> None:
         self.rung = rung
+        self.lock = threading.RLock()  # held by whoever touches the engine, or who waits for what
         self.on_event: Callable[[Event], None] | None = None  # sees every event
         self._engine: AnyEngine | None = None
         self._call_of: dict[int, Call] = {}  # by request id, those that have not ended
@@ -41,9 +45,10 @@ class Runner:
     @property
     def engine(self) -> Any:
         """The engine, made when it is first needed."""
-        if self._engine is None:
-            self._engine = self.rung.make_engine()
-        return self._engine
+        with self.lock:
+            if self._engine is None:
+                self._engine = self.rung.make_engine()
+            return self._engine
 
     def submit(
         self,
@@ -58,9 +63,11 @@ class Runner:
 
         urgency: its priority and deadline, if the caller said any.
         """
-        self.engine.add_request(prompt, params, seed=seed, request_id=request_id, **urgency)
-        self._call_of[request_id] = call
-        call.open[request_id] = params.n
+        check_fork()
+        with self.lock:
+            self.engine.add_request(prompt, params, seed=seed, request_id=request_id, **urgency)
+            self._call_of[request_id] = call
+            call.open[request_id] = params.n
 
     def events(self, call: Call) -> Iterator[Event]:
         """Yield what happens to the call's requests until all have ended.
@@ -70,8 +77,9 @@ class Runner:
         """
         try:
             while call.inbox or call.open:
-                if not call.inbox:
-                    self._step()
+                with self.lock:
+                    if call.open and not call.inbox:  # another thread may have stepped
+                        self._step()
                 while call.inbox:
                     event = call.inbox.popleft()
                     if isinstance(event, self.rung.kinds.failed):
@@ -84,11 +92,12 @@ class Runner:
 
     def drop(self, call: Call) -> None:
         """Abort those of the call's requests that have not ended."""
-        for request_id in call.open:
-            del self._call_of[request_id]
-            if self._engine is not None:
-                self._engine.abort(request_id)
-        call.open.clear()
+        with self.lock:
+            for request_id in call.open:
+                del self._call_of[request_id]
+                if self._engine is not None:
+                    self._engine.abort(request_id)
+            call.open.clear()
 
     def _step(self) -> None:
         try:

@@ -16,12 +16,14 @@ from nanovllm.resilience.failures import Failure
 class Seen:
     """What the engine's thread has seen, of all engines of a server; other threads read it.
 
-    steps: rounds that ended, however they did. preempted: samples that had to give way. failures:
-    by kind, how many; of a model error each request that it hit. last: the newest, and its text.
+    steps: rounds that ended, however they did. least_free: share of the store that was free, before
+    or after a step in which samples had to give way: the least since somebody has set it to 1.
+    failures: by kind, how many; of a model error each request that it hit. last: the newest, and
+    its text.
     """
 
     steps: int = 0
-    preempted: int = 0
+    least_free: float = 1.0
     last: tuple[Failure, str] | None = None
 
     def __post_init__(self) -> None:
@@ -50,7 +52,7 @@ class Witness:
 
     def step(self) -> list[EngineEvent]:
         """The engine's step."""
-        started = self._clock()
+        started, free = self._clock(), self._free()
         try:
             events = self._engine.step()
         except NotImplementedError:
@@ -63,12 +65,15 @@ class Witness:
             self._seen.steps += 1
         for event in events:
             if isinstance(event, Preempted):
-                self._seen.preempted += 1
+                self._seen.least_free = min(self._seen.least_free, free, self._free())
             elif isinstance(event, Failed) and isinstance(event.error, NonFiniteLogitsError):
                 self._seen.fail(Failure.NAN, event.error)
             elif isinstance(event, Failed) and _is_memory(event.error):
                 self._seen.fail(Failure.OUT_OF_MEMORY, event.error)
         return events
+
+    def _free(self) -> float:
+        return self._engine.store.free_tokens / self._engine.store.total_tokens
 
 
 def _is_memory(error: Exception) -> bool:
