@@ -1,6 +1,7 @@
 """`nanovllm trace`: what recorded requests are like, and made-up ones of real shape."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,7 +71,8 @@ def generate(
         write_jsonl(made, out)
     except OSError as error:
         raise Refused(f"{out} cannot be written: {error.strerror}.") from None
-    complain(f"wrote {len(made):,} requests to {out}; look at them: nanovllm trace analyse {out}")
+    look = shlex.join(["nanovllm", "trace", "analyse", str(out)])
+    complain(f"wrote {len(made):,} requests to {out}; look at them: {look}")
 
 
 def known(shape: str) -> "Shape":
