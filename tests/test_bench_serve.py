@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import signal
 import subprocess
 import sys
 from contextlib import closing
@@ -14,6 +15,7 @@ import httpx
 import pytest
 from PIL import Image
 
+from grader.sandbox.memory_use import descendants
 from nanovllm.batching.engine import Engine
 from nanovllm.bench.exchange import Connections
 from nanovllm.bench.exchange import run as run_loop
@@ -26,7 +28,7 @@ from nanovllm.paging.store import PagedStore
 from nanovllm.serving.load import Record, Slo
 from nanovllm.speculative.config import SpeculativeConfig
 from tests.processes import ROOT, environment, plain, run
-from tests.serving_tools import CONFIG, MODEL, TOKENIZER, Live, live
+from tests.serving_tools import CONFIG, MODEL, TOKENIZER, Live, live, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +223,34 @@ def test_our_own_server_takes_the_options_and_is_gone_afterwards(monkeypatch) ->
     assert state["kv"]["block_size"] == 8 and state["kv"]["prefix"] is None
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{address}/health", timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "number"),
+    [
+        (["bench", "serve"], "", signal.SIGTERM),  # while its server starts
+        (["route", "--start", "2", "--port", "0"], "server 0", signal.SIGHUP),
+        (["route", "--start", "1", "--port", "0"], "router listens", signal.SIGTERM),
+    ],
+)
+def test_a_signal_leaves_no_server(words, said: str, number: int, tmp_path: Path) -> None:
+    """Nor does a student's file in the current folder stand in for a module of Python's."""
+    (tmp_path / "queue.py").write_text("raise RuntimeError('not this one')")
+    log = tmp_path / "log"
+    command = [sys.executable, "-P", "-m", "nanovllm.cli", *words]
+    with log.open("w") as stderr:
+        process = subprocess.Popen(command, stderr=stderr, cwd=tmp_path, env=environment())
+    try:
+        wait_until(lambda: process.poll() is not None or (
+            said in log.read_text() and len(descendants(process.pid)) == int("2" in words) + 1
+        ), 240)  # fmt: skip
+        servers = descendants(process.pid)
+        process.send_signal(number)
+        assert servers and process.wait(120) == 128 + number, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert not any(Path("/proc", str(one)).exists() for one in servers)
 
 
 @pytest.mark.parametrize(

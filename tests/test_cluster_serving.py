@@ -27,6 +27,7 @@ from nanovllm.cluster.header import fingerprint
 from nanovllm.cluster.role import RoleConfig
 from nanovllm.cluster.router import Router, RouterConfig
 from nanovllm.serving.config import ServeConfig
+from tests.processes import run
 from tests.serving_tools import CONFIG, MODEL, TEMPLATE, TOKENIZER, Live, offline, tiny_engine
 
 
@@ -288,6 +289,22 @@ def test_one_command_starts_servers_and_router() -> None:
         said = httpx.get(url + "/metrics", trust_env=False).text
         assert said.count('status="200"} 1.0') == len(servers) == 2
     assert not any(Path("/proc", str(one)).exists() for one in servers)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--server", "notaurl"], "--server notaurl is no address of a server"),
+        (["--server", "http://a", "--server", "ftp://b"], "--server ftp://b is no address"),
+        (["--prefill", "http://", "--decode", "http://b"], "--prefill http:// is no address"),
+        (["--prefill", "http://a", "--decode", "http://b:x"], "--decode http://b:x is no address"),
+        (["--start", "1", "--policy", "x"], "--policy x is not known: use round_robin"),
+    ],
+)
+def test_what_no_router_can_do_is_refused_before_it_listens(words: list[str], says: str) -> None:
+    done = run("route", "--port", "0", *words)
+    assert done.returncode == 2 and says in done.stderr
+    assert done.stderr.count("\n") == 1 and "listens" not in done.stderr
 
 
 @pytest.mark.parametrize(

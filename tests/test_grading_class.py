@@ -389,6 +389,12 @@ def test_wrong_uses_end_in_one_sentence(
     (tmp_path / "file").touch()
     (tmp_path / "g.toml").write_text("[late]\nshoes = 1\n")
     (tmp_path / "r.csv").write_text("name,id\nAda,1\n")
+    journal = Journal(tmp_path / "of04" / "journal.jsonl")
+    journal.add(report())
+    journal.close()
+    of_lab04 = tmp_path / "of04" / "grades.json"
+    of_lab04.write_text('[{"key": "ada"}]')
+    out = ["--out", str(of_lab04.parent)]
     common = ["--lab", "01", "--secret", str(tmp_path / "secret")]
     packs = ["grade", str(tmp_path / "packs"), *common]
     cases = [
@@ -396,10 +402,13 @@ def test_wrong_uses_end_in_one_sentence(
         ([*packs, "--out", str(tmp_path / "file")], "file is there already and is no folder"),
         ([*packs, "--roster", str(tmp_path / "r.csv")], "has neither a column file nor student"),
         (["grade", str(tmp_path / "empty"), *common], "no submission in it; left out: notes.pdf"),
+        ([*packs, *out], "of04 holds the results of lab04, which those of lab01 would replace; "),
+        (["items", "--lab", "01", *out], "the results of lab04, and not of lab01; give --lab or"),
         (["classroom", str(tmp_path / "file")], "file is there already and is no folder"),
     ]
     for words, wanted in cases:
         assert wanted in say(words, capsys, monkeypatch)
+    assert of_lab04.read_text() == '[{"key": "ada"}]'
 
 
 def test_the_roster_of_nbgrader_names_students_as_autograde_does(tmp_path: Path) -> None:

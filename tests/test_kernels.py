@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
+from grader.course.errors import LabError
 from grader.course.hardware import NOT_VERIFIED, obstacle, unverified
-from grader.course.lab_toml import find_lab
+from grader.course.lab_toml import Lab, find_lab
+from grader.student import kernels
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.offline import generate_continuous
 from nanovllm.generation.params import SamplingParams
@@ -98,3 +102,22 @@ def test_without_triton_there_is_one_clear_sentence(monkeypatch: pytest.MonkeyPa
     sentence = obstacle(find_lab(6))
     assert sentence.startswith("lab06 needs Triton, and there is none for Darwin: do it on a Linux")
     assert obstacle(find_lab(1)) == obstacle(find_lab(9)) == ""  # one task of it needs Triton
+
+
+def test_kernels_that_are_nowhere_are_told_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lab, "reference", tmp_path / "none")
+    with pytest.raises(LabError, match=r"^lab06 is not started; `lab start 06` starts it\.$"):
+        kernels.show(find_lab(6), None, Console())
+
+
+def test_code_that_cannot_be_compiled_is_told_in_one_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise RuntimeError("SyntaxError: '(' was never closed (silu.py, line 9)")
+
+    monkeypatch.setattr(kernels, "compiled", refuse)
+    assert not kernels.show(find_lab(6), 4, Console())
+    assert "task 4 is not compiled: SyntaxError: '(' was never closed" in capsys.readouterr().out

@@ -55,6 +55,13 @@ def test_a_lab_that_is_begun_comes_before_earlier_ones_that_are_not(tmp_path: Pa
     assert next_line(course) == "next: lab02 on your own code of all labs: lab check 02 --mine"
 
 
+def test_a_lab_with_points_whose_folder_is_gone_is_to_be_started(course: Course) -> None:
+    course.record(**ALL_PASS)
+    course.record("mine", **ALL_PASS)
+    course.mine.rename(course.root / "away")
+    assert next_line(course) == "next: lab01 Adding up: lab start 01"
+
+
 def test_work_on_a_later_task_does_not_ask_for_the_earlier_ones_again(course: Course) -> None:
     course.record(test_add="passed", test_negative="passed")
     (course.mine / "scale.py").write_text("# more\n")
@@ -140,6 +147,12 @@ def test_every_width_and_a_plain_terminal(course: Course, width: int) -> None:
     assert plain.returncode == 0
     assert plain.stderr == ""
     assert plain.stdout.isascii()
+
+
+@pytest.mark.parametrize("width", ["0", "-1"])
+def test_a_width_of_nothing_is_none_at_all(course: Course, width: str) -> None:
+    for words in ((), ("list", "1")):
+        assert course.lab(*words, COLUMNS=width).stdout == course.lab(*words, COLUMNS="80").stdout
 
 
 def test_the_board_comes_within_a_second_and_without_torch(course: Course) -> None:

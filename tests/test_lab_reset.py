@@ -95,6 +95,16 @@ def test_a_lab_reset_keeps_added_files_and_can_be_undone(course: Course) -> None
     assert (course.mine / "sums.py").read_text() == before
 
 
+def test_the_way_back_is_one_command_wherever_the_course_lies(tmp_path: Path) -> None:
+    course = make_course(tmp_path / "my course (1)", started="1")
+    course.solve("sums.py")
+    before = (course.mine / "sums.py").read_text()
+    done = course.lab("reset", "1", "--yes", cwd=tmp_path)
+    assert (course.mine / "sums.py").read_text() != before
+    undo(course, done.stdout)
+    assert (course.mine / "sums.py").read_text() == before
+
+
 def test_no_is_the_default_and_silence_is_no_answer(course: Course) -> None:
     before = (course.mine / "sums.py").read_text()
     assert "Nothing was reset" in course.lab("reset", "1", answer="\n").stdout

@@ -98,3 +98,14 @@ def test_start_refuses_with_one_sentence(course: Course) -> None:
     assert "cannot be started" in said
     shutil.rmtree(course.root / "labs" / "lab01" / "stubs")
     assert "git checkout labs/lab01" in course.refused("start", "1")
+
+
+def test_the_checks_of_a_lab_not_started_can_be_listed(course: Course) -> None:
+    listed = "import pytest; print(int(pytest.main(['labs/lab01', '--collect-only', '-q', *{}])))"
+    said = course.python(listed.format([])).splitlines()
+    assert said[0] == "labs/lab01/test_1_add.py::test_add"
+    assert said[-1] == "0" and said[-2].startswith("4 tests collected")
+    assert "2/4 tests collected" in course.python(listed.format(["-k", "task1"]))
+    assert not course.mine.exists()
+    (course.root / "labs" / "lab01" / "checks.json").write_text("{")
+    assert "git checkout labs/lab01/checks.json" in course.python(listed.format([]))

@@ -41,6 +41,13 @@ def llm(model):
     return LLM(model)
 
 
+def in_shell(words):
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"'{sys.executable}' -m nanovllm.cli {words}"],
+        capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=400,
+    )  # fmt: skip
+
+
 def greedy(llm, prompt, max_tokens=8):
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     return llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].text
@@ -131,6 +138,14 @@ class TestGenerate:
         done = run("generate", "-f", "-", "-m", model, "--max-tokens", 4, "--json", stdin="a\nb\n")
         assert len(done.stdout.splitlines()) == 2
 
+    @pytest.mark.parametrize("stdin", [False, True])
+    def test_a_byte_order_mark_is_no_part_of_a_prompt(self, model, tmp_path, stdin):
+        data, file = b"\xef\xbb\xbfa\nb\n", tmp_path / "prompts.txt"
+        file.write_bytes(data)
+        words = ["-m", model, "--max-tokens", 1, "--json", "--file", "-" if stdin else file]
+        lines = run("generate", *words, stdin=data).stdout.splitlines()
+        assert [json.loads(line)["prompt"] for line in lines] == ["a", "b"]
+
     def test_sampling_options_arrive(self, model, llm):
         options = {
             "temperature": 0.9, "top_k": 50, "top_p": 0.95, "min_p": 0.001, "seed": 7,
@@ -157,11 +172,9 @@ class TestGenerate:
         done = run("generate", "hi", "-m", model, "--max-tokens", 2, "--json", "--chat")
         assert len(json.loads(done.stdout)["prompt_token_ids"]) > 4
 
-    def test_a_reader_that_leaves(self, model):
-        done = subprocess.run(
-            f"'{sys.executable}' -m nanovllm.cli generate a -m '{model}' --ignore-eos | head -c 1",
-            shell=True, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=400,
-        )  # fmt: skip
+    @pytest.mark.parametrize(("prompts", "reader"), [("a", "head -c 1"), ("a b", "true")])
+    def test_a_reader_that_leaves(self, model, prompts, reader):
+        done = in_shell(f"generate {prompts} -m '{model}' --ignore-eos | {reader}")
         assert done.returncode == 0 and "Traceback" not in done.stderr
         assert "Exception" not in done.stderr
 
@@ -175,6 +188,18 @@ class TestGenerate:
 
 
 class TestErrors:
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            ("a > /dev/full", "cannot be written: No space left on device"),
+            ("a b --json > /dev/full", "cannot be written: No space left on device"),
+            ("a >&-", "stdout is closed"),
+            ("--file - <&-", "there is no prompt"),
+        ],
+    )
+    def test_streams_that_are_closed_or_full(self, model, words, says):
+        self.refused(in_shell(f"generate -m '{model}' {words}"), says)
+
     @pytest.mark.parametrize(
         ("args", "says"),
         [

@@ -42,6 +42,15 @@ def test_instructors_version_runs(lab: Lab, checks: bool, monkeypatch: pytest.Mo
     assert "This cell needs" not in text
 
 
+@pytest.mark.few(1)
+def test_students_version_runs_with_no_experiment(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All the lab's code is there, and none of what is written in the notebook itself."""
+    monkeypatch.setenv("NANOVLLM_CODE", "reference")
+    execute(NOTEBOOKS / lab.key / f"{lab.key}.ipynb", checks=False)
+
+
 @pytest.mark.proof
 def test_students_version_runs_on_stubs(
     lab: Lab, stub_package: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 
 from nanovllm.cli.profile_roofline import draw, limits, summed, work_of
@@ -31,6 +32,14 @@ def test_a_profile_of_the_bundled_model(tmp_path) -> None:
 def test_no_step_left_is_refused() -> None:
     done = run("profile", "--max-tokens", "4", "--warmup", "4")
     assert done.returncode != 0 and "take fewer" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--out", "--roofline"])
+def test_a_place_that_is_not_there_is_refused_before_the_work(option: str, monkeypatch) -> None:
+    monkeypatch.delattr("nanovllm.llm.LLM")
+    done = run("profile", option, "/nowhere/a.json")
+    assert done.returncode == 2
+    assert f"{option} /nowhere/a.json cannot be written: there is no folder" in done.stderr
 
 
 def test_work_of_operations() -> None:

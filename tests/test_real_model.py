@@ -50,6 +50,12 @@ def test_a_card_or_link_that_is_not_known_is_refused(option: str) -> None:
         CliRunner().invoke(app, words, catch_exceptions=False, standalone_mode=False)
 
 
+@pytest.mark.parametrize(("option", "value"), [("--gflops", "nan"), ("--memory-gb-s", "-5")])
+def test_a_rate_below_0_is_refused(option: str, value: str) -> None:
+    said = CliRunner().invoke(app, ["describe", "--model", "mid", option, value])
+    assert said.exit_code == 2 and option in said.output
+
+
 def test_a_real_model_writes_what_transformers_writes() -> None:
     from huggingface_hub import try_to_load_from_cache
 

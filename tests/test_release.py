@@ -427,15 +427,23 @@ def test_released_again_it_keeps_what_students_changed(students: Students) -> No
 
 
 def test_a_folder_that_was_there_before_is_asked_about(tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("their own")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".gitignore").write_text("their own")
+    done = write_release({".gitignore": b"ours"}, tmp_path, lambda name: False)
+    assert done.kept == [".gitignore"]
+    assert (tmp_path / ".gitignore").read_text() == "their own"
     (tmp_path / "theirs.py").write_text("x = 1")
-    done = write_release({"README.md": b"ours"}, tmp_path, lambda name: False)
-    assert done.kept == ["README.md"]
-    assert (tmp_path / "README.md").read_text() == "their own"
     write_release({}, tmp_path, lambda name: False)
-    assert (tmp_path / "README.md").read_text() == "their own"
+    assert (tmp_path / ".gitignore").read_text() == "their own"
     assert (tmp_path / "theirs.py").read_text() == "x = 1"
     assert json.loads((tmp_path / RECORD).read_text())["files"] == {}
+
+
+def test_a_folder_of_something_else_is_no_target(tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text("x = 1")
+    with pytest.raises(LabError, match="neither empty nor an earlier release: it holds theirs"):
+        write_release({"README.md": b"ours"}, tmp_path, never)
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs.py"]
 
 
 def test_the_course_itself_is_no_target(tmp_path: Path) -> None:

@@ -107,3 +107,13 @@ def test_bad_options_are_one_sentence(args: list[str], says: str) -> None:
     done = run("serve", *args)
     assert done.returncode == 2 and says in done.stderr
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+
+
+def test_a_file_that_cannot_be_read_is_no_trouble_of_the_port(monkeypatch) -> None:
+    def load(**options: object) -> None:
+        raise PermissionError(13, "Permission denied", "config.json")
+
+    monkeypatch.setattr("nanovllm.llm.LLM", load)
+    done = run("serve", "--port", "0")
+    assert done.returncode == 2 and "listen" not in done.stderr
+    assert "the server cannot start: config.json: Permission denied; " in done.stderr

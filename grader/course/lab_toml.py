@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -95,7 +96,9 @@ def read_lab(folder: Path) -> Lab:
     try:
         found = path.stat()
     except FileNotFoundError:
-        raise CatalogError(f"{path} is missing; restore it with `git checkout {path}`.") from None
+        raise CatalogError(
+            f"{path} is missing; restore it with `git checkout {shlex.quote(str(path))}`."
+        ) from None
     checks = folder / "checks.json"
     built = checks.stat().st_mtime_ns if checks.is_file() else 0
     return _parsed(path, found.st_mtime_ns, found.st_size, built)

@@ -57,8 +57,8 @@ class Record:
         except (ValueError, TypeError, AttributeError, RecursionError):
             raise LabError(
                 f"{where} cannot be read, so nobody knows which release this is; take that file "
-                "from the release anew (instructors: delete it, and `release` asks about every "
-                "file that differs)."
+                "from the release anew (instructors: bring it back with git, or release into an "
+                "empty folder)."
             ) from None
         return found
 

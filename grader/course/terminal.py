@@ -21,6 +21,13 @@ if sys.platform != "win32":  # there: no single keys, everything else works
     import tty
 
 
+def drop_empty_width() -> None:
+    """Take a COLUMNS of 0 or less for one that is not set: nothing could be shown in it."""
+    with suppress(ValueError):
+        if int(os.environ.get("COLUMNS", "")) <= 0:
+            del os.environ["COLUMNS"]
+
+
 def console() -> Console:
     return Console(highlight=False)
 

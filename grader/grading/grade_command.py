@@ -74,6 +74,11 @@ def grade(
     target = (out or OUT / chosen.key).absolute()
     secret.parent.mkdir(parents=True, exist_ok=True)
     key, journal = course_secret(secret), Journal.at(target / "journal.jsonl")
+    if others := journal.labs - {chosen.key}:
+        raise LabError(
+            f"{target} holds the results of {', '.join(sorted(others))}, which those of "
+            f"{chosen.key} would replace; give --out another folder."
+        )
     rows: list[Row] = []
     lost, known, unkept, start = [], 0, 0, time.monotonic()
     with Sandbox.open(sandbox) as box, _progress() as bar:

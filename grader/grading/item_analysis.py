@@ -86,6 +86,11 @@ def analyse(lab: Lab, reports: Sequence[LabReport]) -> Analysis:
     """Difficulty and item-rest correlation of each check, and the counts of named mistakes."""
     if not reports:
         raise LabError(f"no submission of {lab.key} has been graded, so there is nothing to count.")
+    if others := {report.lab for report in reports} - {lab.key}:
+        raise LabError(
+            f"these are the results of {', '.join(sorted(others))}, and not of {lab.key}; "
+            "give --lab or --out of the other."
+        )
     checks = [check for task in reports[0].tasks.values() for check in task.checks]
     tasks = [task.id for task in reports[0].tasks.values() for _ in task.checks]
     passed = np.array([[check.passed for t in r.tasks.values() for check in t.checks]

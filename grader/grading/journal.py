@@ -45,6 +45,13 @@ class Journal:
         finally:
             journal.close()
 
+    @property
+    def labs(self) -> set[str]:
+        """The labs of which it holds results."""
+        with self._lock:
+            self._file.seek(0)
+            return {json.loads(line)["lab"] for line in self._file}
+
     def _scan(self) -> Iterator[tuple[str, int]]:
         self._file.seek(0)
         place = 0

@@ -18,7 +18,8 @@ from nanovllm import _PACKAGE_OF_LAB  # also of labs whose handouts are to come
 TEMPLATES = Path(__file__).parent / "student"
 # What the students' commands, pytest and notebooks load; the rest follows from the imports.
 ENTRANCES = (
-    "student/lab_command", "checks/plugin", "student/demo", "student/notebook", "student/tour",
+    "student/lab_command", "checks/plugin", "checks/listing", "student/demo", "student/notebook",
+    "student/tour",
 )  # fmt: skip
 WORKFLOW = ".github/workflows/classroom.yml"
 CHECKPOINTS = ("target", "draft")

@@ -34,8 +34,8 @@ def write_release(
     A file that an earlier release wrote, and this one does not hold, is removed unless edited.
     others: the releases of the course that are known from elsewhere; a release that differs from
     all of them gets the next number.
-    Raises LabError where the folder is part of the course itself, is a file, or holds the release
-    of another course.
+    Raises LabError where the folder is part of the course itself, is a file, holds the release of
+    another course, or holds files (but hidden ones, such as `.git`) and no release.
     """
     folder = folder.resolve()
     if folder == ROOT or folder.is_relative_to(ROOT) or ROOT.is_relative_to(folder):
@@ -45,7 +45,14 @@ def write_release(
         )
     if folder.exists() and not folder.is_dir():
         raise LabError(f"{folder} is a file; name a folder, which need not exist.")
-    before = read_record(folder) or Record()
+    before = read_record(folder)
+    found = sorted(path.name for path in folder.glob("[!.]*")) if before is None else []
+    if found:
+        raise LabError(
+            f"{folder} is neither empty nor an earlier release: it holds {found[0]} and no "
+            f"{RECORD}; name another folder, which need not exist."
+        )
+    before = before or Record()
     known = [one for one in (before, *others) if one.course]
     courses = {one.course: one for one in known}
     if len(courses) > 1:

@@ -12,6 +12,7 @@ from grader.checks.unwritten import unwritten
 from grader.course.errors import LabError
 from grader.course.hardware import obstacle
 from grader.course.lab_toml import Lab
+from grader.student_files.lab_folder import require_started
 
 COLUMNS = ("kernel", "GPU", "dtype", "registers", "spilled", "shared", "load", "store", "warps")
 LEGEND = (
@@ -33,6 +34,8 @@ def show(lab: Lab, task: int | None, console: Console) -> bool:
     if not calls:
         where = " and ".join(CALLS)
         raise LabError(f"{lab.key} asks for no Triton kernel there; those of {where} do.")
+    if not lab.reference.is_dir():
+        require_started(lab)
     table, problems = Table(caption=LEGEND, caption_justify="left"), []
     for name in COLUMNS:
         table.add_column(name, justify="left" if name in COLUMNS[:3] else "right")
@@ -52,9 +55,9 @@ def _rows(task: int, call: Call, table: Table) -> Iterator[str]:
         found = compiled(call, TARGETS)
     except Exception as error:
         absent = unwritten(error)
-        if absent is None:
+        if absent is None and type(error) is not RuntimeError:  # that is what a fork ended with
             raise
-        yield f"{absent} is not written yet."
+        yield f"{absent} is not written yet." if absent else f"task {task} is not compiled: {error}"
         return
     for one in found:
         numbers = one.registers, one.spills, one.shared, one.load, one.store, one.warps

@@ -123,7 +123,7 @@ def _adopt(lab: Lab, yes: bool) -> None:
         if kept is not None:
             say(f"  what it held before: {lab_folder.how_to_get_back(lab, kept)}")
         if not restored:
-            say(f"  put the stub back with: git checkout {stub}")
+            say(f"  put the stub back with: {lab_folder.git_checkout(item.stub)}")
 
 
 @app.command()
@@ -439,6 +439,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         assert isinstance(stream, io.TextIOWrapper)
         stream.reconfigure(errors="replace")  # a terminal without ✓ shows ? instead of failing
+    terminal.drop_empty_width()
     app()
 
 

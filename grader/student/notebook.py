@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -133,7 +134,8 @@ def plots_of(lab: str) -> ModuleType:
     """The drawing of a lab's notebook, from `labs/labNN/plots.py`, in the course's look."""
     path = find_lab(lab).folder / "plots.py"
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; `git checkout {path}` restores it")
+        restored = f"`git checkout {shlex.quote(str(path))}` restores it"
+        raise FileNotFoundError(f"{path} is missing; {restored}")
     spec = importlib.util.spec_from_file_location(f"plots_of_{path.parent.name}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -177,7 +177,9 @@ def next_step(all_labs: list[LabProgress], records: State) -> str:
                 )
             return f"{one.lab.key} on your own code of all labs: lab check {number} --mine"
         if not one.started:
-            return f"{_ending(records.last_lab)}{one.lab.key} {one.lab.title}: lab start {number}"
+            done = any(low.started and low.lab.key == records.last_lab for low in all_labs)
+            ending = _ending(records.last_lab) if done else ""
+            return f"{ending}{one.lab.key} {one.lab.title}: lab start {number}"
     return f"{_ending(all_labs[-1].lab.key)}that was the last lab"
 
 

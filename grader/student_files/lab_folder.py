@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import uuid
@@ -37,7 +38,7 @@ class EditedStub:
 
     def __str__(self) -> str:
         if self.how == "deleted":
-            return f"{shown(self.stub)} is gone; `git checkout {shown(self.stub)}` brings it back."
+            return f"{shown(self.stub)} is gone; `{git_checkout(self.stub)}` brings it back."
         return (
             f"{shown(self.stub)} was edited, but the checks run {shown(self.mine)}; "
             f"`lab start {self.lab.number:02d} --adopt` takes your edit over into your own file."
@@ -51,6 +52,11 @@ def shown(path: Path) -> str:
     return os.path.relpath(path, here) if inside else str(path)
 
 
+def git_checkout(path: Path) -> str:
+    """The command that brings back a file or folder as it was handed out."""
+    return shlex.join(["git", "checkout", shown(path)])
+
+
 def stub_files(lab: Lab) -> list[Path]:
     """The files that starting the lab copies."""
     found = [
@@ -62,7 +68,7 @@ def stub_files(lab: Lab) -> list[Path]:
     ]
     if not found:
         raise LabError(
-            f"{lab.key} has no stubs in {shown(lab.stubs)}; `git checkout {shown(lab.folder)}` "
+            f"{lab.key} has no stubs in {shown(lab.stubs)}; `{git_checkout(lab.folder)}` "
             "brings them back (maintainers: `python -m grader build`)."
         )
     return found
@@ -149,4 +155,4 @@ def backup(lab: Lab, files: list[Path] | None = None) -> Path:
 
 def how_to_get_back(lab: Lab, kept: Path) -> str:
     """The command that undoes what the backup was made for."""
-    return f"cp -R {shown(kept)}/. {shown(lab.mine)}/"
+    return shlex.join(["cp", "-R", f"{shown(kept)}/.", f"{shown(lab.mine)}/"])

@@ -265,14 +265,18 @@ def bytes_a_token(model, k: int, text: str) -> float:
 
 
 # %%
-with needs("01", 1, 2):
+@cache
+def shorter():
     kept = [0, 30, 100, 300, 600, 1000, len(trained().merges)]
     texts = {"held-out stories": heldout, "German": " ".join(plots.OTHERS[2:4])}
     rates = {
         name: [bytes_a_token(trained(), k, text) for k in kept] for name, text in texts.items()
     }
-    sizes = [256 + k for k in kept]
-    plots.lengths(sizes, rates)
+    return [256 + k for k in kept], rates
+
+
+with needs("01", 1, 2):
+    plots.lengths(*shorter())
 
 # %% [markdown]
 # Memory: the embedding grows with the vocabulary, the KV cache of a text shrinks. Here a token of
@@ -284,7 +288,7 @@ with needs("01", 1, 2):
 
 # %%
 with needs("01", 1, 2):
-    trained()
+    sizes, rates = shorter()
     plots.explore(sizes, rates["held-out stories"])
 
 # %% [markdown]

@@ -362,6 +362,8 @@ def step_time(users: int, splits: int) -> float:
 
 # %%
 with needs("06", 7):
+    from nanovllm.kernels.split_decode import choose_splits
+
     plots.explore(step_time)
     answer("06", "c")
     for users in (1, 8, 64):

@@ -15,6 +15,7 @@ import httpx
 
 from nanovllm.bench.process import ROOT
 from nanovllm.bench.serve_client import ServerError
+from nanovllm.bench.stop_signals import signals_later
 
 START_SECONDS = 600.0
 STOP_SECONDS = 20.0
@@ -24,13 +25,18 @@ STOP_SECONDS = 20.0
 def own_server(arguments: Sequence[str], **environment: str) -> Iterator[tuple[str, int]]:
     """Start `nanovllm serve` with these arguments on a free port; its address and process.
 
+    It finds modules where this process does, but never in the current folder, which `-m` and the
+    processes that it starts itself would search first.
+
     Raises:
         ServerError: it ended instead, with its last words.
     """
     command = [sys.executable, "-m", "nanovllm.cli", "serve", "--port", "0", "--drain-timeout", "1"]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with server_process(
-        [*command, "--log-level", "error", *arguments], _announced, PYTHONPATH=path, **environment
+        [*command, "--log-level", "error", *arguments],
+        _announced,
+        **{"PYTHONPATH": path, "PYTHONSAFEPATH": "1", **environment},
     ) as found:
         yield found
 
@@ -44,18 +50,27 @@ def server_process(
     find: the address, from all that the server has said on stderr so far. Raises ServerError.
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=log, env=os.environ | environment
-        )
+        process = None
         try:
+            with signals_later():
+                process = subprocess.Popen(
+                    command, stdout=subprocess.DEVNULL, stderr=log, env=os.environ | environment
+                )
             yield _wait(process, log, find), process.pid
         finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            if process is not None:
+                _stop(process)
+
+
+def _stop(process: subprocess.Popen) -> None:
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:  # also when this wait is interrupted; nothing happens if it has ended
+        process.kill()
+        process.wait()
 
 
 def _wait(

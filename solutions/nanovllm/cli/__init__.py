@@ -12,7 +12,7 @@ from nanovllm.cli.bench import bench
 from nanovllm.cli.bench_serve import bench_serve
 from nanovllm.cli.chat import chat
 from nanovllm.cli.describe import describe
-from nanovllm.cli.errors import fail
+from nanovllm.cli.errors import Refused, fail, is_unwritable
 from nanovllm.cli.generate import generate
 from nanovllm.cli.options import HELP
 from nanovllm.cli.plan import plan
@@ -59,6 +59,7 @@ def _nanovllm(
 
 def main() -> None:
     """Run the command line; errors are one sentence on stderr and an exit code, no traceback."""
+    _stand_in_for_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -68,8 +69,34 @@ def main() -> None:
         code = app(standalone_mode=False, prog_name="nanovllm")
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has left, for example `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        code = _drop_what_is_left()
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # typer and rich make this of one
+            raise
+        code = _drop_what_is_left()
     except Exception as error:
         code = fail(error)
+        if is_unwritable(error):
+            _drop_what_is_left()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+class _ClosedOutput(io.TextIOBase):
+    def write(self, text: str) -> int:
+        raise Refused("stdout is closed, and the answer goes there; leave it open.")
+
+
+def _drop_what_is_left() -> int:
+    """Python writes what is left in stdout at its end: that may not fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _stand_in_for_closed_streams() -> None:
+    """Python has None for a closed stream (`>&-`): as stdin that is empty, as stdout it refuses."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115, it stays open
+    if sys.stdout is None:
+        sys.stdout = _ClosedOutput()
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115

@@ -89,6 +89,7 @@ def bench_serve(
     select_code(code)
     from nanovllm.bench.serve_run import run_serve
     from nanovllm.bench.serving import Load
+    from nanovllm.bench.stop_signals import unwound_by_signals
 
     load = Load(
         rate=4.0 if rate is None else rate, burstiness=burstiness, concurrency=concurrency,
@@ -98,7 +99,7 @@ def bench_serve(
     )  # fmt: skip
     if api_key and not base_url:
         os.environ["NANOVLLM_API_KEY"] = api_key  # what our own server will ask for
-    with Progress(None if duration else load.num_prompts) as progress:
+    with unwound_by_signals(), Progress(None if duration else load.num_prompts) as progress:
         outcome = run_serve(
             load, progress.done, base_url=base_url and base_url.rstrip("/").removesuffix("/v1"),
             server=arguments, model=served_model, api_key=api_key,
@@ -123,7 +124,7 @@ def _lines(path: Path | None) -> tuple[str, ...]:
     if path is None:
         return ()
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(f"--prompts {path} cannot be read: {error}.") from None
     found = tuple(line for line in lines if line.strip())

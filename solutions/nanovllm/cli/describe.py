@@ -25,10 +25,12 @@ def describe(
     cache_gb: Annotated[float, typer.Option(min=0.001, help="Memory for the KV cache.")] = 4.0,
     disk_gb_s: Annotated[float, typer.Option(min=0.001, help="What your disk reads.")] = 0.5,
     memory_gb_s: Annotated[
-        float | None, typer.Option(help="Memory bandwidth. (default: measured here)")
+        float | None,
+        typer.Option(min=0.0, help="Memory bandwidth. (default and 0: measured)"),
     ] = None,
     gflops: Annotated[
-        float | None, typer.Option(help="Arithmetic rate. (default: measured here)")
+        float | None,
+        typer.Option(min=0.0, help="Arithmetic rate. (default and 0: measured)"),
     ] = None,
     kv_cache_dtype: Annotated[str, typer.Option(help=KV_CODES)] = "auto",
     cards: Annotated[

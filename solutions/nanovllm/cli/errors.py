@@ -1,5 +1,6 @@
 """Turn what went wrong into one sentence with the way out."""
 
+import errno
 import os
 import re
 import sys
@@ -12,6 +13,7 @@ import nanovllm
 
 USER, CODE = 2, 1  # exit codes: what was asked cannot be done; code that ran is wrong
 _NOT_WRITTEN = re.compile(r"^lab(\d\d) task (\d+): (.+)$")
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT)
 _TRACEBACK = "NANOVLLM_TRACEBACK"
 _REFUSALS = {
     "nanovllm.llm.read_options": ("OptionError",),
@@ -39,6 +41,9 @@ def explain(error: Exception) -> tuple[str, int]:
     """Return the sentence and the exit code for `error`."""
     if isinstance(error, Refused) or _is_refusal(error):
         return str(error), USER
+    if is_unwritable(error):
+        why = os.strerror(errno.ENOSPC)
+        return f"what comes out cannot be written: {why}; make room, or send it elsewhere.", USER
     if isinstance(error, typer.TyperException):
         sentence = " ".join(error.format_message().split()).rstrip(".")
         return f"{sentence}; `{_command(error)} --help` lists what there is.", error.exit_code
@@ -57,6 +62,11 @@ def explain(error: Exception) -> tuple[str, int]:
     owner = "your code raised" if is_students else "an error in the course's code:"
     way_out = " --code reference tells whether it is yours;" if is_students else ""
     return f"{owner} {what} ({where}).{way_out} {_TRACEBACK}=1 shows the traceback.", CODE
+
+
+def is_unwritable(error: BaseException) -> bool:
+    """Whether stdout, or a file, has no room."""
+    return isinstance(error, OSError) and error.errno in _UNWRITABLE
 
 
 def _absent(error: Exception) -> str:

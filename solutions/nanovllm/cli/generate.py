@@ -111,7 +111,7 @@ def _collect(prompts: list[str], file: Path | None) -> list[Prompt]:
     if file is not None:
         found += _read(file)
     elif not found and not sys.stdin.isatty():
-        found = [text] if (text := sys.stdin.read().removesuffix("\n")) else []
+        found = [text] if (text := _stdin().removesuffix("\n")) else []
     if not found:
         raise Refused(
             'there is no prompt: give one, as in nanovllm generate "Once upon a time", or --file.'
@@ -119,9 +119,13 @@ def _collect(prompts: list[str], file: Path | None) -> list[Prompt]:
     return found
 
 
+def _stdin() -> str:
+    return sys.stdin.read().removeprefix("\ufeff")  # some editors' mark of UTF-8, no text
+
+
 def _read(file: Path) -> list[Prompt]:
     try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+        text = _stdin() if str(file) == "-" else file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = "is not UTF-8 text" if isinstance(error, UnicodeError) else error.strerror
         raise Refused(

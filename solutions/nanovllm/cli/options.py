@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -30,6 +31,22 @@ Device = Annotated[
 MaxModelLen = Annotated[
     int | None, typer.Option(help="Longest context in tokens. (default: the model's)")
 ]
+
+
+def finite(value: float | None) -> float | None:
+    """The check of an option that is a number, and neither nan nor inf."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number.")
+    return value
+
+
+def above_zero(value: float | None) -> float | None:
+    """The check of an option that is above 0, and finite."""
+    if value is not None and not value > 0:
+        raise typer.BadParameter(f"{value:g} is not above 0.")
+    return finite(value)
+
+
 Code = Annotated[
     str | None,
     typer.Option(

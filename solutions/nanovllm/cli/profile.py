@@ -13,6 +13,7 @@ import typer
 from nanovllm.cli.engine import load_engine
 from nanovllm.cli.errors import Refused
 from nanovllm.cli.options import Code, Model
+from nanovllm.cli.output_files import check_can_write
 
 if TYPE_CHECKING:
     from nanovllm.llm import LLM
@@ -39,6 +40,8 @@ def profile(
     """Operations a step, the host's share of the time, and which operations take it (lab 14)."""
     if warmup >= max_tokens:
         raise Refused(f"--warmup {warmup} leaves none of about {max_tokens} steps; take fewer.")
+    check_can_write("--out", out)
+    check_can_write("--roofline", roofline)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler tells stderr that it runs
     llm = load_engine(code, model=model, enforce_eager=not compiled, max_num_seqs=requests)
     from nanovllm.cli.profile_roofline import show as show_roofline

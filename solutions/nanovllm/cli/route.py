@@ -8,6 +8,7 @@ import typer
 
 from nanovllm.cli.engine import select_code
 from nanovllm.cli.errors import Refused
+from nanovllm.cli.listen import listen
 from nanovllm.cli.options import Code
 from nanovllm.cli.screen import complain
 
@@ -52,9 +53,10 @@ def route(
     select_code(code)
     import uvicorn
 
+    from nanovllm.bench.stop_signals import unwound_by_signals
     from nanovllm.cluster.router import RouterConfig
-    from nanovllm.serving.run import bind
 
+    _check(policy, {"--server": server, "--prefill": prefill, "--decode": decode})
     if arguments and not start + start_prefill + start_decode:
         raise Refused(
             f"{arguments[0]} is for servers started here, and there are none; give --start, or "
@@ -63,6 +65,8 @@ def route(
     if bool(start_prefill) > bool(start_decode or decode):
         raise Refused("--start-prefill needs servers that decode; give --start-decode too.")
     with ExitStack() as stack:
+        if start + start_prefill + start_decode:
+            stack.enter_context(unwound_by_signals())
         both = [*(server or ()), *_started(stack, start, arguments)]
         first = [*(prefill or ()), *_started(stack, start_prefill, arguments, "prefill")]
         peers = [word for url in first for word in ("--kv-peer", url.split("//")[1])]
@@ -70,18 +74,34 @@ def route(
         config = RouterConfig(
             tuple(both), tuple(first), (*(decode or ()), *second), policy, timeout
         )
-        try:
-            sock = bind(host, port)
-        except OSError as error:
-            raise Refused(
-                f"cannot listen on {host}:{port}: {error.strerror}; choose another --port."
-            ) from None
+        sock = listen(host, port)
         where = f"http://{host}:{sock.getsockname()[1]}/v1"
         complain(f"the router listens at {where}; policy {policy}")
         settings = uvicorn.Config(
             _router(config, patience).app, log_config=None, access_log=False, server_header=False
         )
         uvicorn.Server(settings).run(sockets=[sock])
+
+
+def _check(policy: str, given: dict[str, Urls]) -> None:
+    """Raises Refused, before anything is started."""
+    import httpx
+
+    from nanovllm.cluster.routing_interface import POLICIES
+
+    if policy not in POLICIES:
+        raise Refused(f"--policy {policy} is not known: use {', '.join(POLICIES)}.")
+    for option, urls in given.items():
+        for url in urls or ():
+            try:
+                parsed = httpx.URL(url)
+            except httpx.InvalidURL:
+                parsed = httpx.URL()
+            if parsed.scheme not in ("http", "https") or not parsed.host:
+                raise Refused(
+                    f"{option} {url} is no address of a server: give a URL, such as "
+                    "http://127.0.0.1:8000."
+                )
 
 
 def _router(config: "RouterConfig", patience: float) -> "Router":

@@ -12,6 +12,7 @@ import typer
 from nanovllm.cli.config_file import as_yaml, take_config
 from nanovllm.cli.engine import load_engine, select_code
 from nanovllm.cli.errors import Refused
+from nanovllm.cli.listen import listen
 from nanovllm.cli.options import (
     BatchingOptions,
     Code,
@@ -142,7 +143,7 @@ def serve(
         return
     from nanovllm.serving.config import ServeConfig, ServeConfigError
     from nanovllm.serving.logs import configure_logs
-    from nanovllm.serving.run import bind, run
+    from nanovllm.serving.run import run
 
     traced = _tracing(otlp)
     given: dict[str, Any] = batching.given()
@@ -171,12 +172,12 @@ def serve(
                      "--enable-lora": enable_lora}  # fmt: skip
             _refuse_beside_models(models, alone)
             server = several(models or "", models_memory_bytes, settings, how, given, _server)
-            sock, name, said = bind(host, port), ", ".join(server.names), server.said
+            sock, name, said = listen(host, port), ", ".join(server.names), server.said
         else:
             llm = load_engine(model=model, **how, **given)
             llm.level.require("lab04", "nanovllm serve")
             settings = replace(settings, model_name=served_model_name or llm.name)
-            sock, name = bind(host, port), settings.model_name
+            sock, name = listen(host, port), settings.model_name
             where = host, sock.getsockname()[1]
             if role:
                 server = _with_role(llm, settings, role, kv_transfer, where, kv_peer)
@@ -190,8 +191,9 @@ def serve(
     except ServeConfigError as error:
         raise Refused(str(error)) from None
     except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise Refused(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port."
+            f"the server cannot start: {what}; see that what it needs is there and may be read."
         ) from None
     _take_deadlines(server)
     if journal is not None:

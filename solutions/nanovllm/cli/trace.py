@@ -1,6 +1,7 @@
 """`nanovllm trace`: what recorded requests are like, and made-up ones of real shape."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +9,7 @@ import typer
 
 from nanovllm.cli.engine import select_code
 from nanovllm.cli.errors import Refused
-from nanovllm.cli.options import HELP, Code
+from nanovllm.cli.options import HELP, Code, above_zero, finite
 from nanovllm.cli.screen import complain
 
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ trace = typer.Typer(
 )
 Report = Annotated[Path | None, typer.Option(help="Write the report, with pictures, as .html.")]
 Seed = Annotated[int, typer.Option(help="The same seed makes the same trace.")]
-Rate = Annotated[float | None, typer.Option(help="Requests a second. (default: the shape's own)")]
+Rate = Annotated[
+    float | None,
+    typer.Option(callback=above_zero, help="Requests a second. (default: the shape's own)"),
+]
 
 
 @trace.command()
@@ -50,7 +54,9 @@ def analyse(
 def generate(
     shape: Annotated[str, typer.Argument(help=f"{SHAPES}.")],
     out: Annotated[Path, typer.Option(help="The file to write, a JSON object a line.")],
-    seconds: Annotated[float, typer.Option(min=1.0, help="How long it lasts.")] = 3600.0,
+    seconds: Annotated[
+        float, typer.Option(min=1.0, callback=finite, help="How long it lasts.")
+    ] = 3600.0,
     rate: Rate = None,
     seed: Seed = 0,
     code: Code = None,
@@ -65,7 +71,8 @@ def generate(
         write_jsonl(made, out)
     except OSError as error:
         raise Refused(f"{out} cannot be written: {error.strerror}.") from None
-    complain(f"wrote {len(made):,} requests to {out}; look at them: nanovllm trace analyse {out}")
+    look = shlex.join(["nanovllm", "trace", "analyse", str(out)])
+    complain(f"wrote {len(made):,} requests to {out}; look at them: {look}")
 
 
 def known(shape: str) -> "Shape":

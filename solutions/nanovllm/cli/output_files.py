@@ -1,0 +1,18 @@
+"""Files that a command writes at its end: whether it can is asked before the work."""
+
+import os
+from pathlib import Path
+
+from nanovllm.cli.errors import Refused
+
+
+def check_can_write(option: str, path: Path | None) -> None:
+    """Raises Refused where this file cannot be made, or made anew."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise Refused(f"{option} {path} cannot be written: there is no folder {path.parent}.")
+    if path.is_dir():
+        raise Refused(f"{option} {path} is a folder; name a file in it.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise Refused(f"{option} {path} may not be written by you; name another place.")
