@@ -90,7 +90,7 @@ class FastEngine(Engine):
         self._logits: Tensor | None = None  # of the newest native step
         self._likeliest: Seq[int] = ()  # of their rows
         self._draws = draws
-        self._notify = notify
+        self.notify = notify
         self._maker = threading.Thread(
             target=_make, args=([self],), name="nanovllm-fast", daemon=True
         )
@@ -106,13 +106,13 @@ class FastEngine(Engine):
         self._maker.join()
         return self.ready
 
-    def _use(self, library: ctypes.CDLL) -> None:
+    def use(self, library: ctypes.CDLL) -> None:
         """Pack the weights for the native step, and run it from now on."""
         with torch.inference_mode():
             weights = NativeWeights(self.model, library.nv_lanes(), self.max_model_len)
         self._native = NativeStep(library, weights)
         if weights.widened:
-            self._notify(
+            self.notify(
                 f"{weights.widened} of {weights.quantized + weights.widened} quantized linears "
                 f"are kept in {str(weights.dtype).removeprefix('torch.')}: the fast CPU step "
                 "does not read their codes"
@@ -190,10 +190,10 @@ def _make(given: list[FastEngine]) -> None:
     """Compile, then pack, for the one engine of a list, which is left empty."""
     engine, library = given.pop(), None
     try:
-        library = load_library(weight_of(engine.model).dtype, engine._notify)
+        library = load_library(weight_of(engine.model).dtype, engine.notify)
     except FastPathError as error:
-        engine._notify(f"going on without the fast CPU step: {error}")
+        engine.notify(f"going on without the fast CPU step: {error}")
     with _in_torch:
         if library is not None:
-            engine._use(library)
+            engine.use(library)
         del engine  # nobody else may have it any more
