@@ -15,11 +15,12 @@ from monitoring.metrics import (
 )
 from nanovllm.observability.alerts import Objective, error_share
 from nanovllm.observability.dashboard import Panel, Unit
-from nanovllm.observability.promql import Call, Expression, Metric, metric
+from nanovllm.observability.promql import Call, Expression, Metric, Number, metric
 
 ITL, E2E = "inter_token_latency_seconds", "e2e_request_latency_seconds"
 SERVER = "{{instance}}"
 CARD = "{{instance}} {{gpu}}"
+RUNNING = (named("num_requests_running").sum() > 0) | Call("vector", Number(1))  # 1 where none runs
 HITS, LOOKED_UP = "prefix_cache_hits_total", "prefix_cache_queries_total"
 
 
@@ -154,7 +155,7 @@ CAPACITY = {
         ),
         Panel(
             "Waiting for each that runs",
-            [("all", named("num_requests_waiting").sum() / named("num_requests_running").sum())],
+            [("all", named("num_requests_waiting").sum() / RUNNING)],
             note="Above 1 for long: more replicas, or a larger batch.",
         ),
     ],
