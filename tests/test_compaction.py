@@ -14,13 +14,15 @@ from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.fast.engine import FastEngine
 from nanovllm.generation.events import Finished
-from nanovllm.llm.read_options import OptionError
+from nanovllm.llm.read_options import BUNDLED, OptionError
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model
 from nanovllm.paging.block_table import blocks_for
 from nanovllm.paging.compacting import CompactionError, compact_engine
 from nanovllm.paging.manager import BlockManager
 from nanovllm.paging.store import PagedStore
+from nanovllm.parallel.engine import ParallelEngine
+from tests.parallel_tools import spec_of, thread_engine
 from tests.serving_tools import TOKENIZER, live, wait_until
 
 CONFIG = ModelConfig("qwen3", 2048, 32, 2, 4, 2, 8, 48, 256, qk_norm=True, eos_token_ids=(0, 2))
@@ -57,12 +59,25 @@ def compiled(num_blocks: int, codes: str = "auto") -> FastEngine:
     return engine
 
 
+def on_ranks(num_blocks: int) -> Engine:
+    spec = spec_of(
+        BUNDLED.parent / "draft", 2, 1, block_size=16, blocks=num_blocks, num_host_blocks=40
+    )
+    engine = thread_engine(spec, preemption="swap")
+    config = EngineConfig(max_num_seqs=6, max_num_batched_tokens=64)
+    parts: Any = {"block_size": 16, "num_host_blocks": 40, "preemption": "swap"}
+    return ParallelEngine(
+        engine.model, config, executor=engine.executor, tokenizer=TOKENIZER, **parts
+    )
+
+
 KINDS = {
     "plain": lambda: plain(24),
     "plain, no prefix cache": lambda: plain(24, caching=False),
     "plain, swapping": lambda: plain(14, swap=True),
     "compiled": lambda: compiled(24),
     "compiled, int8": lambda: compiled(24, "int8"),
+    "two ranks, swapping": lambda: on_ranks(14),
 }
 
 
@@ -101,6 +116,8 @@ def answers(engine: Engine, asked: list[list[int]], rng: random.Random | None) -
                 engine.check()
     engine.check()
     assert engine.store.free_tokens == engine.store.total_tokens
+    if hasattr(engine, "executor"):
+        engine.executor.close()
     return {"ids": found, "seen": seen}
 
 
@@ -196,7 +213,6 @@ def test_codes_move_without_another_size() -> None:
 
 KNOWN_TO_OTHERS = (
     "nanovllm.gpu.engine:GpuEngine",
-    "nanovllm.llm.parallel_level:ParallelRung",
     "nanovllm.cluster.connected_store:ConnectedStore",
 )
 

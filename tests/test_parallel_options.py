@@ -16,6 +16,8 @@ from nanovllm.generation.beam import BeamSearchParams
 from nanovllm.llm import OptionError, parallel_level, ranks
 from nanovllm.llm.engine_options import EngineOptions
 from nanovllm.llm.read_options import BUNDLED
+from nanovllm.paging.swapping import Swapping
+from nanovllm.parallel.errors import ExecutorDied
 from nanovllm.parallel.launch import start_threads
 from tests.parallel_tools import answers, drain, preemptions, spec_of, thread_engine
 from tests.readme_tables import options_beside
@@ -97,6 +99,37 @@ def swap() -> None:
         found.append(answers(events))
         engine.executor.close()
     assert preemptions(events) > 0 and found[0] == found[1]
+
+
+def swap_space() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Swapping, "pays", lambda *_: True)  # a quick machine would compute again
+        llm = same(swap_space=0.01, block_size=4, num_gpu_blocks_override=16)
+    swapping = llm.runner.engine.store.swapping
+    assert swapping.num_swapped > 0 and swapping.bytes_in > 0
+    copied = llm.model.executor.call("copy_seconds")
+    assert copied > 0 and 1e5 < swapping.bytes_per_second < 1e12, "that of noting a copy"
+
+
+def compaction() -> None:
+    llm, wanted = two_ranks(block_size=4, num_gpu_blocks_override=40), texts(one_rank())
+    weights = sum(row.weight_bytes for row in llm.runner.engine.rank_rows())
+    for size in (None, 20, 40):
+        stream, shown = llm.stream(PROMPTS[0], GREEDY), ""
+        for number, piece in enumerate(stream):
+            shown += piece.text
+            if number == 5:
+                done = llm.compact(size)
+                assert done.num_blocks == llm.runner.engine.store.num_blocks == (size or 40)
+        assert shown == wanted[0][0][0]
+        rows = llm.runner.engine.rank_rows()
+        assert sum(row.kv_bytes for row in rows) == done.nbytes
+        assert sum(row.weight_bytes for row in rows) == weights
+    llm.compact(20)
+    llm.model.executor.close()
+    with pytest.raises(ExecutorDied):
+        texts(llm)
+    assert texts(llm) == wanted and llm.runner.engine.store.num_blocks == 20, "the new ranks' too"
 
 
 def policies() -> None:
@@ -189,6 +222,8 @@ ROWS: dict[str, Callable[[], None]] = {
     "`block_size`, `num_gpu_blocks_override`": blocks,
     "`kv_cache_memory_bytes`": bytes_of_each,
     "preemption by swap (`PagedStore`)": swap,
+    "`swap_space`": swap_space,
+    "`LLM.compact`, `POST /compact`": compaction,
     "`scheduling_policy`, each of them": policies,
     "`max_model_len`": lengths,
     '`dtype="bfloat16"`': half,
@@ -199,7 +234,6 @@ ROWS: dict[str, Callable[[], None]] = {
     "`speculative_config`": partial(
         refused, "speculative_config does not go", {"speculative_config": {"method": "ngram"}}
     ),
-    "`swap_space`": partial(refused, "swap_space does not go", {"swap_space": 0.01}),
     '`kv_cache_dtype` other than `"auto"`': partial(
         refused, "does not go", {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"}
     ),
@@ -226,4 +260,4 @@ def test_beside(row: str) -> None:
 def test_the_table_in_the_readme_has_these_rows() -> None:
     options, refusals = options_beside("with several ranks")
     assert options == list(ROWS)
-    assert refusals == list(ROWS)[-7:]
+    assert refusals == list(ROWS)[-6:]

@@ -6,12 +6,14 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
@@ -24,17 +26,23 @@ from nanovllm.resilience.progress import Monitors
 from nanovllm.resilience.relief import Brake
 from nanovllm.resilience.supervisor import SupervisedEngine
 from nanovllm.resilience.vitals import Limits
+from nanovllm.serving.config import ServeConfig
 from tests.serving_tools import MODEL, TOKENIZER, Live, tiny_engine, wait_until
 
 
 @contextmanager
 def guarded(
-    folder: Path, make: Callable[[], Any], patience: float = 30.0, brake: Brake | None = None
+    folder: Path,
+    make: Callable[[], Any],
+    patience: float = 30.0,
+    brake: Brake | None = None,
+    timeout: float | None = None,
 ) -> Iterator[tuple[Live, Guardian]]:
     guardian = Guardian(make, patience, folder / "evidence.json")
     guardian.brake = brake or guardian.brake
     guardian.ladder = Ladder(Rules(tries=1))
-    made = Live(SupervisedEngine(guardian.make, engine=guardian.guard(make())))
+    engine = SupervisedEngine(guardian.make, engine=guardian.guard(make()))
+    made = Live(engine, ServeConfig(model_name="tiny", timeout=timeout))
     guardian.attach(made.server)
     with made as server:
         yield server, guardian
@@ -157,6 +165,76 @@ def test_what_is_short_for_long_ends_a_request_with_its_text(tmp_path: Path) -> 
         got = ask(server, max_tokens=250).json()["choices"][0]
         assert got["finish_reason"] == "abort" and got["text"]
         assert guardian.recoveries["request"] == 1
+
+
+def test_the_least_urgent_is_ended_first(tmp_path: Path) -> None:
+    def make() -> Engine:
+        return Slow(MODEL, tokenizer=TOKENIZER, config=EngineConfig(policy="priority"))
+
+    with guarded(tmp_path, make, brake=Brake(hold=60.0, longest=0.1)) as (server, guardian):
+        with ThreadPoolExecutor(2) as pool:
+            older = pool.submit(ask, server, max_tokens=100, priority=-1)
+            wait_until(lambda: server.server.engine.num_open)
+            younger = pool.submit(ask, server, max_tokens=250)
+            wait_until(lambda: server.server.engine.num_open == 2)
+            guardian._free = lambda: 0.05
+        ends = [one.result().json()["choices"][0]["finish_reason"] for one in (older, younger)]
+        assert ends == ["length", "abort"]
+
+
+def test_a_pool_that_is_to_shrink_is_compacted_by_level_1(tmp_path: Path) -> None:
+    def make() -> Engine:
+        return Slow(MODEL, tokenizer=TOKENIZER, store=PagedStore(MODEL.config, 64, 8))
+
+    with Live() as plain, guarded(tmp_path, make, brake=Brake(hold=1.0)) as (server, guardian):
+        with ThreadPoolExecutor(2) as pool:
+            long = pool.submit(ask, server, prompt=[5] * 200, max_tokens=8)
+            wait_until(lambda: server.server.engine.num_open)
+            late = pool.submit(ask, server, max_tokens=120)
+            long.result()
+            done = httpx.post(server.url + "/compact", json={"num_blocks": 40}, timeout=60)
+            assert done.json()["num_blocks"] == 40 and not ready(server)
+        assert text(late.result()) == text(ask(plain, max_tokens=120))
+        assert guardian.failures["fragmentation"] == guardian.recoveries["adjust"] == 1
+        wait_until(lambda: ready(server))
+        again = httpx.post(server.url + "/compact", json={"num_blocks": 36}, timeout=60)
+        assert again.json()["num_blocks"] == 36 and ready(server), "nothing lay apart"
+
+
+def test_swaps_are_counted_over_all_engines(tmp_path: Path) -> None:
+    numbers, engines = count(), []
+
+    def make() -> Any:
+        small: dict[str, Any] = {"preemption": "swap", "num_host_blocks": 12, "swap_by_cost": True}
+        store = PagedStore(MODEL.config, 12, 8, **small)
+        store.swapping.pays = lambda *_: True
+        engines.append(
+            Engine(MODEL, EngineConfig(max_num_seqs=8), store=store, tokenizer=TOKENIZER)
+        )
+        return FaultyEngine(engines[-1], [Fault(60, Kind.CRASH)], numbers)
+
+    with guarded(tmp_path, make, brake=Brake(hold=0.01)) as (server, _):
+        ask(server, prompt=[[5, number] for number in range(6)], max_tokens=60)
+        ask(server, prompt=[[5, number] for number in range(6)], max_tokens=60)
+        counts = [engine.store.swapping.num_swapped for engine in engines]
+        assert len(counts) == 2 and all(counts)
+        assert server.metric("num_swapped_total") == sum(counts)
+
+
+@pytest.mark.parametrize(("policy", "priority"), [("priority", 4), ("fcfs", 5)])
+def test_half_of_the_time_is_worth_a_priority(tmp_path: Path, policy: str, priority: int) -> None:
+    def make() -> Engine:
+        return Slow(MODEL, tokenizer=TOKENIZER, config=EngineConfig(policy=policy))
+
+    with guarded(tmp_path, make, timeout=3.0) as (server, guardian), ThreadPoolExecutor(1) as pool:
+        more = {"priority": 5} if policy == "priority" else {}
+        asked = pool.submit(ask, server, max_tokens=250, **more)
+        wait_until(lambda: guardian._engine.requests.all()[0])
+        [sample] = guardian._engine.requests.all()[0]
+        before, sample.priority = sample.priority, 5
+        assert before == more.get("priority", 0)
+        assert asked.result().json()["choices"][0]["stop_reason"] == "timeout"
+        assert sample.priority == priority
 
 
 def test_a_request_out_of_time_is_counted_and_logged(tmp_path: Path, caplog: Any) -> None:

@@ -11,7 +11,8 @@ from scipy import stats
 
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request
-from nanovllm.batching.simulated import SimulatedSequence
+from nanovllm.batching.scheduler import Scheduler
+from nanovllm.batching.simulated import CountingStore, SimulatedSequence
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.rows import SamplingRow
 from nanovllm.generation.sampling import sample
@@ -23,7 +24,9 @@ from nanovllm.speculative.costs import Costs
 from nanovllm.speculative.credit import Credit
 from nanovllm.speculative.errors import SpeculationError
 from nanovllm.speculative.gain import best_guesses, expected_tokens, speed_up
+from nanovllm.speculative.guess_policy import FixedPolicy
 from nanovllm.speculative.guessed_plan import GuessedChunk
+from nanovllm.speculative.guessing_scheduler import SpeculativeScheduler
 from nanovllm.speculative.judge import judge
 from nanovllm.speculative.lookup import NgramIndex, PromptLookup
 from nanovllm.speculative.proposer import Ask, Guesses
@@ -378,6 +381,54 @@ def test_guesses_that_cost_more_than_they_save_are_stopped(batch: int) -> None:
     assert not credit.allows(batch)
     assert run_on_credit(credit, 20_000, gained=0, seconds=1.5, batch=batch) < 1.02
     assert run_on_credit(credit, 5_000, gained=2, seconds=2.0, batch=batch) < 0.85  # tried again
+
+
+def test_who_may_not_guess_is_not_even_asked() -> None:
+    """Guesses that never stand, and cost: asked now and then, and again when there are others."""
+    credit, now, asked = Credit(), [0.0], []
+    scheduler = SpeculativeScheduler(
+        Scheduler(CountingStore(10_000), clock=lambda: now[0]), Sixes(), FixedPolicy(4), 10,
+        credit=credit,
+    )  # fmt: skip
+    lengthen = scheduler.lengthen
+    scheduler.lengthen = lambda plan: asked.append(len(plan.chunks)) or lengthen(plan)
+    timed = credit.plain
+    plain: list[int] = []
+    credit.plain = lambda plan, seconds: plain.append(len(plan.chunks)) or timed(plan, seconds)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            plan = scheduler.schedule()
+            now[0] += 1.0 + sum(isinstance(chunk, GuessedChunk) for chunk in plan.chunks)
+            for chunk in plan.chunks:
+                chunk.request.num_computed_tokens = chunk.end
+                if chunk.completes:
+                    chunk.request.sequence.append()
+            scheduler.inner.store.commit(plan)
+            scheduler.observe(1.0)
+
+    scheduler.add(Request(0, SimulatedSequence(0, 5, 5000), arrival=0.0, limit=5004))
+    steps(200)
+    assert credit.stopped(1) and len(asked) < 40
+    asked.clear()
+    plain.clear()
+    steps(680)
+    assert len(asked) < 20 and 30 <= len(plain) <= 60, "one step in 17 is timed"
+    asked.clear()
+    for number in (1, 2, 3):
+        scheduler.add(Request(number, SimulatedSequence(number, 5, 500), now[0], limit=504))
+    steps(10)
+    assert 4 in asked, "four have an account of their own"
+
+
+class Sixes:
+    """Guesses that nobody looks at."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Guesses]:
+        return [Guesses((6,) * ask.most) for ask in asks]
+
+    def forget(self, request: Request) -> None:
+        pass
 
 
 def test_reading_prompts_counts_as_what_guessing_took() -> None:

@@ -27,6 +27,7 @@ LIMITS = Limits(
     seconds=900, item_seconds=60, memory_mb=1024, disk_mb=1, processes=1, submission_mb=1
 )
 ROUNDS, TURNS = 20, 2  # turns: of each side, in a round
+PEAKS = 4  # rounds more, for memory alone: how the C library keeps freed memory is luck otherwise
 MANY, ONE, MEMORY = "tokens/s at 64 requests", "latency of one request", "memory"
 TRACKS = (MANY, ONE, MEMORY)
 NO_MEMORY = ("MemoryError", "can't allocate memory")
@@ -98,15 +99,21 @@ class Race:
                     self._round(own, plain, number, result)
                     if number == self.rounds:
                         self._count(own, plain, result)
+            for number in range(self.rounds + 1, self.rounds + 1 + PEAKS):
+                with self._side(files, steady=True) as own, self._side(None, steady=True) as plain:
+                    self._peaks(own, plain, number, result)
         except FellOut as why:
             result.problem = line(str(why))
 
     @contextlib.contextmanager
-    def _side(self, files: dict[str, str] | None) -> Iterator[Side]:
-        """The process of an entry (None: of the plain engine), which can start no other."""
+    def _side(self, files: dict[str, str] | None, steady: bool = False) -> Iterator[Side]:
+        """The process of an entry (None: of the plain engine), which can start no other.
+
+        steady: what it frees goes back to the system at once, and what it has is what it needs.
+        """
         work = Work(self.lab.key, [], files or {})
         with self.sandbox.opened(self.lab, work, self.limits, self.limits.seconds) as opened:
-            yield Side(*opened, files is not None)
+            yield Side(*opened, files is not None, steady)
 
     def _load(self, own: Side, plain: Side, load: Task, where: str) -> None:
         for side in (own, plain):
@@ -127,6 +134,13 @@ class Race:
             mine, others = (sum(used[side][1:]) for side in (own, plain))
             result.ratios[track].append(others / mine)
             result.seconds[track].append(mine / TURNS)
+
+    def _peaks(self, own: Side, plain: Side, number: int, result: Result) -> None:
+        """Memory: one turn of many requests each."""
+        load, where = race_draws.timed(self.seed), f"memory, round {number - self.rounds}"
+        self._load(own, plain, load, where)
+        run = race_draws.many(self.seed, number * (TURNS + 1))
+        self._agree(load, run, own.timed(run, where)[1], plain.timed(run, where)[1], where)
         result.ratios[MEMORY].append(plain.peak_mb() / own.peak_mb())
 
     def _count(self, own: Side, plain: Side, result: Result) -> None:
@@ -160,9 +174,9 @@ class Race:
 class Side:
     """One of the two processes; what a plain one cannot do is the grader's fault."""
 
-    def __init__(self, talk: Talk, worker: Worker, is_entry: bool) -> None:
+    def __init__(self, talk: Talk, worker: Worker, is_entry: bool, steady: bool = False) -> None:
         self.talk, self.is_entry = talk, is_entry
-        self.ask({"kind": "race", "do": "ready"}, "the start")
+        self.ask({"kind": "race", "do": "ready", "steady": steady}, "the start")
         self.meter = Meter(worker)
         self.peak_mb = self.meter.peak_mb
         self.last = 0.0

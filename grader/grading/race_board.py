@@ -17,7 +17,7 @@ from grader.grading.race import MANY, MEMORY, ONE, TRACKS, Race, Result
 from grader.grading.report_text import clean
 from grader.grading.student_seeds import versions
 
-RESOLUTION = {MANY: 0.01, ONE: 0.01, MEMORY: 0.025}  # no interval is narrower, to either side
+RESOLUTION = {MANY: 0.01, ONE: 0.01, MEMORY: 0.01}  # no interval is narrower, to either side
 TIMED = {"operations": MANY, "launches a step": ONE}
 CONFIRMED = 0.4  # a count's share must be at least so much of the share of processor time
 STEPS = 7  # of a waterfall, between its two ends

@@ -90,9 +90,8 @@ class Server:
             observers.append(GuessCounts(self.metrics.registry, self.most_guesses).observe)
         if adaptive is not None:
             observers.append(BudgetCounts(self.metrics.registry, adaptive).observe)
-        swapping = getattr(engine.store, "swapping", None)  # with lab 05, and swap_space
-        if swapping is not None:
-            observers.append(SwapCounts(self.metrics.registry, swapping).observe)
+        if getattr(engine.store, "swapping", None) is not None:  # with lab 05, and swap_space
+            observers.append(SwapCounts(self.metrics.registry, engine).observe)
         if rank_rows(engine):
             observers.append(RankGauges(self.metrics.registry, engine).observe)
         if hasattr(engine, "restarts"):  # with lab 12

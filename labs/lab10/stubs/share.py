@@ -1,5 +1,8 @@
 """A rank's share: its stage and slice of the model, its part of K and V (given)."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -7,6 +10,8 @@ from torch import Tensor
 from nanovllm.model.attend import Attend
 from nanovllm.paging.batch import PagedBatch
 from nanovllm.paging.store import attend_to_blocks, carry_out
+from nanovllm.paging.swapping import Swapping
+from nanovllm.paging.transfers import Transfer
 from nanovllm.parallel.attention import cache_and_attention
 from nanovllm.parallel.checkpoint import Checkpoint
 from nanovllm.parallel.communicator import Communicator, Subgroup
@@ -50,6 +55,19 @@ class RankShare:
         host = self.spec.num_host_blocks if name == "engine" else 0
         sizes = self.model.config, num_blocks, self.spec.block_size, self.spec.dtype
         self.caches[name] = cache_and_attention(*sizes, self.device, host)
+
+    def resize(self, transfers: Sequence[Transfer], num_blocks: int) -> None:
+        """The engine's cache, after these copies: its first blocks stay, or some are added."""
+        cache, _ = self.caches["engine"]
+        carry_out(list(transfers), cache)
+        cache.resize(num_blocks)
+
+    def copy_seconds(self) -> float:
+        """What it takes to copy a block to host memory and back; before any holds a token."""
+        cache, _ = self.caches["engine"]
+        swapping = Swapping(1, self.spec.num_host_blocks)
+        swapping.measure(cache)
+        return 2 / (swapping.bytes_per_second or math.inf)
 
     def drop(self, name: str) -> None:
         """Give the memory of a cache back."""

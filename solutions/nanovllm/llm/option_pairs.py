@@ -22,7 +22,7 @@ bfloat16 only the compiled step promises equal texts; and `tensor_parallel_size`
 [README.md](README.md#several-ranks).
 
 The last row is no option but an operation, `LLM.compact` (`POST /compact`), with each option. It is
-refused on ranks, on a GPU's graphs and with a `--role`; and so is, on the plain step with a
+refused on a GPU's graphs and with a `--role`; and so is, on the plain step with a
 `kv_cache_dtype`, another size (`num_blocks`).
 """
 

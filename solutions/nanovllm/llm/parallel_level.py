@@ -31,7 +31,6 @@ class ParallelRung(PagedRung):
     """Lab 05's rung, whose steps are computed by ranks; they end with it, or with this process."""
 
     step = "plain: the compiled step knows no shards"
-    why_not_compact = "the ranks hold K and V, each its share; use one rank"
 
     def prepare(self) -> None:
         """Start the ranks: what cannot be is told before any request. Raises OptionError."""
@@ -70,26 +69,29 @@ class ParallelRung(PagedRung):
             block_size=self.options.block_size,
             least_blocks=longest,
             most_blocks=self.options.max_num_seqs * longest,
-            blocks=self.options.num_gpu_blocks_override,
+            blocks=model.num_blocks or self.options.num_gpu_blocks_override,
             kv_bytes=self.options.kv_cache_memory_bytes,
             kv_room=None if model.device == "cuda" else DEFAULT_KV_BYTES,
+            num_host_blocks=self.options.num_host_blocks(self.kv_bytes_per_token),
             meeting=meeting.as_uri(),
         )
 
     def make_engine(self) -> ParallelEngine:
         """An engine on the ranks, which hold nothing of an earlier one."""
         made: Any = scoring(ParallelEngine)
-        engine = made(
+        num_host_blocks = self.options.num_host_blocks(self.kv_bytes_per_token)
+        return made(
             cast(RemoteModel, self.model),
             self.config,
             executor=self._ready(),
             tokenizer=self.tokenizer,
             block_size=self.options.block_size,
             enable_prefix_caching=self.options.enable_prefix_caching,
+            preemption="swap" if num_host_blocks else "recompute",
+            num_host_blocks=num_host_blocks,
+            swap_by_cost=num_host_blocks > 0,
             salt_of=salt_of,
         )
-        engine.why_not_compact = self.why_not_compact
-        return engine
 
     def beam_search(
         self, prompt_token_ids: Sequence[int], params: BeamSearchParams

@@ -31,8 +31,6 @@ def choose_level(options: EngineOptions) -> Level:
     for name in ("speculative_config", "quantization"):
         if getattr(options, name) is not None:
             raise _refused(options, name)
-    if options.swap_space:
-        raise _refused(options, "swap_space")
     if options.kv_codes:
         raise _refused(options, f"kv_cache_dtype={options.kv_cache_dtype!r}")
     ranks = "1 rank" if options.num_ranks == 1 else f"{options.num_ranks} ranks"
@@ -82,5 +80,5 @@ def _asked(options: EngineOptions) -> str:
 def _refused(options: EngineOptions, what: str) -> OptionError:
     return OptionError(
         f"{what} does not go with {_asked(options)}: ranks run the plain step on plain, "
-        "dense weights, and keep nothing in host memory; leave one of them out."
+        "dense weights; leave one of them out."
     )

@@ -22,14 +22,24 @@ BEAMS = "beams"  # the cache of beam searches, one at a time
 class RemoteCache:
     """Where a PagedCache would be: it notes the copies, for the ranks to make them.
 
-    nbytes: of all ranks together.
+    model: whose ranks have the blocks, so many at first. nbytes: of all ranks together.
     """
 
     device = torch.device("cpu")
+    copies_at_once = False
 
-    def __init__(self, nbytes: int = 0) -> None:
-        self.nbytes = nbytes
+    def __init__(
+        self, model: "RemoteModel | None" = None, num_blocks: int = 0, nbytes: int = 0
+    ) -> None:
+        self._model, self._num_blocks, self.nbytes = model, num_blocks, nbytes
         self.due: list[Transfer] = []
+
+    def resize(self, num_blocks: int) -> None:
+        """The copies due are made first; then the first blocks stay. Raises ExecutorDied."""
+        model = cast(RemoteModel, self._model)
+        cast(ExecutorInterface, model.executor).call("resize", self.take(), num_blocks)
+        self.nbytes = self.nbytes // self._num_blocks * num_blocks
+        self._num_blocks = model.num_blocks = num_blocks
 
     def copy_blocks(self, pairs: Pairs) -> None:
         self._note(Direction.COPY, pairs)
@@ -61,7 +71,7 @@ class RemoteModel:
     """Lab 02's Transformer, at a distance; a step of a beam search takes two calls.
 
     folder, device: from where the ranks read it, and where they compute. executor: None until the
-    ranks are started.
+    ranks are started. num_blocks: of each rank, once they were resized.
     """
 
     def __init__(
@@ -69,6 +79,7 @@ class RemoteModel:
     ) -> None:
         self.config, self.folder, self.device = config, folder, device
         self.executor: ExecutorInterface | None = None
+        self.num_blocks: int | None = None
         self._like = torch.empty(0, dtype=dtype)
 
     def parameters(self) -> Iterator[Tensor]:

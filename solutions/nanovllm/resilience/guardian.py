@@ -2,8 +2,9 @@
 
 | failure | seen by | answered |
 |---|---|---|
-| out of memory | samples that give way while less than 10 % of the store is free | 1: steps of 30 % less, nobody new comes into the batch; 2: a request is ended with its text |
-| timeout | the server's `--timeout`, a client's deadline | 2: partial text, and a line in the log |
+| out of memory | samples that give way while less than 10 % of the store is free | 1: steps of 30 % less, nobody new comes into the batch; who gives way goes to `--swap-space`; 2: the least urgent request is ended with its text |
+| fragmentation | a pool that is to shrink (`POST /compact`) with 40 % of its span unheld | 1: blocks are moved together, and nobody new comes into the batch |
+| timeout | the server's `--timeout`, a client's deadline | half of the time is over: one priority lower, where the policy reads them; all of it, 2: partial text, and a line in the log |
 | NaN, crash, hang | a step that raises, or whose logits are not finite | 3, 4: the supervisor's new engine; after NaN also new ranks, which read the weights again |
 | hang that no step ends | no progress for twice the patience | 3: the ranks are ended; 4: not live |
 | any that comes again and again | the ladder, or the supervisor gives up | 5: not ready, a report for a person |
@@ -18,15 +19,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from nanovllm.batching.events import Aborted, EngineEvent
 from nanovllm.resilience.errors import WeightsChangedError
-from nanovllm.resilience.failures import Failure, Level, Rung
+from nanovllm.resilience.failures import ENTRY, Failure, Level, Rung
 from nanovllm.resilience.ladder import Ladder, report
 from nanovllm.resilience.progress import Monitors, health
-from nanovllm.resilience.relief import Brake, BrakedBudget, OpenRequest, alarms_of_memory
+from nanovllm.resilience.relief import (
+    Brake,
+    BrakedBudget,
+    OpenRequest,
+    alarms_of_memory,
+    fragmentation,
+)
 from nanovllm.resilience.vitals import Health, Limits, Phase, Remedy, Vitals
 from nanovllm.resilience.witness import Seen, Witness
 from nanovllm.serving.errors import OverloadedError
@@ -34,6 +41,13 @@ from nanovllm.serving.errors import OverloadedError
 EVERY = 0.5  # seconds between two looks
 STARTS = 3  # tries to make one engine
 log = logging.getLogger("nanovllm.resilience")
+
+
+class Arrival(NamedTuple):
+    """Of a stream: when it came, and when half of its time is over."""
+
+    time: float
+    half: float
 
 
 class Guardian:
@@ -58,7 +72,8 @@ class Guardian:
         self._lacked = 0  # requests that failed for want of memory, at the last look
         self._since = self._ended = float("-inf")  # of a hang; of the last request ended for memory
         self._making = self._stuck = self._reported = self._written = False
-        self._arrived: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+        self._arrived: WeakKeyDictionary[Any, Arrival] = WeakKeyDictionary()
+        self._hurried: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # its last engine
 
     def guard(self, engine: Any) -> Any:
         """An engine under watch, behind the brake."""
@@ -113,9 +128,11 @@ class Guardian:
     @property
     def failures(self) -> dict[str, int]:
         """How often each was seen."""
-        memory = {Failure.OUT_OF_MEMORY: self._answered(Failure.OUT_OF_MEMORY, Level.ADJUST)}
-        late = {Failure.TIMEOUT: self._answered(Failure.TIMEOUT, Level.REQUEST)}
-        return {f.value: n for f, n in (self.seen.failures | memory | late).items()}
+        answered = {
+            failure: self._answered(failure, ENTRY[failure])
+            for failure in (Failure.OUT_OF_MEMORY, Failure.FRAGMENTATION, Failure.TIMEOUT)
+        }
+        return {f.value: n for f, n in (self.seen.failures | answered).items()}
 
     @property
     def recoveries(self) -> dict[str, int]:
@@ -187,6 +204,37 @@ class Guardian:
             self._relieve(now)
         if Remedy.REBUILD in remedies:
             self._unblock(now)
+        self._hurry(now)
+
+    async def shrinks(self) -> None:
+        """The pool is about to be made smaller: what lies apart is moved together, level 1."""
+        manager = getattr(self._engine.store, "manager", None)
+        if manager is None:  # nothing to move; `compact` says so
+            return
+        apart = fragmentation(await self._server.engine.call(lambda _: set(manager.owners())))
+        if apart > self._monitors.limits.fragmentation:
+            self.brake.alarm(self._clock())
+            self._note(Failure.FRAGMENTATION, Level.ADJUST)
+
+    def _hurry(self, now: float) -> None:
+        """Who has used half of its time comes one priority sooner, once in each engine."""
+        policy = self._engine.scheduler.policy
+        if not (policy.reads_priority and policy.ages):  # else its order may not change
+            return
+        known = self._samples()
+        for number, stream in dict(self._server.engine.streams).items():
+            arrived = self._arrived.get(stream)
+            if arrived and arrived.half <= now and self._hurried.get(stream) is not self._engine:
+                self._hurried[stream] = self._engine
+                for sample in known.get(number, ()):
+                    sample.priority -= 1
+
+    def _samples(self) -> dict[int, list[Any]]:
+        """The engine's open samples by the id of their request."""
+        found: dict[int, list[Any]] = {}
+        for sample in self._engine.requests.all()[0]:
+            found.setdefault(sample.sequence.request_id, []).append(sample)
+        return found
 
     def _free(self) -> float:
         """Share of the store that is free; 1 while nobody suffers from how little that is."""
@@ -198,8 +246,15 @@ class Guardian:
         """Level 1; where that was not enough for long, level 2, one request at a time."""
         if not (self.brake.closed(now) or self.brake.exhausted(now)):
             self._note(Failure.OUT_OF_MEMORY, Level.ADJUST)
-        streams = dict(self._server.engine.streams)
-        open_now = [OpenRequest(n, self._arrived.get(s, now)) for n, s in streams.items()]
+        streams, known = dict(self._server.engine.streams), self._samples()
+        open_now = [
+            OpenRequest(
+                number,
+                self._arrived[stream].time if stream in self._arrived else now,
+                max((sample.priority for sample in known.get(number, ())), default=0),
+            )
+            for number, stream in streams.items()
+        ]
         for alarm in alarms_of_memory(self.brake, now, open_now):
             if alarm.request_id is not None and now - self._ended >= self.brake.hold:
                 self._ended = now
@@ -231,7 +286,10 @@ class Guardian:
                     self._note(Failure.TIMEOUT, Level.REQUEST, stream.name, len(event.token_ids))
 
     def _arrives(self, request: Any, stream: Any, writer: Any, params: Any) -> None:
-        self._arrived[stream] = self._clock()
+        now, loop = self._clock(), asyncio.get_running_loop().time()
+        ends = request.scope.get("ends_at", float("inf")) - loop
+        limit = min(ends, self._server.config.timeout or float("inf"))
+        self._arrived[stream] = Arrival(now, now + limit / 2)
 
     def _answered(self, failure: Failure, level: Level) -> int:
         return sum((r.failure, r.level) == (failure, level) for r in tuple(self.history))

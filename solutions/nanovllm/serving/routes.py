@@ -166,6 +166,8 @@ def _cache(app: FastAPI, server: "Server") -> None:
     async def compact_blocks(body: CompactRequest) -> Response:
         """Move what requests hold to the low end of the KV cache; then, if asked, resize it."""
         check_model(body.model, server.config.model_name)
+        if server.guardian is not None and body.num_blocks is not None:
+            await server.guardian.shrinks()
         done = await compact(server.engine, body.num_blocks, server.most_blocks)
         server.tell_cache()
         return JsonResponse(done)

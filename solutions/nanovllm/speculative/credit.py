@@ -41,6 +41,16 @@ class Credit:
         known = account.plain_steps > 1 and account.since_plain < self.recheck
         return known and not account.stopped
 
+    def stopped(self, requests: int) -> bool:
+        """Whether guesses have cost more than they saved, and the debt is not paid yet."""
+        return self._account(requests).stopped
+
+    def slept(self, requests: int) -> None:
+        """A step went by for which nobody was asked or timed: as long as those before it."""
+        account = self._account(requests)
+        account.saved += self.allowance * account.alone * requests
+        account.stopped = account.stopped and account.saved < 0
+
     def plain(self, plan: Plan, seconds: float) -> None:
         """The step of a plan for which nobody was asked took so long."""
         requests = len(plan.chunks)

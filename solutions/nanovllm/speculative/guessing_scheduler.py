@@ -16,6 +16,8 @@ from nanovllm.speculative.guess_policy import GuessPolicy
 from nanovllm.speculative.guessed_plan import GuessedChunk
 from nanovllm.speculative.proposer import Ask, Guesses, Proposer
 
+NAP = 16  # steps in a row that pass as they are, where guesses are stopped: asking costs, too
+
 
 class SpeculativeScheduler:
     """Any scheduler; where its plan leaves budget and room, chunks that complete get guesses.
@@ -45,6 +47,7 @@ class SpeculativeScheduler:
         self._lengthened: list[Request] = []  # in the last step
         # a machine that is busy with others says nothing about guesses
         self._timer = time.thread_time if inner.clock is time.perf_counter else inner.clock
+        self._nap, self._asleep, self._requests = 0, False, 0  # steps left; this step; of each
         self._plan, self._tried, self._started, self._drafting = Plan(), True, 0.0, 0.0  # this step
 
     def __getattr__(self, name: str) -> Any:
@@ -55,6 +58,13 @@ class SpeculativeScheduler:
 
         First, blocks of guesses that fell go back to a store that takes them: others may want them.
         """
+        self._asleep = self._nap > 0
+        if self._asleep:
+            plan = self.inner.schedule()
+            for request in plan.preempted:
+                self.proposer.forget(request)
+            self._nap = self._nap - 1 if len(plan.chunks) == self._requests else 0
+            return plan
         self._started = self._timer()
         trim = getattr(self.inner.store, "trim", lambda request: None)
         for request in self._lengthened:
@@ -190,6 +200,10 @@ class SpeculativeScheduler:
 
     def observe(self, seconds: float) -> None:
         """A step took so long."""
+        if self._asleep and self.credit is not None:
+            self.credit.slept(self._requests)
+            self.inner.observe(seconds)
+            return
         own = self._timer() - self._started
         if self._tried:
             self.costs.step(self._plan.num_tokens, own - self._drafting)
@@ -197,6 +211,9 @@ class SpeculativeScheduler:
             self.credit.tried(self._plan, own, self._drafting, self.costs.token)
         elif self.credit is not None:
             self.credit.plain(self._plan, own)
+            self._requests = len(self._plan.chunks)
+            if self._requests and self.credit.stopped(self._requests):
+                self._nap = NAP
         self._drafting = 0.0
         self.inner.observe(seconds)
 
