@@ -16,7 +16,14 @@ from typer.testing import CliRunner
 from grader.__main__ import app as grader_app
 from grader.checks.markers import collect_checks
 from grader.course.errors import LabError
-from grader.grading import LabReport, TaskReport, grade_files, student_seeds
+from grader.grading import (
+    LabReport,
+    TaskReport,
+    grade_rows,
+    gradebook_csv,
+    report_files,
+    student_seeds,
+)
 from grader.grading.class_submissions import HandedIn, discover
 from grader.grading.grade_command import class_table
 from grader.grading.grading_toml import Config
@@ -185,11 +192,11 @@ def test_config_rejects(tmp_path: Path, text: str, says: str) -> None:
 def test_exports_quote_and_do_not_compute(tmp_path: Path) -> None:
     names = ['O"Neil, "Sam"', "=HYPERLINK(1)", "Zoë\nLi", "ada"]
     rows = [
-        grade_files.row(HandedIn(name, Path("x.zip"), id="7"), report(name), 0.5) for name in names
+        grade_rows.row(HandedIn(name, Path("x.zip"), id="7"), report(name), 0.5) for name in names
     ]
-    grade_files.canvas(tmp_path / "canvas.csv", rows, "lab04 (123)")
-    grade_files.moodle(tmp_path / "moodle.csv", rows, "lab04")
-    grade_files.summary(tmp_path / "grades.json", rows)
+    gradebook_csv.canvas(tmp_path / "canvas.csv", rows, "lab04 (123)")
+    gradebook_csv.moodle(tmp_path / "moodle.csv", rows, "lab04")
+    grade_rows.summary(tmp_path / "grades.json", rows)
     with (tmp_path / "canvas.csv").open(newline="", encoding="utf-8") as file:
         canvas = list(csv.reader(file))
     assert canvas[0] == ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "lab04 (123)"]
@@ -206,10 +213,10 @@ def test_exports_quote_and_do_not_compute(tmp_path: Path) -> None:
     ["\n=1+1", " =1+1", "\uff1d1+1", "\uff0b1", "\u200b=1+1", "\udcff\u202eada\u061c", "a;=1+1"],
 )
 def test_no_name_computes_or_stops_the_export(tmp_path: Path, name: str) -> None:
-    rows = [grade_files.row(HandedIn(name, Path("x.zip")), report(name), 0.0)]
-    grade_files.canvas(tmp_path / "canvas.csv", rows, "lab04")
-    grade_files.moodle(tmp_path / "moodle.csv", rows, "lab04")
-    grade_files.summary(tmp_path / "grades.json", rows)
+    rows = [grade_rows.row(HandedIn(name, Path("x.zip")), report(name), 0.0)]
+    gradebook_csv.canvas(tmp_path / "canvas.csv", rows, "lab04")
+    gradebook_csv.moodle(tmp_path / "moodle.csv", rows, "lab04")
+    grade_rows.summary(tmp_path / "grades.json", rows)
     with (tmp_path / "canvas.csv").open(newline="", encoding="utf-8") as file:
         (cell, *_) = list(csv.reader(file))[-1]
     assert cell.startswith(("'", "?", "a,"))
@@ -220,15 +227,15 @@ def test_no_name_computes_or_stops_the_export(tmp_path: Path, name: str) -> None
 def test_report_files_stay_in_their_folder(tmp_path: Path) -> None:
     names = ["../../evil", "a/b", "a_b", "..", "", "x" * 300, "ada", "Ada", "ADA"]
     names += [
-        grade_files.file_name("a/b"),
-        grade_files.file_name("Ada"),
+        report_files.file_name("a/b"),
+        report_files.file_name("Ada"),
     ]  # taken as names by somebody else
     for name in names:
-        grade_files.reports(tmp_path / "reports", report(name))
-    assert len({grade_files.file_name(name).lower() for name in names}) == len(names)
+        report_files.reports(tmp_path / "reports", report(name))
+    assert len({report_files.file_name(name).lower() for name in names}) == len(names)
     # Nobody finds a second name with the same digest by trying: 2^64 of them for even odds.
     assert all(
-        len(grade_files.file_name(name).rpartition("-")[2]) == 32 for name in ("a/b", "Ada", "")
+        len(report_files.file_name(name).rpartition("-")[2]) == 32 for name in ("a/b", "Ada", "")
     )
     assert len(list((tmp_path / "reports").iterdir())) == 2 * len(names)
     assert {path.name for path in tmp_path.iterdir()} == {"reports"}
@@ -328,7 +335,7 @@ def test_the_lab_of_the_tests_is_a_part_of_lab04() -> None:
 
 def test_the_table_fits_and_shows_every_student() -> None:
     rows = [
-        grade_files.row(HandedIn(name, Path("x")), report(name), 0.2) for name in ("ada", "[red]b")
+        grade_rows.row(HandedIn(name, Path("x")), report(name), 0.2) for name in ("ada", "[red]b")
     ]
     console = Console(width=80, record=True)
     console.print(class_table(LAB, rows))
@@ -341,7 +348,7 @@ def test_no_text_of_a_student_hides_turns_or_adds_a_line() -> None:
     tricks = "\u200e\u200f\u061c\u200b\u2060\ufeff\u00ad\u2028\u2029\U000e0041\x1b\u202e"
     name = f"zed\nbob  10  8  18/18 {tricks}"
     found = report(name, warnings=(f"first\nbob 18/18{tricks}",))
-    rows = [grade_files.row(HandedIn(name, Path("x")), found, 0)]
+    rows = [grade_rows.row(HandedIn(name, Path("x")), found, 0)]
     console = Console(width=200, record=True)
     console.print(class_table(LAB, rows))
     table = console.export_text()

@@ -24,7 +24,8 @@ from grader.checks import observation_json, scenarios
 from grader.classroom import sanitize_html
 from grader.classroom.pack_contents import PackError, read_pack
 from grader.classroom.repair_notebook import unreadable
-from grader.grading.grade_files import _cell, file_name
+from grader.grading.gradebook_csv import _cell
+from grader.grading.report_files import file_name
 from grader.grading.submission import Submission, read
 from grader.grading.upload_names import Person, find_student, owner
 from grader.sandbox import talk

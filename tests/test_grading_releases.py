@@ -11,7 +11,7 @@ import pytest
 
 from grader.course.paths import ROOT
 from grader.course.release_record import Record
-from grader.grading import LabReport, Sandbox, grade_files, submission
+from grader.grading import LabReport, Sandbox, grade_rows, submission
 from grader.grading.batch import grade_class
 from grader.grading.class_submissions import discover
 from grader.grading.grade_command import by_release
@@ -78,13 +78,13 @@ def test_each_by_its_own_checks(tmp_path: Path, releases: Path, level: str) -> N
     assert cyd.report.points == FULL and cyd.today is None and cyd.unkept and not ada.unkept
     assert all(one.known for one in again)
     assert today.report == ada.today and today.today is None
-    rows = [grade_files.row(one.handed_in, one.report, 0.0, one.today) for one in found.values()]
+    rows = [grade_rows.row(one.handed_in, one.report, 0.0, one.today) for one in found.values()]
     said = "\n".join(by_release(rows))
     assert "2 of 3 were graded by the checks that they were made with (release abcd-1)" in said
     gain = f"ada: {FULL - WORTH:g}, today's checks would give {FULL:g}: test_token_budget (failed"
     assert f"{gain}, today's pas" in said
     assert "today's checks would give the other 1 the same" in said
-    grade_files.summary(tmp_path / "grades.json", rows)
+    grade_rows.summary(tmp_path / "grades.json", rows)
     summary = {one["student"]: one for one in json.loads((tmp_path / "grades.json").read_text())}
     assert summary["ada"]["points_by_todays_checks"] == FULL
     assert summary["cyd"]["points_by_todays_checks"] == summary["cyd"]["points"]

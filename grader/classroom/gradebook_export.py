@@ -10,7 +10,8 @@ from nbgrader.api import Gradebook, Student
 from nbgrader.plugins import ExportPlugin
 
 from grader.grading.class_submissions import HandedIn
-from grader.grading.grade_files import Row, canvas, moodle
+from grader.grading.grade_rows import Row
+from grader.grading.gradebook_csv import canvas, moodle
 
 
 class LmsExport(ExportPlugin):

@@ -24,9 +24,9 @@ from rich.table import Table
 from grader.course.errors import LabError
 from grader.course.lab_toml import Lab, find_lab
 from grader.course.paths import RELEASES, ROOT
-from grader.grading import grade_files
+from grader.grading import grade_rows, gradebook_csv, report_files
 from grader.grading.class_submissions import HandedIn, discover, left_out, unknown_times
-from grader.grading.grade_files import Row
+from grader.grading.grade_rows import Row
 from grader.grading.grading_toml import Config
 from grader.grading.journal import Journal
 
@@ -93,18 +93,18 @@ def grade(
         for one in graded:
             if one.report.lost:
                 lost.append(one)
-            grade_files.reports(target / "reports", one.report)
+            report_files.reports(target / "reports", one.report)
             penalty = settings.late.penalty(chosen.key, one.handed_in.submitted)
-            rows.append(grade_files.row(one.handed_in, one.report, penalty, one.today))
+            rows.append(grade_rows.row(one.handed_in, one.report, penalty, one.today))
             known += one.known
             unkept += one.unkept
             bar.update(shown, advance=1)
         level, tried = box.level, box.tried
     rows.sort(key=lambda row: row.handed_in.student)
     name = assignment or f"{chosen.key} {chosen.title}"
-    grade_files.canvas(target / "canvas.csv", rows, name)
-    grade_files.moodle(target / "moodle.csv", rows, name)
-    grade_files.summary(target / "grades.json", rows)
+    gradebook_csv.canvas(target / "canvas.csv", rows, name)
+    gradebook_csv.moodle(target / "moodle.csv", rows, name)
+    grade_rows.summary(target / "grades.json", rows)
     console.print(class_table(chosen, rows))
     seconds = time.monotonic() - start
     console.print(
