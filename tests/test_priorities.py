@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from pathlib import Path
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ from nanovllm.batching.urgent_first import UrgentFirst
 from nanovllm.generation.errors import RequestError
 from nanovllm.generation.events import Finished
 from nanovllm.llm import OptionError
+from tests.processes import run
 from tests.serving_tools import MODEL, Live, tiny_engine
 
 PROMPTS = ["Once upon a time there was a little", "1, 2, 3, 4, 1, 2, 3, 4, 1, 2,", "12 + 30 ="]
@@ -200,6 +202,34 @@ def test_async_llm_says_it_too() -> None:
                 await anext(llm.generate(PROMPTS[0], GREEDY, priority="high"))
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "deadline", "priority"])
+@pytest.mark.parametrize("deadline", [-1, 0, math.nan, "x"])
+def test_an_engine_refuses_a_deadline_that_cannot_be_kept(policy: str, deadline: object) -> None:
+    engine = Engine(MODEL, EngineConfig(policy=policy))
+    with pytest.raises(RequestError, match="deadline must be seconds from now"):
+        engine.add_request([1, 2], SamplingParams(max_tokens=2), deadline=deadline)
+    assert not engine.has_unfinished
+
+
+def test_a_chat_and_a_file_of_prompts_say_it_too(tmp_path: Path) -> None:
+    asked, params = [{"role": "user", "content": "Hi"}], SamplingParams(max_tokens=2)
+    with pytest.raises(RequestError, match="reads none"):
+        LLM().chat(asked, params, False, priority=7)
+    urgent = LLM(scheduling_policy="priority")
+    assert urgent.chat([asked, asked], params, False, priority=[1, -1], deadline=9.0)
+    file = tmp_path / "prompts.jsonl"
+    options = ["--file", str(file), "--max-tokens", "2"]
+    for policy, said, priority in (
+        ("fcfs", "reads none", 1),
+        ("priority", "must be a whole number", '"urgent"'),
+        ("priority", "", -1),
+    ):
+        file.write_text(f'{{"prompt": "Hi", "priority": {priority}}}\n"Once"\n')
+        done = run("generate", *options, "--scheduling-policy", policy)
+        assert done.returncode == (2 if said else 0) and said in done.stderr, done.stderr
+    assert "--beam" in run("generate", *options, "--beam", "2").stderr
 
 
 def test_the_policy_is_found_by_its_name() -> None:

@@ -8,7 +8,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from starlette.middleware import Middleware
 
 from nanovllm.bench.serve_process import own_server
+from nanovllm.resilience import durable
 from nanovllm.resilience.durable import Durable
 from nanovllm.resilience.errors import JournalError, JournalFullError
 from nanovllm.resilience.journal import Journal, Record
@@ -225,6 +229,86 @@ def test_bad_requests(body: Any, status: int) -> None:
             assert (
                 client.post("/v1/completions", content=content, headers=headers).status_code == 400
             )
+
+
+@pytest.mark.parametrize("key", [False, True])
+def test_who_was_told_202_is_answered_though_the_server_is_full(key: bool) -> None:
+    few = tiny_engine(max_num_seqs=1)
+    step = few.step
+    few.step = lambda: time.sleep(0.005) or step()
+    with (
+        live(Journal(":memory:"), few, max_queue=1) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
+        later = [{"Prefer": "respond-async"} | ({"Idempotency-Key": f"{n}"} if key else {})
+                 for n in range(8)]  # fmt: skip
+        asked = [client.post("/v1/completions", json=BODY, headers=one) for one in later]
+        assert {one.status_code for one in asked} == {202}
+        got = [fetched(client, one.headers["location"]) for one in asked]
+        assert {one.status_code for one in got} == {200}
+        with ThreadPoolExecutor(8) as pool:
+            ask = partial(client.post, "/v1/completions", json=BODY | {"max_tokens": 40})
+            keys = [{"Idempotency-Key": f"now {n}"} for n in range(8)]
+            refused = list(pool.map(lambda one: ask(headers=one), keys))
+        full = [keys[n] for n, one in enumerate(refused) if one.status_code == 503]
+        assert full and "full" in next(o for o in refused if o.status_code == 503).text
+        assert ask(headers=full[0]).status_code == 200, "no refusal is kept"
+        server.assert_idle()
+
+
+def test_an_answer_waits_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "PAUSES", (0.01, 0.05))
+    journal, full = Journal(tmp_path / "journal"), threading.Event()
+    end = journal.end
+
+    def ends(*words: Any) -> None:
+        if full.is_set():
+            raise JournalFullError("The journal cannot be written: disk full.")
+        end(*words)
+
+    journal.end = ends
+    with live(journal) as server, httpx.Client(base_url=server.url) as client:
+        full.set()
+        key = {"Idempotency-Key": "k", "Prefer": "respond-async"}
+        asked = client.post("/v1/completions", json=BODY, headers=key)
+        where = asked.headers["location"]
+        wait_until(lambda: server.server.engine.num_open == 0)
+        time.sleep(0.1)
+        assert client.get(where).status_code == 202
+        again = client.post("/v1/completions", json=BODY, headers=key)
+        assert again.status_code == 202 and again.headers["location"] == where
+        full.clear()
+        assert fetched(client, where).status_code == 200
+
+
+def test_an_error_of_its_own_is_the_answer_of_who_was_told_202() -> None:
+    engine = tiny_engine()
+    journal = Journal(":memory:")
+    with live(journal, engine) as server, httpx.Client(base_url=server.url) as client:
+        draw = engine.draw
+
+        def fails(plan: Any, logits: Any) -> list[Any]:
+            return [RuntimeError("boom") for _ in plan.chunks]
+
+        engine.draw = fails
+        asked = client.post("/v1/completions", json=BODY, headers={"Prefer": "respond-async"})
+        got = fetched(client, asked.headers["location"])
+        assert got.status_code == 500 and journal.open_requests() == []
+        engine.draw = draw
+        assert client.get(asked.headers["location"]).status_code == 500
+
+
+def test_a_damaged_file_is_told_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    for number in range(200):
+        journal.accept(record(number))
+    journal.close()
+    data = bytearray(path.read_bytes())
+    data[4096 * 2 : 4096 * 3] = bytes(4096)
+    path.write_bytes(data)
+    with pytest.raises(JournalError, match="move it away"):
+        Journal(path)
 
 
 def test_an_engine_that_dies_keeps_no_key() -> None:

@@ -117,6 +117,13 @@ def test_bad_sizes_are_one_sentence(given: object, says: str) -> None:
         LLM(swap_space=given)
 
 
+@pytest.mark.parametrize("name", ["num_gpu_blocks_override", "kv_cache_memory_bytes"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_more_than_the_machine_has_is_one_sentence(name: str, ranks: int) -> None:
+    with pytest.raises(OptionError, match=f"this machine has .* give a smaller {name}"):
+        LLM(**{name: 1 << 50, "tensor_parallel_size": ranks})
+
+
 def test_slots_have_nothing_to_swap_and_the_command_says_so() -> None:
     with pytest.raises(OptionError, match="swap_space needs lab05"):
         LLM(swap_space=1, engine="continuous")

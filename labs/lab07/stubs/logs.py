@@ -28,7 +28,7 @@ def configure_logs(level: str = "info") -> None:
     """Send the logs of the server, of uvicorn and of an exporter of spans to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    for name in ("nanovllm.serving", "uvicorn", "opentelemetry"):
+    for name in ("nanovllm", "uvicorn", "opentelemetry"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(level.upper())

@@ -163,8 +163,9 @@ def _health(app: FastAPI, server: "Server") -> None:
 
 def _cache(app: FastAPI, server: "Server") -> None:
     @app.post("/compact")
-    async def compact_blocks(body: CompactRequest) -> Response:
+    async def compact_blocks(body: CompactRequest | None = None) -> Response:
         """Move what requests hold to the low end of the KV cache; then, if asked, resize it."""
+        body = body or CompactRequest()
         check_model(body.model, server.config.model_name)
         if server.guardian is not None and body.num_blocks is not None:
             await server.guardian.shrinks()

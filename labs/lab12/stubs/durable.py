@@ -7,6 +7,8 @@ import hashlib
 import logging
 import secrets
 import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -22,6 +24,9 @@ from nanovllm.serving.responses import JsonResponse, error_response
 PATHS = ("/v1/completions", "/v1/chat/completions")
 FETCH = "/v1/requests/"
 LONGEST_KEY = 255
+BUSY = (429, 503)  # nothing was computed: later it may be
+AT_ONCE = 256  # requests of the journal that are computed or wait for a place
+PAUSES = (0.2, 5.0)  # seconds until the next try: the first, doubled each time, and the longest
 log = logging.getLogger("nanovllm.resilience")
 
 
@@ -29,16 +34,20 @@ class Durable:
     """An ASGI layer inside RequestMiddleware, which has read the body and knows the API key.
 
     - `Prefer: respond-async`: 202 and an id as soon as the request is in the journal; the answer is
-      at `/v1/requests/ID` (202 until it is there). It is computed again where the server ended.
+      at `/v1/requests/ID` (202 until it is there). It is computed again where the server ended,
+      and waits while the server is full or not ready; an error of its own is its answer.
     - `Idempotency-Key`: a repeat gets the first one's answer, also while that is computed. The same
-      key with another body is a 400. Of an answer that is an error of the server, no key is kept.
+      key with another body is a 400. Of an answer that is an error of the server, no key is kept,
+      unless somebody was told 202.
 
     Who has another API key sees nothing of either.
     """
 
     def __init__(self, app: ASGIApp, journal: Journal) -> None:
         self.app, self.journal = app, journal
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, asyncio.Task[Record | None]] = {}
+        self._promised: set[str] = set()  # of those that run, who was told 202
+        self._places = asyncio.Semaphore(AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -61,7 +70,7 @@ class Durable:
             await send(message)
             if message["type"] == "lifespan.startup.complete":
                 for record in self.journal.open_requests():
-                    self._start(record)
+                    self._start(record, promised=True)
 
         await self.app(scope, receive, started)
 
@@ -79,7 +88,7 @@ class Durable:
             raise BadRequestError(f"Idempotency-Key must have 1 to {LONGEST_KEY} characters.")
         asked = (await receive()).get("body", b"")
         name, digest = f"req-{uuid.uuid4().hex}", hashlib.sha256(path.encode() + asked).hexdigest()
-        record = self._accept(Record(name, owner, key, path, digest, _seeded(asked, later)))
+        record = self._accept(Record(name, owner, key, path, digest, _seeded(asked, later)), later)
         if later:
             where = FETCH + record.id
             said = {"id": record.id, "status": "open" if record.open else "done", "url": where}
@@ -87,13 +96,12 @@ class Durable:
                 said, 202, {"Location": where, "Preference-Applied": "respond-async"}
             )
         if record.open:
-            await asyncio.shield(self._running[record.id])
-            record = self.journal.find(record.id) or record
+            record = await asyncio.shield(self._running[record.id]) or record
         if record.open:
             raise OverloadedError("The request was not answered; send it again.")
         return _response(record)
 
-    def _accept(self, record: Record) -> Record:
+    def _accept(self, record: Record, promised: bool) -> Record:
         try:
             taken = self.journal.accept(record)
         except JournalFullError as error:
@@ -103,8 +111,8 @@ class Durable:
                 "This Idempotency-Key was used for another request; give each a key of its own.",
                 param="Idempotency-Key",
             )
-        if taken.id == record.id:
-            self._start(taken)
+        if taken.open:
+            self._start(taken, promised)
         return taken
 
     def _fetch(self, request_id: str, owner: str) -> Response:
@@ -115,13 +123,53 @@ class Durable:
             return JsonResponse({"id": record.id, "status": "open"}, 202, {"Retry-After": "1"})
         return _response(record)
 
-    def _start(self, record: Record) -> None:
+    def _start(self, record: Record, promised: bool) -> None:
+        """Compute it, unless that is under way."""
+        if promised:
+            self._promised.add(record.id)
+        if record.id in self._running:
+            return
         task = asyncio.ensure_future(self._compute(record))
         self._running[record.id] = task
-        task.add_done_callback(lambda _: self._running.pop(record.id, None))
 
-    async def _compute(self, record: Record) -> None:
-        """Ask the app, as if the request came now, and keep what it says."""
+        def ended(_: Any) -> None:
+            self._running.pop(record.id, None)
+            self._promised.discard(record.id)
+
+        task.add_done_callback(ended)
+
+    async def _compute(self, record: Record) -> Record | None:
+        """Ask until there is an answer, and keep it; None where there will be none."""
+        pauses = _pauses()
+        async with self._places:
+            while True:
+                answered = await self._ask(record)
+                if answered.status not in BUSY or record.id not in self._promised:
+                    break
+                await asyncio.sleep(next(pauses))
+        status, answer = answered.status or 500, answered.answer or b""
+        if status < 500 and _cut_short(answer):
+            return None
+        if (status >= 500 or status in BUSY) and record.id not in self._promised:
+            await self._write(record, self.journal.drop)  # a repeat is a new try
+            return answered
+        media = answered.media_type or ""
+        await self._write(record, lambda name: self.journal.end(name, status, media, answer))
+        return answered
+
+    async def _write(self, record: Record, write: Callable[[str], None]) -> None:
+        """Now, or as soon as the disk takes it again."""
+        pauses = _pauses()
+        while True:
+            try:
+                return write(record.id)
+            except JournalFullError as error:
+                fields = {"request_id": record.id, "error": str(error)}
+                log.error("the journal cannot be written", extra={"fields": fields})
+            await asyncio.sleep(next(pauses))
+
+    async def _ask(self, record: Record) -> Record:
+        """Ask the app, as if the request came now; the record with what it says."""
         status, headers, pieces = 500, Headers(), []
 
         async def receive() -> Message:
@@ -143,11 +191,15 @@ class Durable:
             await self.app(scope, receive, send)
         except Exception:
             log.exception("request failed", extra={"fields": {"request_id": record.id}})
-        answer = b"".join(pieces)
-        if status >= 500 and record.key is not None:
-            self.journal.drop(record.id)  # a repeat is a new try
-        elif not (status >= 500 or _cut_short(answer)):
-            self.journal.end(record.id, status, headers.get("content-type", ""), answer)
+        media = headers.get("content-type", "")
+        return replace(record, status=status, media_type=media, answer=b"".join(pieces))
+
+
+def _pauses() -> Iterator[float]:
+    pause, longest = PAUSES
+    while True:
+        yield pause
+        pause = min(2 * pause, longest)
 
 
 def _scope(record: Record, send: Send) -> dict[str, Any]:

@@ -87,6 +87,12 @@ class Journal:
             raise
 
     def _prepare(self) -> None:
+        [found] = self._file.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise JournalError(
+                f"{self.path} is damaged ({found.splitlines()[-1]}); move it away, or give another "
+                "file."
+            )
         [version] = self._file.execute("PRAGMA user_version").fetchone()
         known = self._file.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if not known:

@@ -96,8 +96,8 @@ class EngineBase:
         and no event tells them again. With chance (temperature above 0), give the same seed. Those
         of BegunParams come first.
         """
-        if not isinstance(priority, Priority):
-            check_urgency(self.scheduler.policy, priority, deadline)
+        named = isinstance(priority, Priority)  # as traces have them, for any policy
+        check_urgency(None if named else self.scheduler.policy, priority, deadline)
         request_id = self.requests.next_id() if request_id is None else request_id
         requests = self._make_requests(prompt_token_ids, params, priority, seed, request_id)
         tokens = (*begun(params), *output_token_ids)

@@ -7,8 +7,10 @@ from nanovllm.batching.policies import Policy
 from nanovllm.generation.errors import RequestError
 
 
-def check_urgency(policy: Policy, priority: Any, deadline: Any) -> None:
+def check_urgency(policy: Policy | None, priority: Any, deadline: Any) -> None:
     """Raise RequestError for a priority or deadline that means nothing, or that nobody reads.
+
+    policy: None where it does not matter whether somebody does.
 
     >>> from nanovllm.batching.policies import make_policy
     >>> check_urgency(make_policy("fcfs"), 0, None)
@@ -26,6 +28,8 @@ reads none; start the engine with scheduling_policy="priority", or leave it out.
                 f"deadline must be seconds from now, above 0; got {deadline!r}. One in the past "
                 "cannot be kept."
             )
+    if policy is None:
+        return
     for name, given, read, use in (
         ("priority", priority, policy.reads_priority, "priority"),
         ("deadline", deadline, policy.reads_deadline, "deadline"),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nanovllm.llm import LLM
 
 _BEAM_OPTIONS = ("max_tokens", "ignore_eos", "seed")
+_URGENCY: dict[str, Any] = {"priority": 0, "deadline": None}  # what it is where nobody says it
 Prompt = str | dict[str, Any]
 
 
@@ -39,7 +40,7 @@ def generate(
             "--file",
             "-f",
             help="A prompt a line; .jsonl: an object a line with prompt "
-            "or prompt_token_ids; - reads stdin.",
+            "or prompt_token_ids, and priority or deadline; - reads stdin.",
         ),
     ] = None,
     model: Model = None,
@@ -84,6 +85,9 @@ def generate(
         code, model=model, dtype=dtype, device=device, max_model_len=max_model_len,
         seed=sampling.seed or 0, **batching.given(),
     )  # fmt: skip
+    urgency = _urgency(asked)
+    if beam is not None and urgency:
+        raise Refused(f"--beam knows no {next(iter(urgency))}; leave one of them out.")
     recording = Recording(llm, replay) if replay else contextlib.nullcontext()
     given = [_as_chat(llm, prompt) for prompt in asked] if chat_template else asked
     if beam is not None:
@@ -91,11 +95,11 @@ def generate(
     else:
         params = params_of(sampling, n=n, logprobs=logprobs)
         with recording:
-            if len(given) == 1 and n == 1 and not as_json:
+            if len(given) == 1 and n == 1 and not as_json and not urgency:
                 _stream(llm, given[0], params)
                 announce(llm)
                 return
-            outputs = _batch(llm, given, params, quiet=as_json)
+            outputs = _batch(llm, given, params, as_json, urgency)
     from nanovllm.cli.report import print_json, print_table
 
     labels = [prompt if isinstance(prompt, str) else None for prompt in asked]
@@ -147,11 +151,21 @@ def _json_prompt(file: Path, number: int, line: str) -> Prompt:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, dict) and ("prompt" in prompt or "prompt_token_ids" in prompt):
-        return {k: v for k, v in prompt.items() if k in ("prompt", "prompt_token_ids")}
+        return {k: v for k, v in prompt.items() if k in ("prompt", "prompt_token_ids", *_URGENCY)}
     raise Refused(
         f'{file}:{number} has no prompt: write a string, {{"prompt": "..."}} or '
         '{"prompt_token_ids": [...]}.'
     )
+
+
+def _urgency(asked: list[Prompt]) -> dict[str, list[Any]]:
+    """What is said of each prompt, taken out of it; of a name that none has, nothing."""
+    found: dict[str, list[Any]] = {}
+    for name, none in _URGENCY.items():
+        given = [prompt.pop(name, none) if isinstance(prompt, dict) else none for prompt in asked]
+        if any(value != none or isinstance(value, bool) for value in given):
+            found[name] = given
+    return found
 
 
 def _as_chat(llm: "LLM", prompt: Prompt) -> Prompt:
@@ -171,10 +185,12 @@ def _stream(llm: "LLM", prompt: Prompt, params: Any) -> None:
             screen.push(step)
 
 
-def _batch(llm: "LLM", prompts: list[Prompt], params: Any, quiet: bool) -> list:
+def _batch(
+    llm: "LLM", prompts: list[Prompt], params: Any, quiet: bool, urgency: dict[str, list[Any]]
+) -> list:
     from nanovllm.cli.report import Progress
 
-    return llm.generate(prompts, params, use_tqdm=False if quiet else Progress)
+    return llm.generate(prompts, params, use_tqdm=False if quiet else Progress, **urgency)
 
 
 def _check_beam(

@@ -39,8 +39,8 @@ class FastCache(PagedCache):
         v_block = (config.num_kv_heads, block_size // pair, dim, pair)
         self.k = torch.zeros(layers, num_blocks, *k_block, dtype=dtype)
         self.v = torch.zeros(layers, num_blocks, *v_block, dtype=dtype)
-        self.host_k = torch.zeros(layers, num_host_blocks, *k_block, dtype=dtype)
-        self.host_v = torch.zeros(layers, num_host_blocks, *v_block, dtype=dtype)
+        self.host_k = torch.empty(layers, num_host_blocks, *k_block, dtype=dtype)
+        self.host_v = torch.empty(layers, num_host_blocks, *v_block, dtype=dtype)
 
     @property
     def scales(self) -> dict[str, Tensor]:
@@ -88,7 +88,7 @@ class FastInt8Cache(FastCache):
         self.k_scales = torch.zeros(*blocks, block_size)
         self.v_scales = torch.zeros(*blocks, block_size)
         self._held = (self.k, self.v, self.k_scales, self.v_scales)
-        self._host = tuple(x.new_zeros(len(x), num_host_blocks, *x.shape[2:]) for x in self._held)
+        self._host = tuple(x.new_empty(len(x), num_host_blocks, *x.shape[2:]) for x in self._held)
 
     @property
     def scales(self) -> dict[str, Tensor]:

@@ -25,7 +25,8 @@ def connected_engine(llm: "LLM", seconds: float) -> Engine:
     llm.level.require("lab05", "--role")
     for name, value in NOT_WITH_A_ROLE.items():
         if getattr(llm.options, name) != value:
-            raise OptionError(f"--role does not go with {name}; leave it out.")
+            said = "several ranks" if name == "in_processes" else name
+            raise OptionError(f"--role does not go with {said}; leave one of them out.")
     store, weight = llm.runner.engine.store, weight_of(llm.model)
     connected = ConnectedStore(
         llm.model.config,

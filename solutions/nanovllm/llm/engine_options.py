@@ -134,6 +134,14 @@ class EngineOptions:
         self, max_model_len: int, bytes_per_token: int, device: torch.device | str = "cpu"
     ) -> int:
         """Blocks of the cache, for a model of this context. Raises OptionError."""
+        wanted = (self.num_gpu_blocks_override or 0) * self.block_size * bytes_per_token
+        wanted = max(wanted, self.kv_cache_memory_bytes or 0)
+        if torch.device(device).type == "cpu" and wanted > host_memory():
+            raise OptionError(
+                f"K and V would take {wanted / GIB:.1f} GiB, but this machine has "
+                f"{host_memory() / GIB:.1f} GiB of memory; give a smaller "
+                f"{next(name for name in _SIZES if getattr(self, name))}."
+            )
         if self.num_gpu_blocks_override:
             return self.num_gpu_blocks_override
         from nanovllm.paging.block_table import blocks_for

@@ -231,13 +231,21 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
+        *,
+        priority: int | Sequence[int] | None = None,
+        deadline: float | Sequence[float | None] | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many; `variables` go to the chat template."""
+        """Answer one conversation or many; `variables` go to the chat template.
+
+        priority, deadline: as those of `generate`.
+        """
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if one else messages
         prompts = [self._chat_prompt(c, **variables) for c in conversations]
-        return self.generate(prompts, sampling_params, use_tqdm)
+        return self.generate(
+            prompts, sampling_params, use_tqdm, priority=priority, deadline=deadline
+        )
 
     def stream(
         self, prompt: AnyPrompt, sampling_params: SamplingParams | None = None

@@ -31,8 +31,8 @@ class PagedCache:
         host_shape = (config.num_layers, num_host_blocks, *block)
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
-        self.host_k = torch.zeros(host_shape, dtype=dtype)
-        self.host_v = torch.zeros(host_shape, dtype=dtype)
+        self.host_k = torch.empty(host_shape, dtype=dtype)  # takes memory once it is written
+        self.host_v = torch.empty(host_shape, dtype=dtype)
 
     @property
     def num_blocks(self) -> int:

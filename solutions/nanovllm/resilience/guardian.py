@@ -7,7 +7,10 @@
 | timeout | the server's `--timeout`, a client's deadline | half of the time is over: one priority lower, where the policy reads them; all of it, 2: partial text, and a line in the log |
 | NaN, crash, hang | a step that raises, or whose logits are not finite | 3, 4: the supervisor's new engine; after NaN also new ranks, which read the weights again |
 | hang that no step ends | no progress for twice the patience | 3: the ranks are ended; 4: not live |
-| any that comes again and again | the ladder, or the supervisor gives up | 5: not ready, a report for a person |
+| any of these three that comes again and again | the ladder, or the supervisor gives up | 5: not ready, a report for a person |
+
+The first three stay below 3: no new engine has more memory or more time. Where the supervisor has
+given up, only a new start helps.
 """  # noqa: E501, a table
 
 from __future__ import annotations
@@ -167,7 +170,10 @@ class Guardian:
     def check_ready(self) -> None:
         """Raise OverloadedError where no request is to come here now."""
         if not self.health.ready:
-            where = f"; {self.evidence} says more" if self._reported else ""
+            known = self._reported and self.evidence.exists()
+            where = f"; {self.evidence} says more" if known else ""
+            if self._server.engine.engine.failure is not None:
+                where += "; start the server anew"
             state = "hanging" if self._stuck else self.phase.value
             raise OverloadedError(f"The server is not ready: {state}{where}.")
 
