@@ -169,10 +169,13 @@ class Guardian:
 
     def check_ready(self) -> None:
         """Raise OverloadedError where no request is to come here now."""
+        failure = self._server.engine.engine.failure
+        if failure is not None:  # perhaps nobody has looked since
+            self._call_somebody(str(failure))
         if not self.health.ready:
             known = self._reported and self.evidence.exists()
             where = f"; {self.evidence} says more" if known else ""
-            if self._server.engine.engine.failure is not None:
+            if failure is not None:
                 where += "; start the server anew"
             state = "hanging" if self._stuck else self.phase.value
             raise OverloadedError(f"The server is not ready: {state}{where}.")
