@@ -138,7 +138,7 @@ def test_a_dead_or_hung_rank_is_answered_by_level_3(
     tmp_path: Path, truth: list[str], which: signal.Signals
 ) -> None:
     with (
-        faulty(tmp_path, "", "--executor-timeout", "2") as (url, pid),
+        faulty(tmp_path, "", "--executor-timeout", "6") as (url, pid),
         ThreadPoolExecutor(1) as pool,
     ):
         got = pool.submit(texts, url, 8, 100)

@@ -134,14 +134,7 @@ class EngineOptions:
         self, max_model_len: int, bytes_per_token: int, device: torch.device | str = "cpu"
     ) -> int:
         """Blocks of the cache, for a model of this context. Raises OptionError."""
-        wanted = (self.num_gpu_blocks_override or 0) * self.block_size * bytes_per_token
-        wanted = max(wanted, self.kv_cache_memory_bytes or 0)
-        if torch.device(device).type == "cpu" and wanted > host_memory():
-            raise OptionError(
-                f"K and V would take {wanted / GIB:.1f} GiB, but this machine has "
-                f"{host_memory() / GIB:.1f} GiB of memory; give a smaller "
-                f"{next(name for name in _SIZES if getattr(self, name))}."
-            )
+        self.check_memory(bytes_per_token, device)
         if self.num_gpu_blocks_override:
             return self.num_gpu_blocks_override
         from nanovllm.paging.block_table import blocks_for
@@ -167,6 +160,17 @@ class EngineOptions:
             raise OptionError(
                 f"swap_space is {given:g} GiB, but this machine has {host_memory() / GIB:.1f} GiB "
                 "of memory; give less."
+            )
+
+    def check_memory(self, bytes_per_token: int, device: torch.device | str = "cpu") -> None:
+        """Raise OptionError where K and V of the given size are more than a CPU's memory."""
+        wanted = (self.num_gpu_blocks_override or 0) * self.block_size * bytes_per_token
+        wanted = max(wanted, self.kv_cache_memory_bytes or 0)
+        if torch.device(device).type == "cpu" and wanted > host_memory():
+            raise OptionError(
+                f"K and V would take {wanted / GIB:.1f} GiB, but this machine has "
+                f"{host_memory() / GIB:.1f} GiB of memory; give a smaller "
+                f"{next(name for name in _SIZES if getattr(self, name))}."
             )
 
     def num_host_blocks(self, bytes_per_token: int) -> int:

@@ -35,8 +35,7 @@ class ParallelRung(PagedRung):
     def prepare(self) -> None:
         """Start the ranks: what cannot be is told before any request. Raises OptionError."""
         self.config = self.options.config(self.max_model_len)
-        device = cast(RemoteModel, self.model).device
-        self.options.num_blocks(self.max_model_len, self.kv_bytes_per_token, device)
+        self.options.check_memory(self.kv_bytes_per_token, cast(RemoteModel, self.model).device)
         try:
             query_heads(self.model.config, self.options.tensor_parallel_size, 0)
             layer_ranges(self.model.config.num_layers, self.options.pipeline_parallel_size)
