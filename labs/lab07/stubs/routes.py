@@ -167,7 +167,8 @@ def _cache(app: FastAPI, server: "Server") -> None:
         """Move what requests hold to the low end of the KV cache; then, if asked, resize it."""
         body = body or CompactRequest()
         check_model(body.model, server.config.model_name)
-        if server.guardian is not None and body.num_blocks is not None:
+        now = getattr(server.engine.engine.store, "num_blocks", 0)
+        if server.guardian is not None and (body.num_blocks or now) < now:
             await server.guardian.shrinks()
         done = await compact(server.engine, body.num_blocks, server.most_blocks)
         server.tell_cache()
