@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +29,7 @@ from nanovllm.resilience.relief import Brake
 from nanovllm.resilience.supervisor import SupervisedEngine
 from nanovllm.resilience.vitals import Limits
 from nanovllm.serving.config import ServeConfig
+from tests.processes import ROOT
 from tests.serving_tools import MODEL, TOKENIZER, Live, tiny_engine, wait_until
 
 
@@ -264,3 +267,17 @@ def test_a_step_that_nothing_ends_is_not_live(tmp_path: Path) -> None:
         assert [rung.level.name for rung in guardian.history][:2] == ["COMPONENT", "SYSTEM"]
         wait_until(lambda: ready(server, "/health/live"))
         assert guardian.failures["hang"] >= 2
+
+
+def test_recovery_is_a_line_of_json_like_the_others() -> None:
+    code = (
+        "import logging; from nanovllm.serving.logs import configure_logs; configure_logs()\n"
+        "for name in ('serving', 'resilience'):\n"
+        "    log = logging.getLogger(f'nanovllm.{name}')\n"
+        "    log.warning('recovery', extra={'fields': {'failure': 'hang'}})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                          check=True)  # fmt: skip
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["logger"] for line in lines] == ["nanovllm.serving", "nanovllm.resilience"]
+    assert all(line["failure"] == "hang" and line["time"] for line in lines)
