@@ -41,7 +41,7 @@ ENGINE = {  # parts by name: their tests, and the packages or folders that these
     "fleet": (("cluster_routing", "cluster_serving", "cluster_transfer"), ("cluster",)),
     "faults": (
         ("resilience_server", "resilience_supervisor", "resilience_simulation",
-         "resilience_levels", "resilience_processes"),
+         "resilience_levels", "resilience_processes", "resilience_fleet"),
         ("resilience",),
     ),
     "traces": (("traces", "prometheus"), ("observability", "telemetry")),

@@ -51,7 +51,7 @@ class Counter:
         threading.Event().wait()
 """
 QUICK = {
-    "LOOP_SECONDS = 20.0": "LOOP_SECONDS = 1.0",
+    "LOOP_SECONDS = 20.0": "LOOP_SECONDS = 2.0",
     "WORK_SECONDS = 0.5": "WORK_SECONDS = 0.05",
     "LOAD_SECONDS = 40.0": "LOAD_SECONDS = 3.0",
     "self._watch(settings.timeout)": "self._watch(4.0)",
@@ -100,12 +100,13 @@ def test_looks_that_take_long_do_not_pile_up(tmp_path: Path) -> None:
 def test_a_loop_is_told_with_its_place_and_the_next_check_waits_less(quick: Course) -> None:
     (quick.mine / "sums.py").write_text(LOOPS + WAITS)
     done = quick.lab("check", "1", "--task", "1")
-    assert "stopped   did not end in 1 s of processor time; add (nanovllm/tokenization/sums" in (
-        done.stdout
+    assert re.search(
+        r"stopped   did not end in \d s of processor time; add \(nanovllm/tokenization/sums",
+        done.stdout,
     )
     assert "Timeout" not in done.stdout
-    first, second = re.findall(r"did not end in (\d+) s", done.stdout)
-    assert (first, second) == ("1", "0")
+    first, second = map(int, re.findall(r"did not end in (\d+) s", done.stdout))
+    assert second < first >= 2  # looks come up to some ticks after their time
     assert "0/10" in done.stdout
 
 
@@ -122,8 +123,9 @@ def test_a_loop_outside_of_functions_is_stopped(quick: Course) -> None:
     (quick.mine / "sums.py").write_text("while True:\n    pass\n")
     done = quick.lab("check", "1", "--task", "1")
     assert "the code cannot be loaded" in done.stdout
-    assert "did not end in 3 s of processor time; <module> (nanovllm/tokenization/sums.py:" in (
-        " ".join(done.stdout.replace("│", "").split())
+    assert re.search(
+        r"did not end in \d s of processor time; <module> \(nanovllm/tokenization/sums.py:",
+        " ".join(done.stdout.replace("│", "").split()),
     )
     assert "0/10" in done.stdout
 
@@ -173,7 +175,7 @@ def test_hypothesis_does_not_run_it_again(quick: Course) -> None:
         "def test_any():\n    given(st.integers())(lambda n: add(n, n))()\n"
     )
     done = quick.lab("check", "1", "--task", "1")
-    assert done.stdout.count("did not end in 1 s of processor time") == 1
+    assert len(re.findall(r"did not end in \d s of processor time", done.stdout)) == 1
     assert "Flaky" not in done.stdout and "Falsifying" not in done.stdout
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import subprocess
 import sys
 import time
@@ -19,13 +20,17 @@ import pytest
 
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
+from nanovllm.generation.latency import ManualClock
 from nanovllm.paging.store import PagedStore
-from nanovllm.resilience.faults import FaultyEngine
+from nanovllm.resilience.checker import ladder_complaints
+from nanovllm.resilience.failures import Level
+from nanovllm.resilience.faults import FaultyEngine, draw_faults
 from nanovllm.resilience.guardian import Guardian
-from nanovllm.resilience.kinds import Fault, Kind
+from nanovllm.resilience.kinds import DEATHS, Fault, Kind
 from nanovllm.resilience.ladder import Ladder, Rules
 from nanovllm.resilience.progress import Monitors
 from nanovllm.resilience.relief import Brake
+from nanovllm.resilience.restarts import RestartLimit
 from nanovllm.resilience.supervisor import SupervisedEngine
 from nanovllm.resilience.vitals import Limits
 from nanovllm.serving.config import ServeConfig
@@ -281,3 +286,27 @@ def test_recovery_is_a_line_of_json_like_the_others() -> None:
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert [line["logger"] for line in lines] == ["nanovllm.serving", "nanovllm.resilience"]
     assert all(line["failure"] == "hang" and line["time"] for line in lines)
+
+
+def test_histories_keep_to_the_ladder(tmp_path: Path) -> None:
+    """The lab's judge on what a guardian does about random deaths, with random calm between."""
+    highest = set()
+    for seed in range(20):
+        draw, clock, numbers = random.Random(seed), ManualClock(), count()
+        faults = draw_faults(seed, 40, 12)
+
+        def make(clock: Any = clock, faults: Any = faults, numbers: Any = numbers) -> Any:
+            return FaultyEngine(tiny_engine(clock=clock), faults, numbers, clock)
+
+        guardian = Guardian(make, 2.0, tmp_path / "evidence.json", clock)
+        first = guardian.guard(make())
+        engine = SupervisedEngine(guardian.make, RestartLimit(10**6), clock, first)
+        for number in range(40):
+            engine.add_request([5 + number, 6, 7])
+            engine.step()
+            clock.advance(draw.choice((0.1, 1.0, 30.0, 70.0) if seed % 2 else (0.1, 1.0)))
+        deaths = sum(fault.kind in DEATHS for fault in faults)
+        assert engine.restarts == len(guardian.history) == deaths
+        assert ladder_complaints(guardian.history, guardian.ladder.rules) == []
+        highest |= {rung.level for rung in guardian.history}
+    assert highest == {Level.COMPONENT, Level.SYSTEM, Level.HUMAN}

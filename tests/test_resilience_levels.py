@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -179,3 +180,27 @@ def test_a_crash_loop_asks_for_a_person(tmp_path: Path, truth: list[str]) -> Non
         assert said["highest"] == "HUMAN" and said["failures"]["crash"] >= 5
         assert set(said["levels"]) == {"COMPONENT", "SYSTEM", "HUMAN"}
         assert "crash on purpose" in said["last_error"]
+
+
+def test_weights_that_changed_are_read_from_the_kept_version(
+    tmp_path: Path, truth: list[str]
+) -> None:
+    own, kept = tmp_path / "own", tmp_path / "kept"
+    shutil.copytree("models/draft", own)
+    more = ("--model", str(own), "--kept-weights", str(kept))
+    with faulty(tmp_path, "", *more) as (url, pid):
+        assert texts(url, 8, 100) == truth
+        for folder, kind in ((own, "component"), (kept, "human")):
+            path = folder / "model.safetensors"
+            path.write_bytes(bytes(len(path.read_bytes())))
+            with ThreadPoolExecutor(1) as pool:
+                got = pool.submit(texts, url, 8, 100)
+                wait_until(lambda: httpx.get(url + "/dashboard/state").json()["open_samples"] == 8)
+                os.kill(ranks_of(pid)[0], signal.SIGKILL)
+                if kind == "component":
+                    assert got.result() == truth
+                    assert health(url).status_code == 200
+                wait_until(lambda kind=kind: kind in answered(url))
+        assert health(url).status_code == 503
+        said = json.loads((tmp_path / "evidence.json").read_text())
+        assert "model.safetensors" in said["why"] and str(kept) in said["why"]

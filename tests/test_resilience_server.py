@@ -132,7 +132,16 @@ def test_many_kills_under_fifty_streams() -> None:
         assert restarts(url) >= 1
 
 
-def test_what_does_not_go_with_it() -> None:
-    done = run("serve", "--supervise", "--role", "prefill")
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--supervise", "--role", "prefill"), "--supervise does not go with --role"),
+        (("--kept-weights", "kept"), "--kept-weights goes with --supervise"),
+        (("--evidence", "report.json"), "--evidence goes with --supervise"),
+        (("--supervise", "--kept-weights", "README.md"), "kept in README.md (File exists)"),
+    ],
+)
+def test_what_does_not_go_with_it(words: tuple[str, ...], says: str) -> None:
+    done = run("serve", *words)
     assert done.returncode != 0
-    assert "--supervise does not go with --role" in done.stderr
+    assert says in done.stderr

@@ -99,6 +99,13 @@ def serve(
             "not ready until it is moved away. (default: nanovllm-evidence.json)"
         ),
     ] = None,
+    kept_weights: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --supervise: a folder for a copy of the weights; new engines read it where "
+            "the model's own have changed. (default: none is kept)"
+        ),
+    ] = None,
     journal: Annotated[
         Path | None,
         typer.Option(
@@ -149,6 +156,9 @@ def serve(
     given: dict[str, Any] = batching.given()
     if role or enable_lora:
         given |= {"enforce_eager": True}
+    for option, path in (("--evidence", evidence), ("--kept-weights", kept_weights)):
+        if path and not supervise:
+            raise Refused(f"{option} goes with --supervise; add that, or leave {option} out.")
     if supervise:
         if role:
             raise Refused("--supervise does not go with --role; leave one of them out.")
@@ -184,7 +194,8 @@ def serve(
             elif lora_modules:
                 server = lora_server(llm, settings, lora_modules, *_templates(llm))
             elif supervise:
-                server = _supervised(llm, settings, given["executor_timeout"], evidence)
+                made = _maker(llm, kept_weights)
+                server = _supervised(llm, settings, given["executor_timeout"], evidence, made)
             else:
                 server = _server(llm, settings)
             said = f"{llm.engine_name}; {llm.rung.describe(llm.runner.engine)}"
@@ -278,33 +289,40 @@ def _server(llm: "LLM", config: "ServeConfig") -> "Server":
 
 
 def _supervised(
-    llm: "LLM", config: "ServeConfig", patience: float, evidence: Path | None
+    llm: "LLM",
+    config: "ServeConfig",
+    patience: float,
+    evidence: Path | None,
+    make_engine: "Callable[[], Any]",
 ) -> "Server":
     """A server whose engine is made anew when it dies or hangs."""
     from nanovllm.resilience.guardian import Guardian
     from nanovllm.resilience.supervisor import SupervisedEngine
     from nanovllm.serving.app import Server
 
-    guardian = Guardian(_maker(llm), patience, evidence or EVIDENCE)
+    guardian = Guardian(make_engine, patience, evidence or EVIDENCE)
     engine: Any = SupervisedEngine(guardian.make, engine=guardian.guard(llm.runner.engine))
     server = Server(engine, config, *_templates(llm))
     guardian.attach(server)
     return server
 
 
-def _maker(llm: "LLM") -> "Callable[[], Any]":
-    """Makes an engine from the weights that the first one read, or none."""
-    from nanovllm.resilience.checksums import changed, checksums
-    from nanovllm.resilience.errors import WeightsChangedError
+def _maker(llm: "LLM", keep: Path | None) -> "Callable[[], Any]":
+    """Makes an engine from the weights that the first one read, or none. Raises Refused."""
+    from nanovllm.resilience.errors import ResilienceError
+    from nanovllm.resilience.kept_weights import Weights
 
-    kept = checksums(llm.folder.glob("*.safetensors"))
+    try:
+        weights = Weights(llm.folder, keep)
+    except ResilienceError as error:
+        raise Refused(str(error)) from None
+
+    model: Any = llm.model
 
     def make() -> Any:
-        if other := changed(kept, llm.folder):
-            raise WeightsChangedError(
-                f"{', '.join(other)} in {llm.folder} changed while the server ran; put the old "
-                "weights back, or start the server anew."
-            )
+        folder = str(weights.readable())
+        if hasattr(model, "folder"):  # on ranks; new ones read it
+            model.folder = folder
         return llm.rung.make_engine()
 
     return make

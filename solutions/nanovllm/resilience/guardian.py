@@ -6,8 +6,9 @@
 | fragmentation | a pool that is to shrink (`POST /compact`) with 40 % of its span unheld | 1: blocks are moved together, and nobody new comes into the batch |
 | timeout | the server's `--timeout`, a client's deadline | half of the time is over: one priority lower, where the policy reads them; all of it, 2: partial text, and a line in the log |
 | NaN, crash, hang | a step that raises, or whose logits are not finite | 3, 4: the supervisor's new engine; after NaN also new ranks, which read the weights again |
+| weights that changed on disk | checksums, before a new engine reads them | 3: the kept version (`--kept-weights`); 5 without one |
 | hang that no step ends | no progress for twice the patience | 3: the ranks are ended; 4: not live |
-| any of these three that comes again and again | the ladder, or the supervisor gives up | 5: not ready, a report for a person |
+| a crash, hang or NaN that comes again and again | the ladder, or the supervisor gives up | 5: not ready, a report for a person |
 
 The first three stay below 3: no new engine has more memory or more time. Where the supervisor has
 given up, only a new start helps.

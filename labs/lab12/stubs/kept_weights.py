@@ -1,0 +1,63 @@
+"""The weights that new engines read: the model's own, or the version that was kept (given)."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+from nanovllm.resilience.checksums import changed, checksums
+from nanovllm.resilience.errors import ResilienceError, WeightsChangedError
+
+WEIGHTS = "*.safetensors"
+log = logging.getLogger("nanovllm.resilience")
+
+
+class Weights:
+    """`folder` holds what the first engine has read, or a copy of it does.
+
+    keep: a folder that gets the copy, made where there is none; None: no copy is kept. It is
+    checked when it is needed, too: what damages one disk may have damaged the other.
+
+    Raises ResilienceError where `keep` holds other weights, or cannot be written.
+    """
+
+    def __init__(self, folder: Path, keep: Path | None = None) -> None:
+        self.folder, self.keep = folder, keep
+        self._sums = checksums(folder.glob(WEIGHTS))
+        if keep is not None:
+            self._copy(keep)
+
+    def _copy(self, keep: Path) -> None:
+        others = {path.name for path in keep.glob(WEIGHTS)} - set(self._sums)
+        there = [name for name in self._sums if (keep / name).exists()]
+        if others or changed({name: self._sums[name] for name in there}, keep):
+            raise ResilienceError(
+                f"{keep} holds weights of another model or version; give an empty folder."
+            )
+        try:
+            keep.mkdir(parents=True, exist_ok=True)
+            for path in self.folder.iterdir():
+                if path.is_file() and path.name not in there:
+                    part = keep / (path.name + ".part")
+                    shutil.copyfile(path, part)
+                    part.replace(keep / path.name)
+        except OSError as error:
+            raise ResilienceError(
+                f"The weights cannot be kept in {keep} ({error.strerror}); give a folder with room."
+            ) from None
+
+    def readable(self) -> Path:
+        """The folder to read from now. Raises WeightsChangedError."""
+        other = changed(self._sums, self.folder)
+        if not other:
+            return self.folder
+        if self.keep is not None and not changed(self._sums, self.keep):
+            fields = {"changed": other, "read_from": str(self.keep)}
+            log.error("weights changed; the kept ones are read", extra={"fields": fields})
+            return self.keep
+        where = self.folder if self.keep is None else f"{self.folder}, and in {self.keep},"
+        raise WeightsChangedError(
+            f"{', '.join(other)} in {where} changed while the server ran; put the old weights "
+            "back, or start the server anew."
+        )
