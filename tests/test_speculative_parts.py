@@ -356,7 +356,8 @@ def run_on_credit(credit: Credit, steps: int, gained: int, seconds: float, batch
     for _ in range(steps):
         requests = [Request(i, SimulatedSequence(i, 4, 99), 0.0, 99) for i in range(batch)]
         plan = Plan(tuple(Chunk(request, 3, 1, 4) for request in requests))
-        tried = credit.allows(batch)
+        due = credit.due(batch)
+        tried = credit.allows(batch) and not due
         if tried:
             guesses = Guesses((7,) * 4)
             plan = Plan(tuple(GuessedChunk.of(chunk, guesses) for chunk in plan.chunks))
@@ -365,8 +366,10 @@ def run_on_credit(credit: Credit, steps: int, gained: int, seconds: float, batch
                 request.sequence.append()
         if tried:
             credit.tried(plan, seconds * batch, 0.1, 0.1)
+        elif due:
+            credit.plain(batch, 1.0 * batch)
         else:
-            credit.plain(plan, 1.0 * batch)
+            credit.slept(batch, 1)
         spent += (seconds if tried else 1.0) * batch
         tokens += batch * (1 + tried * gained)
     return spent / tokens
@@ -394,7 +397,7 @@ def test_who_may_not_guess_is_not_even_asked() -> None:
     scheduler.lengthen = lambda plan: asked.append(len(plan.chunks)) or lengthen(plan)
     timed = credit.plain
     plain: list[int] = []
-    credit.plain = lambda plan, seconds: plain.append(len(plan.chunks)) or timed(plan, seconds)
+    credit.plain = lambda requests, seconds: plain.append(requests) or timed(requests, seconds)
 
     def steps(count: int) -> None:
         for _ in range(count):
@@ -412,13 +415,63 @@ def test_who_may_not_guess_is_not_even_asked() -> None:
     assert credit.stopped(1) and len(asked) < 40
     asked.clear()
     plain.clear()
-    steps(680)
-    assert len(asked) < 20 and 30 <= len(plain) <= 60, "one step in 17 is timed"
+    steps(1400)
+    assert not asked and 1 <= len(plain) <= 5, "now and then one is timed"
+    steps(600)
+    assert 1 <= len(asked) < 40, "when the debt is paid they are tried again"
     asked.clear()
     for number in (1, 2, 3):
         scheduler.add(Request(number, SimulatedSequence(number, 5, 500), now[0], limit=504))
-    steps(10)
+    steps(30)
     assert 4 in asked, "four have an account of their own"
+
+
+def test_steps_that_pass_are_timed_once_they_are_alike() -> None:
+    """A first step of 9 s, five of 3 s, then all of 1 s: it is the second that counts."""
+    credit, now = Credit(), [0.0]
+    scheduler = SpeculativeScheduler(
+        Scheduler(CountingStore(10_000), clock=lambda: now[0]), Sixes(), FixedPolicy(0), 10,
+        credit=credit,
+    )  # fmt: skip
+    scheduler.add(Request(0, SimulatedSequence(0, 5, 5000), arrival=0.0, limit=5004))
+    for seconds in (9.0, *(3.0,) * 7, *(1.0,) * 60):
+        plan = scheduler.schedule()
+        now[0] += seconds
+        for chunk in plan.chunks:
+            chunk.request.num_computed_tokens = chunk.end
+            chunk.request.sequence.append()
+        scheduler.inner.store.commit(plan)
+        scheduler.observe(seconds)
+    assert credit._account(1).alone == 1.0
+
+
+@pytest.mark.parametrize("most", [1, 3, 16])
+def test_a_policy_that_rests_tries_when_it_would_have_tried(most: int) -> None:
+    def trials(rests: bool) -> list[int]:
+        policy = AdaptivePolicy(4, Costs(base=1.0, token=0.1))
+        requests = [Request(i, SimulatedSequence(i, 4, 99), 0.0, 99) for i in range(3)]
+        for request in requests:
+            for _ in range(9):
+                policy.judged(request, Guesses((1, 2)), 0)
+        found, step = [], 0
+        while len(found) < 3:
+            if any(policy.lengths(requests, [4] * 3, 3)):
+                found.append(step)
+            elif rests:
+                step += policy.rest(most)
+            step += 1
+        return found
+
+    assert trials(rests=True) == trials(rests=False)
+
+
+def test_a_trial_that_would_not_pay_keeps_nobody_awake() -> None:
+    policy = AdaptivePolicy(4, Costs(base=1.0, token=1.0, draft=1.0))
+    requests = [Request(i, SimulatedSequence(i, 4, 99), 0.0, 99) for i in range(3)]
+    assert policy.rest(16) == 16, "nobody is known"
+    for _ in range(100):
+        assert not any(policy.lengths(requests, [4] * 3, 3))
+    assert policy.rest(16) == 16
 
 
 class Sixes:
@@ -436,7 +489,6 @@ def test_reading_prompts_counts_as_what_guessing_took() -> None:
     run_on_credit(credit, 3, gained=0, seconds=1.0)
     request = Request(0, SimulatedSequence(0, 50, 99), 0.0, 149)
     plan = Plan((GuessedChunk.of(Chunk(request, 0, 50, 50), Guesses((7, 7))),))
-    credit.plain(Plan((Chunk(request, 0, 50, 50),)), 70.0)  # tells nothing about decodes
     request.sequence.append()
     credit.tried(plan, 70.0, 12.0, 0.5)  # 13 s for guesses
     assert credit.allows(1)

@@ -10,7 +10,12 @@ from nanovllm.speculative.proposer import Guesses
 
 
 class GuessPolicy(Protocol):
-    """Decides before each step; learns from what came of it."""
+    """Decides before each step; learns from what came of it.
+
+    A policy may have `rest(steps)` besides, which is called after a step in which it wanted nothing
+    of anybody: for how many of so many further steps nobody need be asked, as long as the same
+    requests run. These then count as gone by.
+    """
 
     def lengths(self, requests: Sequence[Request], most: Sequence[int], tokens: int) -> list[int]:
         """How many guesses each request is to have in this step: 0 to its `most`, in order.

@@ -134,6 +134,14 @@ class AdaptivePolicy:
         if accepted:  # after a trial that stood, the next one comes soon
             history.wait, history.pause = min(history.wait, 3), self.pause
 
+    def rest(self, steps: int) -> int:
+        """As GuessPolicy."""
+        waiting = [history for history in self._of.values() if history.wait > 0]  # no trial in vain
+        steps = min([steps, *(history.wait - 1 for history in waiting)])
+        for history in waiting:
+            history.wait -= steps
+        return steps
+
     def forget(self, request: Request) -> None:
         """As GuessPolicy."""
         self._of.pop(request, None)

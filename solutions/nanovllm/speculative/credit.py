@@ -5,14 +5,19 @@ from dataclasses import dataclass
 from nanovllm.batching.plan import Plan
 from nanovllm.speculative.guessed_plan import GuessedChunk
 
+UNSEEN = 1.05  # guesses also cost what is done for them outside of the time that is taken
+LONGEST = (
+    4.0  # a step with guesses counts as no longer, in steps without: the rest is the machine's
+)
+
 
 @dataclass
 class Account:
     """Of steps in which about as many requests get a token."""
 
-    alone: float = 0.0  # seconds a request, of a step without guesses
-    plain_steps: int = 0  # without guesses, so far
-    since_plain: int = 0  # steps with guesses since the last one without
+    alone: float = 0.0  # seconds a request, of a step without guesses; 0.0 before one was timed
+    since: int = 0  # steps since one without guesses was timed
+    recheck: int = 0  # such steps until the next is to be timed
     saved: float = 0.0  # seconds that guesses saved, less what they cost
     stopped: bool = False
 
@@ -20,17 +25,25 @@ class Account:
 class Credit:
     """Nobody guesses once guesses have cost more time than they saved, by `trust` steps.
 
-    They may begin anew when the debt is paid: with `allowance` of all time that goes by. Every
-    `recheck` steps one does without guesses, to compare with. What holds for few requests need not
-    hold for many: there is an account for 1, for 2, up to 4, up to 8, and so on.
+    They may begin anew when the debt is paid: with `allowance` of all time that goes by. After
+    `recheck` steps some pass without guesses, to compare with; as long as these take what they
+    took, it is twice as many next time, up to `longest`. What holds for few requests need not hold
+    for many: there is an account for 1, for 2, up to 4, up to 8, and so on.
     """
 
-    def __init__(self, allowance: float = 0.01, trust: float = 16.0, recheck: int = 32) -> None:
+    def __init__(
+        self,
+        allowance: float = 0.01,
+        trust: float = 16.0,
+        recheck: int = 64,
+        longest: int = 1024,
+    ) -> None:
         self.allowance, self.trust, self.recheck = allowance, trust, recheck
+        self.longest = longest
         self._accounts: dict[int, Account] = {}
 
     def _account(self, requests: int) -> Account:
-        which = (requests - 1).bit_length()
+        which = _bits(requests)
         if which not in self._accounts:
             self._accounts[which] = Account()
         return self._accounts[which]
@@ -38,31 +51,34 @@ class Credit:
     def allows(self, requests: int) -> bool:
         """Whether a step in which so many requests get a token may have guesses."""
         account = self._account(requests)
-        known = account.plain_steps > 1 and account.since_plain < self.recheck
-        return known and not account.stopped
+        return account.alone > 0.0 and not account.stopped
+
+    def due(self, requests: int) -> bool:
+        """Whether steps without guesses are to be timed now."""
+        account = self._account(requests)
+        return account.alone == 0.0 or account.since >= account.recheck
 
     def stopped(self, requests: int) -> bool:
         """Whether guesses have cost more than they saved, and the debt is not paid yet."""
         return self._account(requests).stopped
 
-    def slept(self, requests: int) -> None:
-        """A step went by for which nobody was asked or timed: as long as those before it."""
+    def slept(self, requests: int, steps: int) -> None:
+        """Steps went by for which nobody was asked: each took as long as those before it."""
         account = self._account(requests)
-        account.saved += self.allowance * account.alone * requests
+        account.since += steps
+        account.saved += self.allowance * account.alone * requests * steps
         account.stopped = account.stopped and account.saved < 0
 
-    def plain(self, plan: Plan, seconds: float) -> None:
-        """The step of a plan for which nobody was asked took so long."""
-        requests = len(plan.chunks)
-        if plan.num_tokens > requests or not all(chunk.completes for chunk in plan.chunks):
-            return  # prompts were read
+    def plain(self, requests: int, seconds: float) -> None:
+        """A step without guesses, like those before it, took so long."""
+        if seconds <= 0.0:
+            return  # a clock that stands still
         account, each = self._account(requests), seconds / requests
         known = account.alone or each
-        account.alone = known + 0.2 * (min(each, 2 * known) - known)
-        account.plain_steps += 1
-        account.since_plain = 0
-        account.saved += self.allowance * seconds
-        account.stopped = account.stopped and account.saved < 0
+        account.alone = known + 0.5 * (min(each, 2 * known) - known)
+        as_before = abs(account.alone - known) < 0.1 * known and account.recheck
+        account.recheck = min(2 * account.recheck, self.longest) if as_before else self.recheck
+        account.since = 0
 
     def tried(self, plan: Plan, seconds: float, drafting: float, token: float) -> None:
         """The step of a plan that might have guesses took so long, of it `drafting` to guess.
@@ -76,9 +92,21 @@ class Credit:
         account, requests = self._account(len(complete)), len(complete)
         guesses = sum(len(c.guesses.token_ids) for c in complete if isinstance(c, GuessedChunk))
         tokens = sum(chunk.request.num_tokens - chunk.total for chunk in complete) + guesses
+        alone = account.alone * requests
         if plan.num_tokens - guesses > requests:
-            seconds = account.alone * requests + drafting + token * guesses
-        limit = self.trust * account.alone * requests
-        saved = account.saved + account.alone * tokens - (1 - self.allowance) * seconds
+            seconds = alone + drafting + token * guesses
+        else:
+            seconds = min(seconds, LONGEST * alone)
+        limit, cost = self.trust * alone, seconds * (UNSEEN if guesses else 1.0)
+        saved = account.saved + account.alone * tokens - cost + self.allowance * seconds
         account.saved, account.stopped = min(saved, limit), saved < -limit
-        account.since_plain += 1
+        account.since += 1
+
+
+def alike(one: int, other: int) -> bool:
+    """Whether so many requests and so many others have one account."""
+    return _bits(one) == _bits(other)
+
+
+def _bits(requests: int) -> int:
+    return (requests - 1).bit_length()

@@ -5,18 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
+from statistics import median
 from typing import Any
 
 from nanovllm.batching.interface import SchedulerInterface
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request, Status
 from nanovllm.speculative.costs import Costs
-from nanovllm.speculative.credit import Credit
+from nanovllm.speculative.credit import Credit, alike
 from nanovllm.speculative.guess_policy import GuessPolicy
 from nanovllm.speculative.guessed_plan import GuessedChunk
 from nanovllm.speculative.proposer import Ask, Guesses, Proposer
 
-NAP = 16  # steps in a row that pass as they are, where guesses are stopped: asking costs, too
+NAP, SLEEP = 16, 64  # steps in a row that pass as they are, for asking costs, too: where nobody
+# wants guesses, and where guesses do not pay
+TIMED, SETTLED = 12, 6  # such steps that are timed, and of these the first, which still differ
 
 
 class SpeculativeScheduler:
@@ -41,6 +45,7 @@ class SpeculativeScheduler:
         """credit: says by the clock when nobody is to guess; None: the policy alone does. notify:
         is told once of each kind of trouble with guesses, in a sentence."""
         self.inner, self.proposer, self.guessing = inner, proposer, policy
+        self._unasked: Callable[[int], int] = getattr(policy, "rest", lambda steps: 0)
         self.vocab_size, self.max_chunk = vocab_size, max_chunk
         self.costs, self.credit, self.notify = costs or Costs(), credit, notify
         self._said: set[str] = set()
@@ -48,28 +53,32 @@ class SpeculativeScheduler:
         # a machine that is busy with others says nothing about guesses
         self._timer = time.thread_time if inner.clock is time.perf_counter else inner.clock
         self._nap, self._asleep, self._requests = 0, False, 0  # steps left; this step; of each
+        self._slept, self._stopped = 0, False  # steps of a nap so far; whether guesses do not pay
+        self._times: list[float] | None = None  # of a nap's steps, where these are timed
         self._plan, self._tried, self._started, self._drafting = Plan(), True, 0.0, 0.0  # this step
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+    # what an engine reads in each step, without the way through __getattr__
+    running = property(attrgetter("inner.running"))
+    waiting = property(attrgetter("inner.waiting"))
+    store = property(attrgetter("inner.store"))
+    update = property(attrgetter("inner.update"))
 
     def schedule(self) -> Plan:
         """The plan of the scheduler, lengthened by guesses (given).
 
         First, blocks of guesses that fell go back to a store that takes them: others may want them.
         """
+        if self._lengthened:
+            self._trim()
         self._asleep = self._nap > 0
         if self._asleep:
-            plan = self.inner.schedule()
-            for request in plan.preempted:
-                self.proposer.forget(request)
-            self._nap = self._nap - 1 if len(plan.chunks) == self._requests else 0
-            return plan
+            return self._pass()
+        if self._slept and self.credit is not None:
+            self._wake(self.credit)
         self._started = self._timer()
-        trim = getattr(self.inner.store, "trim", lambda request: None)
-        for request in self._lengthened:
-            if not request.ended:
-                trim(request)
         plan = self.inner.schedule()
         self._tried = self.credit is None or self.credit.allows(
             sum(c.completes for c in plan.chunks)
@@ -81,6 +90,31 @@ class SpeculativeScheduler:
                 self.proposer.forget(request)
         self._lengthened = [c.request for c in plan.chunks if isinstance(c, GuessedChunk)]
         self._plan = plan
+        return plan
+
+    def _trim(self) -> None:
+        trim = getattr(self.inner.store, "trim", lambda request: None)
+        for request in self._lengthened:
+            if not request.ended:
+                trim(request)
+        self._lengthened = []
+
+    def _pass(self) -> Plan:
+        """The plan of a step for which nobody is asked; the last of them where it is of others."""
+        if self._times is not None:
+            self._started = self._timer()
+        plan = self.inner.schedule()
+        for request in plan.preempted:
+            self.proposer.forget(request)
+        requests = len(plan.chunks)
+        same = requests == self._requests
+        if same and (self._times is None or requests == plan.num_tokens):
+            self._nap -= 1
+            self._slept += 1
+        elif self._stopped and requests and alike(requests, self._requests):
+            self._nap -= 1
+        else:
+            self._nap = 0
         return plan
 
     def lengthen(self, plan: Plan) -> Plan:
@@ -200,22 +234,38 @@ class SpeculativeScheduler:
 
     def observe(self, seconds: float) -> None:
         """A step took so long."""
-        if self._asleep and self.credit is not None:
-            self.credit.slept(self._requests)
+        if self._asleep:
+            if self._times is not None and self._slept > len(self._times):
+                self._times.append(self._timer() - self._started)
             self.inner.observe(seconds)
             return
         own = self._timer() - self._started
         if self._tried:
             self.costs.step(self._plan.num_tokens, own - self._drafting)
-        if self.credit is not None and self._tried:
-            self.credit.tried(self._plan, own, self._drafting, self.costs.token)
-        elif self.credit is not None:
-            self.credit.plain(self._plan, own)
-            self._requests = len(self._plan.chunks)
-            if self._requests and self.credit.stopped(self._requests):
-                self._nap = NAP
+        if self.credit is not None and self._plan.chunks:
+            self._rest(self.credit, own)
         self._drafting = 0.0
         self.inner.observe(seconds)
+
+    def _rest(self, credit: Credit, own: float) -> None:
+        """After a step that took so long: for how many steps nobody is asked now."""
+        if self._tried:
+            credit.tried(self._plan, own, self._drafting, self.costs.token)
+        requests = self._requests = len(self._plan.chunks)
+        self._stopped = credit.stopped(requests)
+        if credit.due(requests):
+            self._nap, self._times = TIMED, []
+        elif self._stopped:
+            self._nap = SLEEP
+        elif not self._lengthened:
+            self._nap = self._unasked(NAP)
+
+    def _wake(self, credit: Credit) -> None:
+        """After a nap."""
+        credit.slept(self._requests, self._slept)
+        if self._times and len(self._times) > SETTLED:
+            credit.plain(self._requests, median(self._times[SETTLED:]))
+        self._times, self._slept = None, 0
 
     def end(self, request: Request, status: Status) -> None:
         """Let go of a request; its guesses and its history go too."""
