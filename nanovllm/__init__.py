@@ -74,6 +74,8 @@ class _PerLab:
         if _CODE not in ("", "reference", "mine", lab) and given.is_dir():
             homes = [str(given.parent / "standin"), str(given)]
             init = given / "__init__.py"
+            if str(_ROOT) not in sys.path:
+                sys.path.append(str(_ROOT))  # stand-ins import what lies beside them
             return spec_from_file_location(name, init, submodule_search_locations=homes)
         raise ModuleNotFoundError(_missing(lab), name=name)
 

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from nanovllm.batching.plan import Chunk, Plan
-from nanovllm.batching.request import Request
+from nanovllm.batching.request import Request, Status
 from nanovllm.batching.scheduler import Scheduler
 from nanovllm.batching.simulated import CountingStore, SimulatedSequence
 from nanovllm.generation.params import SamplingParams
@@ -424,6 +424,30 @@ def test_who_may_not_guess_is_not_even_asked() -> None:
         scheduler.add(Request(number, SimulatedSequence(number, 5, 500), now[0], limit=504))
     steps(30)
     assert 4 in asked, "four have an account of their own"
+
+
+def test_guesses_come_too_where_requests_come_and_go() -> None:
+    """Somebody ends every third step: no nap is whole."""
+    credit, now, guessed = Credit(), [0.0], 0
+    scheduler = SpeculativeScheduler(
+        Scheduler(CountingStore(10_000), clock=lambda: now[0]), Sixes(), FixedPolicy(4), 10,
+        credit=credit,
+    )  # fmt: skip
+    for number in range(40):
+        scheduler.add(Request(number, SimulatedSequence(number, 5, 50), now[0], limit=54))
+        for _ in range(3):
+            plan = scheduler.schedule()
+            now[0] += 1.0
+            guessed += sum(isinstance(chunk, GuessedChunk) for chunk in plan.chunks)
+            for chunk in plan.chunks:
+                chunk.request.num_computed_tokens = chunk.end
+                if chunk.completes:
+                    chunk.request.sequence.append()
+            scheduler.inner.store.commit(plan)
+            scheduler.observe(1.0)
+        if number > 3:
+            scheduler.end(next(iter(scheduler.running)), Status.FINISHED)
+    assert guessed > 50
 
 
 def test_steps_that_pass_are_timed_once_they_are_alike() -> None:

@@ -69,6 +69,8 @@ def _told(lab: Lab, error: Exception) -> str:
     absent = unwritten(error)
     if absent:
         return _needs(lab, absent.lab, absent.task)
+    if isinstance(error, ModuleNotFoundError) and "is not started" in str(error):
+        return f"The demo of {lab.key} runs on an engine, with the labs below: {error}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(student_package())]
     place = own[-1] if own else frames[-1]

@@ -235,9 +235,15 @@ def predict(
     found, say = find_lab(lab), _say()
     if key is not None:
         predictions.guess(found, key, value)
+    failed: LabError | None = None
     for question in predictions.questions(found):
         if key in (None, question.key):
-            say(predictions.told(found, question, _load()))
+            try:
+                say(predictions.told(found, question, _load()))
+            except LabError as error:  # the others may have answers
+                failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 @app.command()

@@ -20,7 +20,7 @@ from nanovllm.speculative.proposer import Ask, Guesses, Proposer
 
 NAP, SLEEP = 16, 64  # steps in a row that pass as they are, for asking costs, too: where nobody
 # wants guesses, and where guesses do not pay
-TIMED, SETTLED = 12, 6  # such steps that are timed, and of these the first, which still differ
+TIMED = 12  # such steps that are timed
 
 
 class SpeculativeScheduler:
@@ -52,8 +52,9 @@ class SpeculativeScheduler:
         self._lengthened: list[Request] = []  # in the last step
         # a machine that is busy with others says nothing about guesses
         self._timer = time.thread_time if inner.clock is time.perf_counter else inner.clock
-        self._nap, self._asleep, self._requests = 0, False, 0  # steps left; this step; of each
-        self._slept, self._stopped = 0, False  # steps of a nap so far; whether guesses do not pay
+        # a nap: steps that are left of it, whether this step is one, of how many requests
+        self._nap, self._asleep, self._requests = 0, False, 0
+        self._slept, self._stopped = 0, False  # its steps so far; whether guesses do not pay
         self._times: list[float] | None = None  # of a nap's steps, where these are timed
         self._plan, self._tried, self._started, self._drafting = Plan(), True, 0.0, 0.0  # this step
 
@@ -100,7 +101,7 @@ class SpeculativeScheduler:
         self._lengthened = []
 
     def _pass(self) -> Plan:
-        """The plan of a step for which nobody is asked; the last of them where it is of others."""
+        """The plan of a step for which nobody is asked; the nap's last, where it is of others."""
         if self._times is not None:
             self._started = self._timer()
         plan = self.inner.schedule()
@@ -225,8 +226,10 @@ class SpeculativeScheduler:
             credit.tried(self._plan, own, self._drafting, self.costs.token)
         requests = self._requests = len(self._plan.chunks)
         self._stopped = credit.stopped(requests)
-        if credit.due(requests):
-            self._nap, self._times = TIMED, []
+        due = credit.due(requests)
+        self._times = [] if due else None
+        if due:
+            self._nap = TIMED
         elif self._stopped:
             self._nap = SLEEP
         elif not self._lengthened:
@@ -235,8 +238,8 @@ class SpeculativeScheduler:
     def _wake(self, credit: Credit) -> None:
         """After a nap."""
         credit.slept(self._requests, self._slept)
-        if self._times and len(self._times) > SETTLED:
-            credit.plain(self._requests, median(self._times[SETTLED:]))
+        if self._times:  # the first ones still differ
+            credit.plain(self._requests, median(self._times[len(self._times) // 2 :]))
         self._times, self._slept = None, 0
 
     def end(self, request: Request, status: Status) -> None:
