@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -93,15 +94,26 @@ def read_named_tokens(folder: Path) -> dict[str, str]:
 def stand_ins(tokens: Iterable[str], *values: Any) -> dict[str, str]:
     """Choose, for each first character of the tokens, a character that occurs nowhere in values.
 
-    Unicode sets 66 code points aside that are never characters of a text.
+    Unicode sets 66 code points aside that are never characters of a text, and 137,468 for private
+    use. Raises ChatTemplateError where too few of them are left: nobody would be protected.
 
     >>> stand_ins(["<|a|>", "</s>"], ["hello"])
     {'<': '\\ufdd0'}
     """
-    used = "".join(_strings(values))
+    used = {*"".join(_strings(values))}
     never = [*range(0xFDD0, 0xFDF0)] + [p << 16 | e for p in range(17) for e in (0xFFFE, 0xFFFF)]
-    free = (chr(code) for code in [*never, *range(0xE000, 0xF900)] if chr(code) not in used)
-    return dict(zip(sorted({token[0] for token in tokens}), free, strict=False))
+    private = chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+    first = sorted({token[0] for token in tokens})
+    free = islice(
+        (chr(code) for code in chain(never, private) if chr(code) not in used), len(first)
+    )
+    found = dict(zip(first, free, strict=False))
+    if len(found) < len(first):
+        raise ChatTemplateError(
+            "The conversation has nearly all characters of Unicode's private use, so control "
+            "tokens in it cannot be told from text; leave them out."
+        )
+    return found
 
 
 def _strings(value: Any) -> Iterable[str]:
