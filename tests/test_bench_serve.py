@@ -239,7 +239,10 @@ def test_a_signal_leaves_no_server(words, said: str, number: int, tmp_path: Path
     log = tmp_path / "log"
     command = [sys.executable, "-P", "-m", "nanovllm.cli", *words]
     with log.open("w") as stderr:
-        process = subprocess.Popen(command, stderr=stderr, cwd=tmp_path, env=environment())
+        process = subprocess.Popen(
+            command, stderr=stderr, cwd=tmp_path, env=environment(),
+            preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # noqa: PLW1509, no threads
+        )  # fmt: skip
     try:
         wait_until(lambda: process.poll() is not None or (
             said in log.read_text() and len(descendants(process.pid)) == int("2" in words) + 1

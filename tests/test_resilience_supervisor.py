@@ -224,8 +224,9 @@ def test_a_deadline_is_not_begun_anew() -> None:
 
 def test_other_weights_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"the first ones")
-    llm = SimpleNamespace(folder=tmp_path, rung=SimpleNamespace(make_engine=engine))
-    make = _maker(llm)  # type: ignore[arg-type]
+    rung = SimpleNamespace(make_engine=engine)
+    llm = SimpleNamespace(folder=tmp_path, rung=rung, model=object())
+    make = _maker(llm, None)  # type: ignore[arg-type]
     assert isinstance(make(), Engine)
     (tmp_path / "model.safetensors").write_bytes(b"other ones")
     made = SupervisedEngine(make, engine=_dies_at(0)())
