@@ -241,7 +241,7 @@ def test_a_signal_leaves_no_server(words, said: str, number: int, tmp_path: Path
     with log.open("w") as stderr:
         process = subprocess.Popen(
             command, stderr=stderr, cwd=tmp_path, env=environment(),
-            preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # noqa: PLW1509, no threads
+            preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
         )  # fmt: skip
     try:
         wait_until(lambda: process.poll() is not None or (
