@@ -386,6 +386,17 @@ def test_guesses_that_cost_more_than_they_save_are_stopped(batch: int) -> None:
     assert run_on_credit(credit, 5_000, gained=2, seconds=2.0, batch=batch) < 0.85  # tried again
 
 
+def plain_step(scheduler: SpeculativeScheduler) -> int:
+    """A step of which no guess stands; how many requests had guesses."""
+    plan = scheduler.schedule()
+    for chunk in plan.chunks:
+        chunk.request.num_computed_tokens = chunk.end
+        if chunk.completes:
+            chunk.request.sequence.append()
+    scheduler.inner.store.commit(plan)
+    return sum(isinstance(chunk, GuessedChunk) for chunk in plan.chunks)
+
+
 def test_who_may_not_guess_is_not_even_asked() -> None:
     """Guesses that never stand, and cost: asked now and then, and again when there are others."""
     credit, now, asked = Credit(), [0.0], []
@@ -401,13 +412,8 @@ def test_who_may_not_guess_is_not_even_asked() -> None:
 
     def steps(count: int) -> None:
         for _ in range(count):
-            plan = scheduler.schedule()
-            now[0] += 1.0 + sum(isinstance(chunk, GuessedChunk) for chunk in plan.chunks)
-            for chunk in plan.chunks:
-                chunk.request.num_computed_tokens = chunk.end
-                if chunk.completes:
-                    chunk.request.sequence.append()
-            scheduler.inner.store.commit(plan)
+            guessed = plain_step(scheduler)
+            now[0] += 1.0 + guessed
             scheduler.observe(1.0)
 
     scheduler.add(Request(0, SimulatedSequence(0, 5, 5000), arrival=0.0, limit=5004))
@@ -436,14 +442,8 @@ def test_guesses_come_too_where_requests_come_and_go() -> None:
     for number in range(40):
         scheduler.add(Request(number, SimulatedSequence(number, 5, 50), now[0], limit=54))
         for _ in range(3):
-            plan = scheduler.schedule()
+            guessed += plain_step(scheduler)
             now[0] += 1.0
-            guessed += sum(isinstance(chunk, GuessedChunk) for chunk in plan.chunks)
-            for chunk in plan.chunks:
-                chunk.request.num_computed_tokens = chunk.end
-                if chunk.completes:
-                    chunk.request.sequence.append()
-            scheduler.inner.store.commit(plan)
             scheduler.observe(1.0)
         if number > 3:
             scheduler.end(next(iter(scheduler.running)), Status.FINISHED)
@@ -459,12 +459,8 @@ def test_steps_that_pass_are_timed_once_they_are_alike() -> None:
     )  # fmt: skip
     scheduler.add(Request(0, SimulatedSequence(0, 5, 5000), arrival=0.0, limit=5004))
     for seconds in (9.0, *(3.0,) * 7, *(1.0,) * 60):
-        plan = scheduler.schedule()
+        plain_step(scheduler)
         now[0] += seconds
-        for chunk in plan.chunks:
-            chunk.request.num_computed_tokens = chunk.end
-            chunk.request.sequence.append()
-        scheduler.inner.store.commit(plan)
         scheduler.observe(seconds)
     assert credit._account(1).alone == 1.0
 
