@@ -32,7 +32,7 @@ from nanovllm.resilience.careful_router import CarefulRouter
 from nanovllm.resilience.checker import ladder_complaints
 from nanovllm.resilience.durable import Durable
 from nanovllm.resilience.errors import JournalFullError
-from nanovllm.resilience.failures import Failure, Rung
+from nanovllm.resilience.failures import Failure, Rules, Rung
 from nanovllm.resilience.faults import FaultyEngine, draw_faults, shrink
 from nanovllm.resilience.guardian import Guardian
 from nanovllm.resilience.journal import Journal
@@ -45,11 +45,12 @@ from nanovllm.serving.async_engine import AsyncEngine
 from nanovllm.serving.config import ServeConfig
 from tests.serving_tools import MODEL, TEMPLATE, TOKENIZER
 from tests.simulated_clients import AGAIN, Ask, Client, asks_of
-from tests.simulated_network import Before, Host, Network, belongs, place
+from tests.simulated_network import Direct, Host, Network, belongs, place
 from tests.virtual_loop import VirtualLoop, run
 
 ROUND, DOWN = 0.02, 1.5  # seconds
 URLS = ("http://one", "http://two")
+CLIMBING = (Failure.CRASH, Failure.HANG, Failure.NAN)  # of the others the guardian has a table
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,6 @@ class Node(Host):
         self.disk = Path(fleet.folder) / url.rpartition("/")[2]
         self.disk.mkdir()
         self.histories: list[Sequence[Rung]] = []
-        self.guardian: Guardian | None = None
 
     def _engine(self) -> Any:
         loop = self.fleet.loop
@@ -174,14 +174,13 @@ class Node(Host):
         evidence = self.disk / "evidence.json"
         evidence.unlink(missing_ok=True)  # who starts it has read that
         loop = self.fleet.loop
-        self.guardian = Guardian(self._engine, 2.0, evidence, loop)
-        engine: Any = SupervisedEngine(
-            self.guardian.make, clock=loop, engine=self.guardian.guard(self._engine())
-        )
+        guardian = Guardian(self._engine, 2.0, evidence, loop)
+        first = guardian.guard(self._engine())
+        engine: Any = SupervisedEngine(guardian.make, clock=loop, engine=first)
         self.server = Server(engine, ServeConfig(model_name="tiny"), TEMPLATE)
         self.app = self.server.app
-        self.guardian.attach(self.server)
-        self.histories.append(self.guardian.history)
+        guardian.attach(self.server)
+        self.histories.append(guardian.history)
         self.app.add_middleware(TakeDeadline)
         self.journal = FullAtTimes(self.disk / "journal", self.fleet.full, self.fleet.writes)
         self.app.user_middleware.append(Middleware(Durable, journal=self.journal))
@@ -226,15 +225,9 @@ class Node(Host):
         if self.journal.open_requests():
             wrong.append(f"{self.url}: its journal has open requests")
         for history in self.histories:
-            wrong += [f"{self.url}: {said}" for said in climbs(history, self.guardian)]
+            rungs = [rung for rung in history if rung.failure in CLIMBING]
+            wrong += [f"{self.url}: {said}" for said in ladder_complaints(rungs, Rules())]
         return wrong
-
-
-def climbs(history: Sequence[Rung], guardian: Guardian | None) -> list[str]:
-    """The lab's judge on what a guardian did about crashes, hangs and NaN."""
-    assert guardian is not None
-    kinds = (Failure.CRASH, Failure.HANG, Failure.NAN)
-    return ladder_complaints([r for r in history if r.failure in kinds], guardian.ladder.rules)
 
 
 @dataclass
@@ -266,7 +259,7 @@ class Fleet:
         )
         router = CarefulRouter(RouterConfig(URLS, policy="round_robin"), client)
         outside = httpx.AsyncClient(
-            transport=Before(router.app), base_url="http://router", timeout=None
+            transport=Direct(router.app), base_url="http://router", timeout=None
         )
         lifespan = router._lifespan(router.app)
         await lifespan.__aenter__()

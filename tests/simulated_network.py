@@ -129,7 +129,7 @@ class Answer(httpx.AsyncByteStream):
             self.host.open.discard(self)
 
 
-class Before(httpx.AsyncBaseTransport):
+class Direct(httpx.AsyncBaseTransport):
     """From the clients to the router: nothing goes wrong here."""
 
     def __init__(self, app: Any) -> None:

@@ -45,6 +45,12 @@ def test_a_guess_is_kept_and_answered_once_its_tasks_pass(course: Course) -> Non
     assert course.records["labs"]["lab01"]["guesses"] == {"a": 40.0}
     done = course.lab("predict", "1", "b", "3")
     assert done.returncode == 2 and "ZeroDivisionError" in done.stderr
+    assert "zero.\n" in done.stderr
+    path = course.root / "labs" / "lab01" / "predict.py"
+    path.write_text(PREDICT.replace("answer=_sum", "answer=_broken", 1) + (
+        'QUESTIONS += [Question(key="c", text="At last?", unit="s", tasks=(1,), answer=_sum)]\n'
+    ))  # fmt: skip
+    assert "At last?" in course.lab("predict", "1").stdout, "a broken answer hides no other"
 
 
 def test_what_cannot_be_guessed_is_refused(course: Course) -> None:

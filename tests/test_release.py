@@ -285,6 +285,34 @@ def test_without_a_reference_the_own_engine_needs_every_lab(tmp_path: Path) -> N
         assert Path(done.stdout.strip()).parent == students.root / home, done.stderr
 
 
+def test_a_lab_alone_has_no_engine_and_its_demo_says_so(
+    without_a_reference: dict[str, bytes], tmp_path: Path
+) -> None:
+    students = Students(tmp_path / "students")
+    write_release(without_a_reference, students.root, never)
+    write_lab(students, 3)
+    demo = students.run("grader.student.lab_command", "demo", "03")
+    assert demo.returncode == 1
+    assert "needs" not in demo.stderr and "says more" not in demo.stderr
+    assert "The demo of lab03 runs on an engine, with the labs below: lab0" in demo.stderr
+    # a stand-in loads where only the package itself is on the path, as it is once installed
+    alone = f"""
+import importlib.util as u, sys
+spec = u.spec_from_file_location("nanovllm", r"{students.root}/nanovllm/__init__.py")
+sys.modules["nanovllm"] = module = u.module_from_spec(spec)
+spec.loader.exec_module(module)
+import nanovllm.batching.request
+"""
+    loaded = subprocess.run(
+        [sys.executable, "-P", "-c", alone],
+        cwd=tmp_path,
+        env={**os.environ, "NANOVLLM_CODE": "lab03", "NANOVLLM_MINE": "", "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert loaded.returncode == 0, loaded.stderr
+
+
 @pytest.mark.proof
 def test_notebooks_run_in_it(students: Students, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NANOVLLM_CODE", "NANOVLLM_MINE"):

@@ -67,6 +67,22 @@ def test_a_copy_that_is_there_is_taken_and_another_is_not(folder: Path, tmp_path
         Weights(folder, tmp_path / "other")
 
 
+def test_nothing_of_anybody_is_overwritten(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "config.json").write_text("of another model")
+    with pytest.raises(ResilienceError, match="another model or version"):
+        Weights(folder, tmp_path / "kept")
+    assert (tmp_path / "kept" / "config.json").read_text() == "of another model"
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["config.json"]
+
+
+def test_the_models_own_folder_keeps_nothing(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(folder)
+    for same in (folder, tmp_path / "link"):
+        with pytest.raises(ResilienceError, match="the model's own folder"):
+            Weights(folder, same)
+
+
 def test_a_folder_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ResilienceError, match=r"cannot be kept in .*file"):

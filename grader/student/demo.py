@@ -10,7 +10,7 @@ from pathlib import Path
 
 from grader.checks.unwritten import absent_symbols, unwritten
 from grader.course.errors import LabError
-from grader.course.lab_toml import Lab, find_lab
+from grader.course.lab_toml import Lab, find_lab, labs
 from grader.course.paths import ROOT, student_package
 
 
@@ -69,7 +69,8 @@ def _told(lab: Lab, error: Exception) -> str:
     absent = unwritten(error)
     if absent:
         return _needs(lab, absent.lab, absent.task)
-    if isinstance(error, ModuleNotFoundError) and "is not started" in str(error):
+    below = {f"nanovllm.{one.package}" for one in labs()} - {f"nanovllm.{lab.package}"}
+    if isinstance(error, ModuleNotFoundError) and error.name in below:
         return f"The demo of {lab.key} runs on an engine, with the labs below: {error}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(student_package())]

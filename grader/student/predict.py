@@ -86,8 +86,8 @@ def computed(lab: Lab, question: Question) -> float:
     except Exception as error:
         absent = unwritten(error)
         why = f"{absent} is not written yet" if absent else f"{type(error).__name__}: {error}"
-        why = why.rstrip(".")
-        raise LabError(f"question {question.key} has no answer from your code: {why}.") from None
+        says = f"question {question.key} has no answer from your code: {why.rstrip('.')}."
+        raise LabError(says) from None
 
 
 def told(lab: Lab, question: Question, records: State) -> str:

@@ -18,9 +18,10 @@ from nanovllm.speculative.guess_policy import GuessPolicy
 from nanovllm.speculative.guessed_plan import GuessedChunk
 from nanovllm.speculative.proposer import Ask, Guesses, Proposer
 
-NAP, SLEEP = 16, 64  # steps in a row that pass as they are, for asking costs, too: where nobody
-# wants guesses, and where guesses do not pay
-TIMED = 12  # such steps that are timed
+# How many steps in a row pass as they are, for asking costs, too:
+NAP = 16  # where the policy wants no guesses
+SLEEP = 64  # where guesses do not pay
+TIMED = 12  # to learn what a step without guesses takes
 
 
 class SpeculativeScheduler:
@@ -216,11 +217,11 @@ class SpeculativeScheduler:
         if self._tried:
             self.costs.step(self._plan.num_tokens, own - self._drafting)
         if self.credit is not None and self._plan.chunks:
-            self._rest(self.credit, own)
+            self._plan_nap(self.credit, own)
         self._drafting = 0.0
         self.inner.observe(seconds)
 
-    def _rest(self, credit: Credit, own: float) -> None:
+    def _plan_nap(self, credit: Credit, own: float) -> None:
         """After a step that took so long: for how many steps nobody is asked now."""
         if self._tried:
             credit.tried(self._plan, own, self._drafting, self.costs.token)

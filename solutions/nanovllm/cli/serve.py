@@ -194,8 +194,8 @@ def serve(
             elif lora_modules:
                 server = lora_server(llm, settings, lora_modules, *_templates(llm))
             elif supervise:
-                made = _maker(llm, kept_weights)
-                server = _supervised(llm, settings, given["executor_timeout"], evidence, made)
+                patience = given["executor_timeout"]
+                server = _supervised(llm, settings, patience, evidence, kept_weights)
             else:
                 server = _server(llm, settings)
             said = f"{llm.engine_name}; {llm.rung.describe(llm.runner.engine)}"
@@ -293,14 +293,14 @@ def _supervised(
     config: "ServeConfig",
     patience: float,
     evidence: Path | None,
-    make_engine: "Callable[[], Any]",
+    kept_weights: Path | None,
 ) -> "Server":
-    """A server whose engine is made anew when it dies or hangs."""
+    """A server whose engine is made anew when it dies or hangs. Raises Refused."""
     from nanovllm.resilience.guardian import Guardian
     from nanovllm.resilience.supervisor import SupervisedEngine
     from nanovllm.serving.app import Server
 
-    guardian = Guardian(make_engine, patience, evidence or EVIDENCE)
+    guardian = Guardian(_maker(llm, kept_weights), patience, evidence or EVIDENCE)
     engine: Any = SupervisedEngine(guardian.make, engine=guardian.guard(llm.runner.engine))
     server = Server(engine, config, *_templates(llm))
     guardian.attach(server)
