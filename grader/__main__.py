@@ -14,7 +14,7 @@ from rich.table import Table
 from grader.classroom.classroom_command import autograde, classroom
 from grader.classroom.gradescope_zip import gradescope
 from grader.course.errors import LabError, sentence_of
-from grader.course.lab_toml import find_lab, labs
+from grader.course.lab_toml import Lab, find_lab, labs
 from grader.grading import grade_command, race_command
 from grader.release.release_command import release
 
@@ -57,12 +57,16 @@ def build(
 
 @app.command()
 def mistakes(
-    lab: str, only: Annotated[str, typer.Option(help="One mistake by name.")] = ""
+    lab: str,
+    only: Annotated[str, typer.Option(help="One mistake by name.")] = "",
+    scenarios: Annotated[int, typer.Option(help="Ask scenarios alone, at so many draws.")] = 0,
 ) -> None:
     """Plant every known mistake of a lab and show which checks catch and name it."""
     from grader.authoring import mistakes as bank
 
     chosen = find_lab(lab)
+    if scenarios:
+        raise typer.Exit(_unseen(chosen, scenarios))
     with console.status("planting"):
         planted = [mistake for mistake in bank.bank(chosen) if only in ("", mistake.name)]
         found = list(bank.findings(chosen, planted))
@@ -82,6 +86,26 @@ def mistakes(
     console.print(shown)
     console.print(f"{len(found) - missed} of {len(found)} caught and named")
     raise typer.Exit(1 if missed else 0)
+
+
+def _unseen(lab: Lab, draws: int) -> int:
+    """List the mistakes that the scenarios do not see; how many no draw sees."""
+    from grader.authoring.unseen import only_counted, sights
+
+    with console.status("planting"):
+        found = list(sights(lab, draws))
+    shown = Table("mistake", "task", "seen")
+    for sight in found:
+        if not sight.at_once:
+            seen = f"at draw {sight.draw}" if sight.scenario else "[red]never[/]"
+            shown.add_row(sight.mistake.name, str(sight.mistake.task), seen)
+    console.print(shown)
+    at_once, never = sum(s.at_once for s in found), sum(not s.scenario for s in found)
+    console.print(
+        f"{at_once} of {len(found)} seen at a student's draws, {len(found) - never} at {draws}; "
+        f"{len(only_counted(lab))} more show in counts only"
+    )
+    return never
 
 
 @app.command()

@@ -5,7 +5,7 @@ that the engine works from the first minute. The environment variable NANOVLLM_C
 otherwise: `reference` (nothing of yours), `mine` (no lab from the reference), or `lab02` (that
 lab yours, the others from the reference). NANOVLLM_MINE names another folder as yours. A copy of
 the course for students may lack the reference of a lab; then another lab's checks run on what the
-lab gives (its stubs) and, for what it leaves to you, on the plain stand-ins in `standin/`.
+lab gives (its stubs) and, for what it leaves to you, on plain stand-ins (`standin/`).
 """
 
 import os
@@ -72,7 +72,7 @@ class _PerLab:
                 return spec
         given = _ROOT / "labs" / lab / "stubs"
         if _CODE not in ("", "reference", "mine", lab) and given.is_dir():
-            homes = [str(given.parent / "standin"), str(given)]
+            homes = [str(given.parent / name) for name in ("standin", "standin.zip", "stubs")]
             init = given / "__init__.py"
             if str(_ROOT) not in sys.path:
                 sys.path.append(str(_ROOT))  # stand-ins import what lies beside them

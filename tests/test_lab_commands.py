@@ -258,6 +258,15 @@ def test_saves_and_checks_add_up_by_task(course: Course) -> None:
     seconds = course.records["labs"]["lab01"]["seconds"]
     assert seconds["1"] == pytest.approx(600, abs=1)
     assert seconds["2"] == pytest.approx(900, abs=60)  # what was saved last was worked on
+    for done in range(2):  # after the last point it is no task's time
+        records = course.records
+        records["last"]["at"] = time.time() - 300
+        course.state_file.write_text(json.dumps(records))
+        course.record(**ALL_PASS)
+        after = course.records["labs"]["lab01"]["seconds"]
+        assert (after["1"], after["2"]) == (seconds["1"], seconds["2"])
+        assert after["0"] == pytest.approx(300 * (done + 1), abs=20)
+    assert "2 Counter" not in course.lab("time", "2").stdout
 
 
 def test_time_refuses_before_the_first_start(tmp_path: Path) -> None:

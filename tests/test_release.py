@@ -295,6 +295,17 @@ def test_a_lab_alone_has_no_engine_and_its_demo_says_so(
     assert demo.returncode == 1
     assert "needs" not in demo.stderr and "says more" not in demo.stderr
     assert "The demo of lab03 runs on an engine, with the labs below: lab0" in demo.stderr
+    answers = (
+        "from grader.course.lab_toml import find_lab; from grader.student.predict import *\n"
+        "print([computed(find_lab(3), one) for one in questions(find_lab(3))])"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", answers], cwd=students.root, capture_output=True, text=True,
+        env={**os.environ, "NANOVLLM_CODE": "", "NANOVLLM_MINE": "", "PYTHONPATH": ""},
+    )  # fmt: skip
+    assert len(json.loads(told.stdout or "[]")) == 4, told.stderr
+    assert (students.root / "labs/lab03/standin.zip").is_file()
+    assert not list((students.root / "labs").glob("*/standin"))
     # a stand-in loads where only the package itself is on the path, as it is once installed
     alone = f"""
 import importlib.util as u, sys

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from grader.authoring.mistakes import bank
+from grader.authoring.unseen import only_counted, sights
 from grader.checks import scenarios
 from grader.course.lab_toml import Lab
 from tests.processes import lines_of
@@ -34,7 +36,6 @@ import nanovllm
 from grader.checks import scenarios
 from grader.course.lab_toml import find_lab
 from grader.checks import observation_json
-from grader.grading.student_seeds import DRAWS
 from grader.sandbox.limits import Limits
 sent = 0
 for scenario in scenarios.load(find_lab(sys.argv[1])):
@@ -43,7 +44,7 @@ for scenario in scenarios.load(find_lab(sys.argv[1])):
         data = observation_json.encode(scenario.observe(nanovllm, seed))
         if time.process_time() - start > 3:
             break
-    sent += DRAWS * len(json.dumps(data))
+    sent += scenarios.DRAWS * len(json.dumps(data))
     print(scenario.name, len(json.dumps(data)), "bytes,", seed - 99, "seeds")
 limit = Limits().output_mb << 20
 assert sent < limit / 2, f"{sent} bytes of observations; a submission may send {limit}"
@@ -115,3 +116,15 @@ def test_half_precision_hides_no_error(half: torch.dtype) -> None:
     finer = {"logits": [same["logits"][0].float()]}
     assert scenarios.judge(finer, same) is None
     assert scenarios.judge({"logits": [right["logits"][0].numpy()]}, right) is None
+
+
+@pytest.mark.proof
+def test_scenarios_alone_see_every_known_mistake(lab: Lab) -> None:
+    """At ten draws; and at a student's own, 95 in a hundred of each task's."""
+    found = list(sights(lab, 10))
+    assert not [sight.mistake.name for sight in found if not sight.scenario]
+    for task in lab.tasks:
+        its = [sight.at_once for sight in found if sight.mistake.task == task.id]
+        late = [s.mistake.name for s in found if s.mistake.task == task.id and not s.at_once]
+        assert sum(its) >= 0.95 * len(its), late
+    assert only_counted(lab).keys() <= {mistake.name for mistake in bank(lab)}

@@ -16,6 +16,7 @@ from grader.checks.compare import Difference, as_array, difference, is_tensor
 from grader.course.lab_toml import Lab
 from grader.course.paths import HIDDEN
 
+DRAWS = 2  # of each scenario, at seeds of the student's own
 HALF, WHOLE = {"float16", "bfloat16"}, {"float32", "float64"}
 Body = Callable[[Any, np.random.Generator], Any]
 

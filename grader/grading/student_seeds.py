@@ -15,6 +15,7 @@ from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
+from grader.checks.scenarios import DRAWS
 from grader.course.errors import LabError
 from grader.course.lab_toml import Lab
 from grader.course.paths import HIDDEN, REFERENCE, ROOT
@@ -22,7 +23,6 @@ from grader.grading.submission import Submission
 from grader.sandbox.limits import Limits
 
 FORMAT = 1
-DRAWS = 2
 OWN = (".py", ".toml", ".json")  # files beside a lab's checks
 PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "pytest", "hypothesis")
 SECRET_BYTES = 16

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -173,6 +175,9 @@ def _text(name: str, data: bytes) -> str:
     """A file as the lines a reader sees."""
     if name.endswith((".safetensors", ".png")):
         return ""
+    if name.endswith(".zip"):
+        with zipfile.ZipFile(io.BytesIO(data)) as packed:
+            return "\n".join(packed.read(part).decode() for part in packed.namelist())
     text = data.decode("utf-8", "replace")
     if name.endswith(".ipynb"):
         return "\n".join("".join(cell["source"]) + "\n" for cell in json.loads(text)["cells"])

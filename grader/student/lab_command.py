@@ -169,7 +169,7 @@ def watch(lab: OptionalLab = None, task: TaskOption = None, mine: MineOption = F
     found, console = _lab(lab), terminal.console()
 
     def at() -> int:
-        return task or lab_state.current_task(lab_state.load(), found)
+        return task or lab_state.current_task(lab_state.load(), found) or 1
 
     Watch(
         found,
@@ -296,16 +296,18 @@ def doctor() -> None:
 
 
 @app.command(name="time")
-def show_time() -> None:
+def show_time(
+    lab: Annotated[str | None, typer.Argument(metavar="[N]", help="this lab only")] = None,
+) -> None:
     """Your working time against the estimate, by lab and task."""
     from grader.student.board import time_table
     from grader.student.progress import all_progress
 
-    found = all_progress(lab_state.with_saves(_load()))
+    found, only = all_progress(lab_state.with_saves(_load())), find_lab(lab) if lab else None
     if not any(one.started for one in found):
         raise LabError("no lab is started yet; `lab start 01` starts the first.")
     console = terminal.console()
-    console.print(time_table(found))
+    console.print(time_table([one for one in found if only in (None, one.lab)]))
     console.print(
         "Time between saves and checks; a gap of 15 minutes or more is a break.", style="dim"
     )

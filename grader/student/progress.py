@@ -166,7 +166,8 @@ def next_step(all_labs: list[LabProgress], records: State) -> str:
     open_labs.sort(key=lambda one: (one.lab.key != records.last_lab, one.lab.number))
     if open_labs:
         return _next_in(open_labs[0])
-    for one in sorted(all_labs, key=lambda one: not one.started):  # what is begun comes first
+    # what is begun comes first, then what follows the lab that was worked on last
+    for one in sorted(all_labs, key=lambda one: (not one.started, one.lab.key < records.last_lab)):
         number = f"{one.lab.number:02d}"
         chain = all(low.started for low in all_labs if low.lab.number < one.lab.number)
         if one.started and chain and not one.tally("mine").full:
@@ -211,7 +212,7 @@ def _ending(key: str) -> str:
         return ""
     number = key.removeprefix("lab")
     return (
-        f"{key} has its points; see it at work, answer its questions, hand it in: "
+        f"{key} has its points; see it at work, answer its notebook's questions, hand it in: "
         f"lab demo {number}, lab pack {number}; then "
     )
 
@@ -232,4 +233,4 @@ def _next_in(one: LabProgress) -> str:
                 f"{lab.key} task {task.id}: {task.title} → {file}; "
                 f"lab check {number} --task {task.id}"
             )
-    return f"{lab.key} has changed since its last check: lab check {number}"
+    return f"{lab.key} has changed since some of its checks ran: lab check {number}"

@@ -122,14 +122,17 @@ def with_saves(state: State) -> State:
 
 
 def current_task(state: State, lab: Lab, module: str = "") -> int:
-    """The task being worked on: the first one not passed, of one module where it is named."""
+    """The task being worked on: the first one not passed, of one module where it is named.
+
+    0 where all of them have passed: what follows is no task's time.
+    """
     candidates = [
         task.id
         for task in lab.tasks
         if not module or any(symbol.startswith(f"{module}:") for symbol in task.symbols)
     ]
     passed = state.lab(lab.key).unlocked if lab.key in state.labs else []
-    return ([task for task in candidates if task not in passed] or candidates or [0])[0]
+    return next((task for task in candidates if task not in passed), 0)
 
 
 def _saves(state: State) -> list[work_time.Event]:
