@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grader.course.paths import ROOT
-from grader.grading import LabReport, Sandbox, grade_lab
+from grader.grading import LabReport, Sandbox, grade_lab, left_out
 from grader.grading.batch import grade_class
 from grader.grading.class_submissions import discover
 from grader.grading.grading_toml import Config
@@ -78,6 +78,7 @@ def _nothing_came_out(graded: dict[str, LabReport]) -> None:
     for name, report in graded.items():
         for text in (lab_text(report), lab_html(report)):
             assert MARK not in text, name
+            assert left_out.shown(text, ()) == text, name
             assert "HIDDEN" not in text and "status 77" not in text, name
             assert "<script" not in text or text.startswith("lab"), name
             assert "\x1b" not in text and "\u202e" not in text, name

@@ -74,6 +74,19 @@ def test_llm_reads_its_blocks_by_the_chosen_attention(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="there is no Triton on macOS")
+@pytest.mark.parametrize("to", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("of", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_the_interpreter_rounds_as_torch_does(of: torch.dtype, to: torch.dtype) -> None:
+    from nanovllm.kernels.add import add
+
+    bits = torch.randint(-(2**31), 2**31, (4096,), generator=torch.Generator().manual_seed(0))
+    any_float = bits.to(torch.int32).view(torch.float32)  # every exponent, subnormal, inf, NaN
+    x = torch.cat([any_float, torch.linspace(-3, 3, 999)]).to(of)
+    got = add(x, torch.zeros_like(x), torch.empty(x.shape, dtype=to))
+    assert torch.equal(got.nan_to_num(7), x.float().to(to).nan_to_num(7))
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there is no Triton on macOS")
 def test_an_address_outside_of_all_tensors_is_refused() -> None:
     from nanovllm.kernels import runtime
     from nanovllm.kernels.add import add_kernel

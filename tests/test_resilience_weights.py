@@ -59,18 +59,26 @@ def test_a_copy_that_is_there_is_taken_and_another_is_not(folder: Path, tmp_path
     Weights(folder, tmp_path / "kept")
     assert kept.stat().st_mtime_ns == before
     damage(tmp_path / "kept")
-    with pytest.raises(ResilienceError, match="another model or version"):
+    with pytest.raises(ResilienceError, match="other files than a copy"):
         Weights(folder, tmp_path / "kept")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "adapter.safetensors").touch()
-    with pytest.raises(ResilienceError, match="another model or version"):
-        Weights(folder, tmp_path / "other")
+    for name in ("adapter.safetensors", "notes.txt"):  # a copy does not come among other things
+        other = tmp_path / name / "other"
+        other.mkdir(parents=True)
+        (other / name).touch()
+        with pytest.raises(ResilienceError, match="other files than a copy"):
+            Weights(folder, other)
+        assert [path.name for path in other.iterdir()] == [name]
+    (tmp_path / "kept" / "config.json").unlink()  # what was not copied to its end is
+    (tmp_path / "kept" / "config.json.part").touch()
+    damage(tmp_path / "kept")
+    Weights(folder, tmp_path / "kept")
+    assert (tmp_path / "kept" / "config.json").is_file()
 
 
 def test_nothing_of_anybody_is_overwritten(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "config.json").write_text("of another model")
-    with pytest.raises(ResilienceError, match="another model or version"):
+    with pytest.raises(ResilienceError, match="other files than a copy"):
         Weights(folder, tmp_path / "kept")
     assert (tmp_path / "kept" / "config.json").read_text() == "of another model"
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["config.json"]

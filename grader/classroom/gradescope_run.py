@@ -20,7 +20,7 @@ from grader.classroom.gradescope_results import NOT_GRADED, Results, refused, re
 from grader.classroom.gradescope_zip import OWN_CONFIG, OWN_SECRET, USER
 from grader.course.errors import LabError
 from grader.course.lab_toml import Lab, find_lab
-from grader.course.paths import HIDDEN, REFERENCE, ROOT
+from grader.course.paths import HIDDEN, LABS, REFERENCE, ROOT
 from grader.grading.class_submissions import alone_inside
 from grader.grading.grade import grade_read
 from grader.grading.grading_toml import Config
@@ -84,8 +84,12 @@ def user_number(user: str) -> int:
 
 def closed(lab: Lab, at: Path) -> list[Path]:
     """What only root may read: answers, scenarios, seed, what was handed in, results."""
-    shown = set(visible_files.course(lab))
-    answers = [path for path in REFERENCE.iterdir() if path not in shown]
+    shown = visible_files.course(lab)
+    answers = [
+        path
+        for path in (*REFERENCE.iterdir(), *REFERENCE.glob("*/*.py"), *LABS.iterdir())
+        if not any(path.is_relative_to(one) or one.is_relative_to(path) for one in shown)
+    ]
     own = [at / name for name in ("submission", "submission_metadata.json", "results")]
     return [HIDDEN, (ROOT / OWN_SECRET).parent, *answers, *own]
 

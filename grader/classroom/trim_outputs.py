@@ -8,6 +8,8 @@ from nbformat import NotebookNode
 from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Integer
 
+from grader.grading.left_out import shown
+
 PICTURES = ("image/png", "image/jpeg")
 CUT = "\n... the rest was cut ..."
 
@@ -17,6 +19,14 @@ class TrimOutput(NbGraderPreprocessor):
 
     max_text = Integer(20_000, help="characters of one output's text").tag(config=True)
     max_picture = Integer(2_000_000, help="characters of one picture, in base64").tag(config=True)
+
+    _own: tuple[str, ...] = ()  # the cells' sources
+
+    def preprocess(
+        self, nb: NotebookNode, resources: dict[str, Any]
+    ) -> tuple[NotebookNode, dict[str, Any]]:
+        self._own = tuple(cell.source for cell in nb.cells)
+        return super().preprocess(nb, resources)
 
     def preprocess_cell(
         self, cell: NotebookNode, resources: dict[str, Any], index: int
@@ -41,4 +51,5 @@ class TrimOutput(NbGraderPreprocessor):
         return kept | {"text/plain": self._cut(str(data.get("text/plain", "")))}
 
     def _cut(self, text: str) -> str:
-        return text if len(text) <= self.max_text else text[: self.max_text] + CUT
+        cut = text if len(text) <= self.max_text else text[: self.max_text] + CUT
+        return shown(cut, self._own)

@@ -128,7 +128,8 @@ class Marking:
 
     def _task(self, task: Any) -> TaskReport:
         entries = [entry for entry in self._entries if entry.task == task.id]
-        checks = [check_report(e, self.checks.get(e.id, {}), self.nothing) for e in entries]
+        own = [data.decode("utf-8", "replace") for data in self.handed_in.files.values()]
+        checks = [check_report(e, self.checks.get(e.id, {}), self.nothing, own) for e in entries]
         there = self.scenarios if not self.nothing else None
         scenarios = there.reports_of(task.id) if there else []
         return TaskReport(task.id, task.title, float(task.points), tuple(checks), tuple(scenarios))

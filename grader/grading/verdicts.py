@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from grader.course.outcome import Status
+from grader.grading.left_out import shown
 from grader.grading.report import (
     AGREES,
     BROKEN,
@@ -33,12 +35,15 @@ USUAL = ("AssertionError", "AttributeError", "ImportError", "IndexError", "KeyEr
          "ValueError", "ZeroDivisionError")  # fmt: skip
 
 
-def check_report(entry: Any, result: Result, nothing: str) -> CheckReport:
+def check_report(entry: Any, result: Result, nothing: str, own: Sequence[str]) -> CheckReport:
+    """own: what was handed in, as text."""
     status = result.get("status")
     if nothing or status not in set(map(str, Status)):
-        why = nothing or str(result.get("reason", "no result came"))[:TEXT]
+        why = nothing or shown(str(result.get("reason", "no result came"))[:TEXT], own)
         return CheckReport(entry.id, entry.title, entry.points, str(Status.FAILED), why)
-    texts = {name: str(result.get(name, ""))[:TEXT] for name in ("reason", "mistake", "card")}
+    texts = {
+        name: shown(str(result.get(name, ""))[:TEXT], own) for name in ("reason", "mistake", "card")
+    }
     return CheckReport(entry.id, entry.title, entry.points, str(status), **texts)
 
 

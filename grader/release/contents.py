@@ -13,9 +13,9 @@ import jinja2
 from grader.course.digest import IGNORED
 from grader.course.lab_toml import Lab
 from grader.course.paths import MODELS, NOTEBOOKS, REFERENCE, ROOT
+from grader.course.withheld import withheld
 from grader.release.import_closure import needed_modules
 from grader.release.lab_selection import Selection
-from nanovllm import _PACKAGE_OF_LAB  # also of labs whose handouts are to come
 
 TEMPLATES = Path(__file__).parent / "student"
 # What the students' commands, pytest and notebooks load; the rest follows from the imports.
@@ -27,11 +27,6 @@ WORKFLOW = ".github/workflows/classroom.yml"
 CHECKPOINTS = ("target", "draft")
 INSTRUCTORS = re.compile(r"^(grader|package-data) = ")
 MAINTAINERS = re.compile(r"^\[+(?:tool\.(?:ruff|importlinter)|dependency-groups)")
-# Steps that compute in place of these labs' reference: never of use beside a student's own code,
-# and they show in other words what the student is to write.
-IN_PLACE_OF_LABS: dict[str, tuple[str, ...]] = {"fast": ("lab02", "lab03", "lab04", "lab05")}
-IN_PLACE_OF_LABS["gpu"] = IN_PLACE_OF_LABS["fast"]
-IN_PLACE_OF_LABS["fast/speculative.py"] = ("lab08",)
 
 
 def contents(selection: Selection) -> dict[str, bytes]:
@@ -73,9 +68,7 @@ def _copied(selection: Selection) -> Iterator[Path]:
 
 def _engine(selection: Selection) -> Iterator[Path]:
     """The engine's front, which is given, and the reference of the closed labs."""
-    kept_back = {*_PACKAGE_OF_LAB.values()} - {lab.package for lab in selection.closed}
-    closed = {lab.key for lab in selection.closed}
-    kept_back |= {name for name, those in IN_PLACE_OF_LABS.items() if not closed.issuperset(those)}
+    kept_back = withheld({lab.key for lab in selection.closed})
     for path in sorted(REFERENCE.iterdir()):
         if path.is_file() and path.suffix == ".py":
             yield path

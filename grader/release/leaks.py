@@ -79,20 +79,20 @@ def verbatim(files: dict[str, bytes], lab: Lab) -> Verbatim:
     That is handout, checks, hints, notebook, demo, predictions, plots and given code. What another
     lab's given code or the tooling says alike gives nothing of this lab away.
     """
-    lines = {line for _, body in solutions(lab) for line in _telling(body)}
+    lines = {line for _, body in solutions(lab) for line in telling(body)}
     own = (f"labs/{lab.key}/", f"notebooks/{lab.key}/")
     texts = {
-        name: _squashed(_text(name, data)) for name, data in files.items() if name.startswith(own)
+        name: squashed(_text(name, data)) for name, data in files.items() if name.startswith(own)
     }
     found = {}
     for line in sorted(lines):
-        places = [name for name, text in texts.items() if _squashed(line) in text]
+        places = [name for name, text in texts.items() if squashed(line) in text]
         if places:
             found[line] = places
     return Verbatim(len(lines), found)
 
 
-def _telling(body: str) -> Iterator[str]:
+def telling(body: str) -> Iterator[str]:
     """Lines of a solution that say something of it: not imports, signatures or docstrings."""
     silent: set[int] = set()
     deep = (len(body) - len(body.lstrip(" "))) // 4  # helpers may follow, less deep than its start
@@ -111,7 +111,7 @@ def _telling(body: str) -> Iterator[str]:
             yield from _lines(line)
 
 
-def _squashed(text: str) -> str:
+def squashed(text: str) -> str:
     """Without spaces, quotes and backslashes, so that no other way to write it hides a line."""
     return re.sub(r"[\s\"'`\\]", "", text)
 

@@ -18,7 +18,7 @@ from typing import Any
 from _pytest.assertion import rewrite
 
 from grader.course.lab_toml import Lab
-from grader.course.paths import HIDDEN, LABS, MODELS, REFERENCE, ROOT
+from grader.course.paths import HIDDEN, MODELS, REFERENCE, ROOT
 from grader.sandbox import visible_files
 
 Stamp = tuple[int, int]
@@ -29,11 +29,11 @@ _checks: dict[str, tuple[Stamp, tuple[os.stat_result, CodeType]]] = {}
 def remember(lab: Lab | None) -> None:
     """Compile what checks and scenarios of a lab import; None: all of the reference."""
     shown = visible_files.course(lab) if lab else [REFERENCE, ROOT / "nanovllm" / "__init__.py"]
-    apart = {LABS, HIDDEN}
-    if lab and lab.home != LABS:
+    apart = {ROOT / "labs", HIDDEN}
+    if lab and lab.home != ROOT / "labs":
         apart |= {lab.home, lab.home.parent / MODELS.name}
     loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    for path in _sources(path for path in shown if path not in apart):
+    for path in _sources(path for path in shown if not apart & {path, path.parent}):
         if str(path) not in loaded:
             code = SourceFileLoader("", str(path)).source_to_code(path.read_bytes(), str(path))
             _modules[str(path)] = (_stamp(path), code)

@@ -105,7 +105,8 @@ def told(lab: Lab, question: Question, records: State) -> str:
     lines = [f"{question.key}. {question.text}"]
     if question.key not in entry.guesses:
         command = f"lab predict {lab.number:02d} {question.key} NUMBER"
-        return "\n".join([*lines, f"   your guess in {question.unit}: {command}"])
+        unit = question.unit if question.unit.startswith("(") else f"in {question.unit}"
+        return "\n".join([*lines, f"   your guess {unit}: {command}"])
     lines.append(f"   you guessed {entry.guesses[question.key]:g} {question.unit}")
     missing = sorted(set(question.tasks) - set(entry.unlocked))
     if missing:

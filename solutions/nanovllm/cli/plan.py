@@ -35,7 +35,7 @@ def plan(
     most: Annotated[int, typer.Option(min=1, help="Replicas to try at most.")] = 64,
     minutes: Annotated[
         float,
-        typer.Option(min=0.1, help="Plan for the busiest so many minutes of the trace."),
+        typer.Option(min=0.1, max=10080, help="Plan for the busiest so many minutes of the trace."),
     ] = 10.0,
     times: Annotated[
         float, typer.Option(min=0.001, help="So many times the trace's traffic.")
