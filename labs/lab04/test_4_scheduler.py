@@ -653,7 +653,7 @@ def test_store():
     play.scheduler.end(requests[0], Status.FINISHED)
     expect(
         play.store.told,
-        ["suspend 2, 7 computed", "forget 2", "release 0"],
+        ["suspend 2, 8 computed", "forget 2", "release 0"],
         call="what the store is told: request 2 preempted, with its computed tokens at this moment, "
         "then ended; request 0 ended",
         cause="suspended: it comes back, and its tokens were there till now; forgotten: it will "
