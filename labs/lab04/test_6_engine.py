@@ -283,7 +283,7 @@ def test_events():
     expect(
         [_short(event) for event in engine.step()],
         ["Queued 2", "Aborted 1", "Preempted 0", "Admitted 2", "Prefilled 2", "TokenGenerated 2",
-         "Finished 2", "Stepped [(2, 0, 1)] of 512"],
+         "Finished 2", "Stepped [(2, 0, 1)] of 40"],
         call="the events of a step: request 1, which waits, is given up, request 2 arrives, and "
         "the turn of request 0 is over; one runs at a time",
     )  # fmt: skip
