@@ -324,7 +324,6 @@ def test_budget_returned():
         "2, whose prompt is not read to its end",
     )
 
-
     kept = Play(Refusing(100), budget=4, policy=make_policy("sjf"))
     kept.add(prompt=2, output=20)
     kept.step()
@@ -575,8 +574,8 @@ def test_budget_of_a_step():
     expect(
         [pair.steps[1:], plan.budget],
         [[{0: (1, 1)}, {0: (2, 1), 1: (0, 1)}], 2],
-        call="chunks of two steps and the last one's budget: prompts of 1 token, of which the second "
-        "is admitted in the first of these steps without a chunk; then the limit falls to 1",
+        call="chunks of two steps and the last one's budget: prompts of 1 token, of which the "
+        "second is admitted in the first of these steps without a chunk; then the limit falls to 1",
         cause="whoever is in the batch with one token remaining is a decode",
     )
     store, budget = Refusing(1000), AdaptiveBudget(limit=4, lowest=1, highest=4)
@@ -654,8 +653,8 @@ def test_store():
     expect(
         play.store.told,
         ["suspend 2, 8 computed", "forget 2", "release 0"],
-        call="what the store is told: request 2 preempted, with its computed tokens at this moment, "
-        "then ended; request 0 ended",
+        call="what the store is told: request 2 preempted, with its computed tokens by then, and "
+        "ended; request 0 ended",
         cause="suspended: it comes back, and its tokens were there till now; forgotten: it will "
         "not; released: it leaves for good",
     )

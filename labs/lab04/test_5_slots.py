@@ -112,7 +112,9 @@ def test_slots(generator):
         cause="every request has a slot of its own",
     )
     store.block_ids(a).clear()
-    expect(len(store.block_ids(a)), 1, call="length of block_ids after an earlier answer was emptied")
+    expect(
+        len(store.block_ids(a)), 1, call="length of block_ids after an earlier answer was emptied"
+    )
     freed = store.block_ids(b)
     Twin(store, generator).step((b, 0, 5))
     store.release(b)
