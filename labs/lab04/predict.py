@@ -19,7 +19,7 @@ def _played(trace: list[Arrival], room: int, budget: int) -> Run:
     from nanovllm.generation.latency import ManualClock
 
     scheduler = Scheduler(CountingStore(room), budget=FixedBudget(budget), clock=ManualClock())
-    return simulate(trace, scheduler, StepCost())
+    return simulate(trace, scheduler, StepCost(per_place=0.0))  # the questions name no places
 
 
 def steps_of_one() -> float:

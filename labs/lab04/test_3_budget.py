@@ -31,12 +31,19 @@ def limits(budget, steps):
 def test_rules():
     steps = [(0.051, 0.5), (0.029, 0.5), (0.040, 0.5), (0.050, 0.5), (0.030, 0.5), (0.010, 0.14),
              (0.080, 0.14), (0.080, 0.15), (0.010, 0.15), (0.040, 0.0)]  # fmt: skip
+    seen = limits(AdaptiveBudget(limit=1000, lowest=1, highest=5000), steps)
     expect(
-        limits(AdaptiveBudget(limit=1000, lowest=1, highest=5000), steps),
+        seen,
         [800, 880, 880, 880, 880, 660, 495, 396, 435, 326],
         call="the limit after ten steps, from 1000",
         given={"(seconds, free share)": steps},
         cause="under 15 % free - 25 %, else over 50 ms - 20 %, else under 30 ms + 10 %",
+    )
+    expect(
+        [type(limit).__name__ for limit in seen],
+        ["int"] * 10,
+        call="the types of these limits",
+        cause="a step has a whole number of tokens",
     )
     steps = [(0.5, 0.5), (0.25, 0.5), (0.6, 0.5), (0.2, 0.5), (0.2, 0.4), (0.3, 0.6)]
     expect(

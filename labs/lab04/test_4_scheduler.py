@@ -43,8 +43,8 @@ WHAT_A_STEP_SAYS = {
 class Play:
     """Drives a scheduler without a model, and writes down what it planned."""
 
-    def __init__(self, room=1000, budget=8, seats=4, policy=None, max_chunk=None):
-        self.clock = ManualClock()
+    def __init__(self, room=1000, budget=8, seats=4, policy=None, max_chunk=None, clock=None):
+        self.clock = clock or ManualClock()
         self.store = CountingStore(room) if isinstance(room, int) else room
         self.budget = budget = FixedBudget(budget) if isinstance(budget, int) else budget
         self.scheduler = Scheduler(
@@ -97,6 +97,16 @@ class Play:
         return Replay(self.events).text(first, first + 60)
 
 
+class OldestGoes(FirstComeFirstServed):
+    """First come first served, but whoever came first also gives way first."""
+
+    def victim(self, running, now):
+        return min(running, key=lambda request: request.number)
+
+    def displaced(self, first, running, now):
+        return min(running, key=lambda request: request.number, default=None)
+
+
 def expect_steps(play, expected, call, cause):
     """Compare plans step by step; a card shows the run up to where it goes another way."""
     at = first_difference(play.steps, expected)
@@ -128,11 +138,12 @@ def test_chunks():
         request = play.add(prompt=10, output=3)
         first = play.step()
         expect(
-            [request.status.value, [r.number for r in first.admitted]],
-            ["running", [0]],
-            call="the status after the first step, and who was admitted in it",
-            cause="update turns SCHEDULED into RUNNING",
-        )
+            [request.status.value, [r.number for r in first.admitted],
+             [chunk.total for chunk in first.chunks]],
+            ["running", [0], [10]],
+            call="the status after the first step of a prompt of 10, who was admitted in it, and "
+            "`total` of its chunks",
+        )  # fmt: skip
         play.drain(most=9)
         expect_steps(
             play,
@@ -257,6 +268,18 @@ def test_preemption():
         call="preemptions, tokens generated and status of each at the end",
         cause="generated tokens are kept; each preemption is counted once",
     )
+    other = Play(room=24, budget=16, seats=4, policy=OldestGoes())
+    for _ in range(3):
+        other.add(prompt=6, output=8)
+    plans = [other.step() for _ in range(4)]
+    expect(
+        [[r.number for r in plans[3].preempted], other.steps[3]],
+        [[0], {1: (8, 1), 2: (7, 1)}],
+        call="who is preempted in step 3 of the same run, and its chunks as {request: (start, "
+        "length)}, under a policy whose `victim` is the request of the smallest number",
+        given={"run": other.picture()},
+        cause="the policy says who gives way, whatever its order",
+    )
 
 
 @pytest.mark.check(task=4, points=2, title="A preempted chunk gives its tokens back to the budget")
@@ -299,6 +322,22 @@ def test_budget_returned():
         call="room 22, budget 7, shortest first: 3 + 10, 9 + 5, and a step later 9 + 3",
         cause="in step 3 the budget is 2; request 0 leaves the plan, and its token is for request "
         "2, whose prompt is not read to its end",
+    )
+
+    kept = Play(Refusing(100), budget=4, policy=make_policy("sjf"))
+    kept.add(prompt=2, output=20)
+    kept.step()
+    kept.store.refused = kept.add(prompt=9, output=1)
+    kept.store.beside = kept.requests[0]
+    kept.step()
+    plan = kept.step()
+    expect(
+        [kept.steps[1:], [r.number for r in plan.preempted]],
+        [[{0: (2, 1)}, {1: (0, 3)}], [0]],
+        call="the last two of three steps: budget 4, shortest first; 2 + 20, and a step later 9 + "
+        "1, for which there is no room before request 0 is preempted; who is preempted in the last",
+        given={"run": kept.picture()},
+        cause="room was asked for 3 tokens; the token of request 0 that came back changes nothing",
     )
 
 
@@ -441,6 +480,32 @@ def test_turns():
         call="two may run, turns of 2 tokens: 2 + 4, and two steps later 3 + 1",
         cause="the first of the queue can come in as it is: nobody has to make room",
     )
+    back = Play(room=10, policy=RoundRobin(quantum=2), max_chunk=2)
+    back.add(prompt=2, output=4)
+    back.step()
+    back.add(prompt=8, output=1)
+    back.step()
+    plan = back.step()
+    expect(
+        [[r.number for r in plan.preempted], sorted(r.number for r in plan.admitted),
+         back.steps[-1]],
+        [[0], [0, 1], {0: (0, 2), 1: (0, 2)}],
+        call="who is preempted and who admitted in the third step, and its chunks as {request: "
+        "(start, length)}: room 10, max_chunk 2, turns of 2; 2 + 4, and a step later 8 + 1",
+        cause="request 0 makes room for request 1, and there is room for both; who made room may "
+        "come in again at once",
+    )  # fmt: skip
+    oldest = Play(seats=2, policy=OldestGoes())
+    for _ in range(3):
+        oldest.add(prompt=2, output=9)
+    oldest.step()
+    expect(
+        [r.number for r in oldest.step().preempted],
+        [0],
+        call="who is preempted when a third request finds both places taken, under a policy whose "
+        "`displaced` is the request of the smallest number",
+        cause="the policy says who makes room for the first of the queue",
+    )
     for name in ("fcfs", "sjf", "round-robin", "priority-with-ageing", "size-queues"):
         busy = Play(room=60, budget=12, seats=4, policy=make_policy(name))
         for i in range(24):
@@ -497,6 +562,22 @@ def test_budget_of_a_step():
         call="budget and chunks with three half-read prompts running, when the limit falls to 1",
         cause="unfinished prompts are no decodes: the limit may make them wait",
     )
+    prompts.budget.limit, prompts.budget.highest = 8, 3
+    expect(prompts.step().budget, 3, call="budget when the limit is 8 again, but `highest` is 3")
+    pair = Play(Refusing(1000), AdaptiveBudget(limit=8, lowest=1, highest=8))
+    pair.add(prompt=1, output=9)
+    pair.step()
+    pair.store.refused = pair.add(prompt=1, output=9)
+    pair.step()
+    pair.store.refused, pair.budget.limit = None, 1
+    plan = pair.step()
+    expect(
+        [pair.steps[1:], plan.budget],
+        [[{0: (1, 1)}, {0: (2, 1), 1: (0, 1)}], 2],
+        call="chunks of two steps and the last one's budget: prompts of 1 token, of which the "
+        "second is admitted in the first of these steps without a chunk; then the limit falls to 1",
+        cause="whoever is in the batch with one token remaining is a decode",
+    )
     store, budget = Refusing(1000), AdaptiveBudget(limit=4, lowest=1, highest=4)
     again = Play(store, budget, max_chunk=2)
     _, second = again.add(prompt=2, output=9), again.add(prompt=2, output=9)
@@ -520,12 +601,13 @@ def test_budget_of_a_step():
 
 
 class Refusing(CountingStore):
-    """It has no room for one of the requests."""
+    """It has no room for one of the requests, or only while another one is in."""
 
-    refused = None
+    refused = beside = None
 
     def reserve(self, request, num_tokens):
-        return request is not self.refused and super().reserve(request, num_tokens)
+        full = request is self.refused and (self.beside is None or self.beside in self.reserved)
+        return not full and super().reserve(request, num_tokens)
 
 
 class Telling(CountingStore):
@@ -542,7 +624,7 @@ class Telling(CountingStore):
         return 2
 
     def suspend(self, request):
-        self.told.append(f"suspend {request.number}")
+        self.told.append(f"suspend {request.number}, {request.num_computed_tokens} computed")
         CountingStore.release(self, request)
 
     def release(self, request):
@@ -570,9 +652,11 @@ def test_store():
     play.scheduler.end(requests[0], Status.FINISHED)
     expect(
         play.store.told,
-        ["suspend 2", "forget 2", "release 0"],
-        call="what the store is told: request 2 preempted, then ended; request 0 ended",
-        cause="suspended: it comes back; forgotten: it will not; released: it leaves for good",
+        ["suspend 2, 8 computed", "forget 2", "release 0"],
+        call="what the store is told: request 2 preempted, with its computed tokens by then, and "
+        "ended; request 0 ended",
+        cause="suspended: it comes back, and its tokens were there till now; forgotten: it will "
+        "not; released: it leaves for good",
     )
 
 
@@ -601,6 +685,23 @@ def test_moves_are_booked():
         cause="who is preempted queues up behind those who wait already",
     )
 
+    class Ticking(ManualClock):
+        def __call__(self):
+            self.advance(0.5)
+            return self.now
+
+    ticking = Play(seats=1, policy=RoundRobin(quantum=1), clock=Ticking())
+    gone, came = [ticking.add(prompt=2, output=3) for _ in range(2)]
+    ticking.step()
+    ticking.scheduler.schedule()
+    expect(
+        [gone.status.value, came.status.value, came.entered - gone.entered],
+        ["preempted", "scheduled", 0.0],
+        call="the status of two requests after a `schedule` that preempts one and admits the "
+        "other, and the seconds between the two moves; each reading of the clock is 0.5 s later",
+        cause="one reading of the clock holds for a whole plan",
+    )
+
 
 @pytest.mark.check(task=4, points=1, title="The queue, in the order of the policy now")
 def test_queue():
@@ -622,8 +723,13 @@ def test_queue():
         given={"priorities of 1, 2, 3, 4": "low, normal, high, normal"},
         cause="with time everybody is as urgent as the most urgent, and arrival decides",
     )
-    play.scheduler.queue().clear()
-    expect(len(play.scheduler.queue()), 3, call="the queue after its list was emptied outside")
+    held = play.scheduler.queue()
+    held.clear()
+    expect(
+        [len(play.scheduler.queue()), len(held)],
+        [3, 0],
+        call="length of queue() after the list of an earlier call was emptied, and of that list",
+    )
     due = Play(budget=64, seats=1, policy=make_policy("deadline"))
     due.add(prompt=2, output=2)
     due.step()
@@ -651,7 +757,8 @@ def test_random_histories():
         if at is not None:
             drawn = {
                 "your run": f"your run\n{picture(found)}\n\nby the rules\n{picture(expected)}\n"
-                f"the first step that differs is {at}"
+                f"the first step that differs is {at}; who is preempted and comes back in one step "
+                "has no x"
             }
         for part, place in WHAT_A_STEP_SAYS.items():
             expect(
@@ -659,7 +766,6 @@ def test_random_histories():
                 [said[place] for said in expected["steps"][step]],
                 call=f"{part}, in step {at} of: {history}",
                 given=drawn,
-                cause="one of the four rules of a step does not hold here; go through them by hand",
             )
         expect(
             found["ends"],

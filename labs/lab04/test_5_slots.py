@@ -111,6 +111,10 @@ def test_slots(generator):
         call="different slots of three requests in a store of three, and can_admit of a fourth",
         cause="every request has a slot of its own",
     )
+    store.block_ids(a).clear()
+    expect(
+        len(store.block_ids(a)), 1, call="length of block_ids after an earlier answer was emptied"
+    )
     freed = store.block_ids(b)
     Twin(store, generator).step((b, 0, 5))
     store.release(b)
@@ -140,21 +144,17 @@ def test_room(generator):
     store = SlotStore(CONFIG, num_slots=2, capacity=CAPACITY)
     a, b, late = new_request(0), new_request(1), new_request(2)
     admitted(store, a)
-    twin, seen = Twin(store, generator), []
-    for computed in (0, 7, 12):
+    twin = Twin(store, generator)
+    for computed, room in ((0, 12), (7, 5), (12, 0)):
         if computed:
             twin.step((a, a.num_computed_tokens, computed - a.num_computed_tokens))
-        seen.append([store.reserve(a, n) for n in (1, 5, 6, 12, 13)])
-    expect(
-        seen,
-        [
-            [True, True, True, True, False],
-            [True, True, False, False, False],
-            [False, False, False, False, False],
-        ],
-        call="reserve(request, n) for n in 1, 5, 6, 12, 13, with 0, 7, 12 of 12 places taken",
-        cause="the new tokens go behind the computed ones",
-    )
+        expect(
+            [store.reserve(a, n) for n in (12, 13, 6, 5, 1)],
+            [n <= room for n in (12, 13, 6, 5, 1)],
+            call="reserve(request, n) for n in 12, 13, 6, 5, 1, one after another",
+            given={"computed tokens of the request": computed, "places in its slot": CAPACITY},
+            cause="the new tokens go behind the computed ones; asking again takes no more room",
+        )
     store.release(a)
     admitted(store, b, late)
     twin.step((b, 0, 4), (late, 0, 1))
@@ -165,6 +165,13 @@ def test_room(generator):
         call="free_tokens after commits of 4 and 3 tokens of one request and 1 of another, and "
         "whether requests of 1, 12 and 13 tokens fit",
         cause="a chunk's tokens add to those before it; a request must fit into one slot",
+    )
+    store.commit(plan_of((b, 7, 2)))
+    expect(
+        store.free_tokens,
+        2 * CAPACITY - 10,
+        call="free_tokens after a commit of 2 more tokens, before num_computed_tokens counts them",
+        cause="what is committed is stored from then on",
     )
 
 

@@ -272,6 +272,21 @@ def test_events():
         call="the events of two steps: one prompt of 2 with 2 samples, each generates 2",
         cause="a prompt is reported as read once, with the first token of sample 0",
     )  # fmt: skip
+    turns = EngineConfig(max_num_seqs=1, policy=RoundRobin(1))
+    engine = Engine(dummy_model(CONFIG), turns, sampler=argmax_sampler, clock=clock)
+    for _ in range(2):
+        engine.add_request([7], greedy(3))
+    engine.step()
+    engine.add_request([8], greedy(1))
+    engine.abort(1)
+    clock.advance(1.0)
+    expect(
+        [_short(event) for event in engine.step()],
+        ["Queued 2", "Aborted 1", "Preempted 0", "Admitted 2", "Prefilled 2", "TokenGenerated 2",
+         "Finished 2", "Stepped [(2, 0, 1)] of 40"],
+        call="the events of a step: request 1, which waits, is given up, request 2 arrives, and "
+        "the turn of request 0 is over; one runs at a time",
+    )  # fmt: skip
 
 
 def _short(event):
@@ -355,10 +370,24 @@ def test_failures(rng, seed):
     def touchy_append(step):
         for request in engine.scheduler.running:
             if request.sequence.request_id == 6 and request.num_output_tokens == 1:
-                request.sequence.append = lambda sampled, now: 1 / 0
+                request.sequence.append = broken_append
 
-    model.forward = touchy_model
-    engine = Engine(model, EngineConfig(max_num_seqs=6), sampler=touchy_sampler)
+    class Odd(Exception):
+        pass
+
+    def broken_append(sampled, now):
+        raise Odd("no such token")
+
+    plans = []
+
+    class Noting(Scheduler):
+        def schedule(self):
+            plan = super().schedule()
+            plans.append([chunk.request.sequence.request_id for chunk in plan.chunks])
+            return plan
+
+    model.forward, config = touchy_model, EngineConfig(max_num_seqs=6)
+    engine = Engine(model, config, sampler=touchy_sampler, make_scheduler=Noting)
     for prompt in prompts:
         engine.add_request(prompt, greedy(6, logit_bias={48: -100.0}))
     engine.add_request([5, 48, 6], greedy(6))
@@ -368,7 +397,7 @@ def test_failures(rng, seed):
     failed = [[e.request_id, type(e.error).__name__] for e in events if isinstance(e, Failed)]
     expect(
         failed,
-        [[4, "MemoryError"], [5, "ArithmeticError"], [6, "ZeroDivisionError"]],
+        [[4, "MemoryError"], [5, "ArithmeticError"], [6, "Odd"]],
         call="the Failed events: the model raises for request 4, the sampler for request 5, the "
         "second `sequence.append` of request 6",
         cause="an error belongs to the request that causes it alone, others are tried again",
@@ -379,6 +408,15 @@ def test_failures(rng, seed):
         call="the tokens of the four other requests",
         given={"run": Replay(events).text(0, 60)},
         cause="they go on as if nothing had happened",
+    )
+    kinds = [type(event).__name__ for event in events]
+    told = [e.request_id for e in events[: kinds.index("Stepped")]
+            if isinstance(e, TokenGenerated | Failed)]  # fmt: skip
+    expect(
+        told,
+        plans[0],
+        call="the requests of TokenGenerated and Failed in the first step; request 4 fails",
+        cause="the events come in the order of the plan's chunks, Failed like the others",
     )
     expect(
         [len(tokens_of(events, 5)), len(tokens_of(events, 6)), engine.store.free_tokens],
@@ -433,6 +471,10 @@ def test_step_report():
     forward, observed = model.forward, []
 
     class Slow(Scheduler):
+        def add(self, request):
+            clock.advance(0.125)
+            super().add(request)
+
         def schedule(self):
             clock.advance(0.25)
             return super().schedule()
@@ -455,16 +497,17 @@ def test_step_report():
     steps = [e for e in events if isinstance(e, Stepped)]
     expect(
         [queued, [[e.started, e.time, e.running, e.waiting, e.budget] for e in steps]],
-        [[1.0] * 3, [[2.0, 2.75, 2, 1, 8]]],
-        call="three requests that arrive at 1.0 with two seats; a step at 2.0 that plans for 0.25 "
-        "s, computes for 0.5 s, and ends two of them: times of Queued; started, time, running, "
+        [[1.0] * 3, [[2.0, 3.125, 2, 1, 8]]],
+        call="three requests that arrive at 1.0 with two seats; a step at 2.0 that adds each to "
+        "the scheduler for 0.125 s, plans for 0.25 s, computes for 0.5 s, and ends two of them: "
+        "times of Queued; started, time, running, "
         "waiting, budget of Stepped",
         cause="a request was queued when it arrived; a step starts before it collects, and counts "
         "those that ran in it, also those that it ended",
     )
     expect(
         [engine.store.free_tokens, observed, engine.scheduler.budget.limit],
-        [engine.store.total_tokens, [0.75], 6],
+        [engine.store.total_tokens, [1.125], 6],
         call="free places, the seconds observed, and the limit of 8 after this step",
         cause="the scheduler observes the seconds of each step, and tells the budget",
     )
@@ -473,14 +516,18 @@ def test_step_report():
         def reserve(self, request, num_tokens):
             return not request.num_computed_tokens and super().reserve(request, num_tokens)
 
-    engine = Engine(dummy_model(CONFIG), config, store=Stubborn(CONFIG, 2, 40))
+    store = Stubborn(CONFIG, 2, 40)
+    engine = Engine(dummy_model(CONFIG), config, store=store, clock=clock, make_scheduler=Slow)
     engine.add_request([5, 6], greedy(3))
     engine.step()
+    observed.clear()
     expect(
-        [type(event).__name__ for event in engine.step()],
-        ["Preempted"],
-        call="the events of a step in which the only request is preempted",
-        cause="nothing was computed, so there is no Stepped, but what happened is reported",
+        [[type(event).__name__ for event in engine.step()], observed],
+        [["Preempted"], []],
+        call="the events of a step in which the only request is preempted, and the seconds that "
+        "the scheduler observes",
+        cause="nothing was computed, so there is no Stepped and nothing to observe, but what "
+        "happened is reported",
     )
 
 
@@ -507,7 +554,10 @@ def test_failed_chunks():
             return super().admit(request)
 
         def commit(self, plan):
-            committed.extend([c.request.sequence.request_id, c.length] for c in plan.chunks)
+            committed.extend(
+                [c.request.sequence.request_id, c.length, c.request.num_computed_tokens]
+                for c in plan.chunks
+            )
             super().commit(plan)
 
     engine = Engine(model, config, store=Noting(CONFIG, 2, 40), sampler=argmax_sampler)
@@ -517,11 +567,13 @@ def test_failed_chunks():
     failed = [[e.request_id, type(e.error).__name__] for e in events if isinstance(e, Failed)]
     expect(
         [failed, committed, admitted[0].num_computed_tokens],
-        [[[0, "MemoryError"]], [[1, 1]], 0],
-        call="Failed events, what is committed (request, length), and what request 0 "
-        "has computed: the model raises for the first 3 of its 6 tokens",
+        [[[0, "MemoryError"]], [[1, 1, 0]], 0],
+        call="Failed events, what is committed (request, length, computed tokens before it is "
+        "counted), and what request 0 has computed: the model raises for the first 3 of its 6 "
+        "tokens",
         cause="the request fails at once, by a chunk that would draw no token; it never was "
-        "computed, so neither store nor counters take it in",
+        "computed, so neither store nor counters take it in; what was computed is committed first, "
+        "then counted",
     )
 
     def ctrl_c(logits, rows):
@@ -534,6 +586,22 @@ def test_failed_chunks():
         stopped.step,
         call="step() when Ctrl+C is pressed while the sampler runs",
         cause="an interrupt is no request's error",
+    )
+
+    def unwritten(logits, rows):
+        raise NotImplementedError("not written yet")
+
+    stopped = Engine(dummy_model(CONFIG), config, sampler=unwritten, clock=lambda: 1.0)
+    stopped.add_request([5], greedy(1))
+    try:
+        events = stopped.step()
+    except NotImplementedError:
+        events = None
+    expect.that(
+        events is None,
+        "a NotImplementedError goes through",
+        observed=events,
+        call="step() when the sampler is a task that is not written yet",
     )
 
 

@@ -79,6 +79,14 @@ def test_simulate():
         call="tokens computed, and the arrivals",
     )
 
+    far = simulate([Arrival(0.1, 1, 1), Arrival(5.7, 1, 1)], scheduler_of(), COST)
+    expect(
+        times(far),
+        [[0.1 + 1.25], [5.7 + 1.25]],
+        call="the token times of two prompts of 1 that come at 0.1 and 5.7 s",
+        cause="the clock jumps to the arrival itself: as floats, 1.35 + (5.7 - 1.35) is less than "
+        "5.7",
+    )
     stuck, asked = None, set()
 
     class Full(CountingStore):
@@ -149,7 +157,8 @@ def test_simulate():
 def test_reports():
     class Noting(CountingStore):
         def commit(self, plan):
-            committed.append(plan.num_tokens)
+            counted = sum(c.request.num_computed_tokens - c.start for c in plan.chunks)
+            committed.append([made.clock(), plan.num_tokens, counted])
 
     class Watching(FixedBudget):
         def observe(self, seconds, free_share):
@@ -157,7 +166,8 @@ def test_reports():
 
     committed, observed = [], []
     trace = [Arrival(0.6, 8, 2), Arrival(0.0, 4, 3), Arrival(0.5, 2, 1)]
-    events = simulate(trace, scheduler_of(Noting(100), Watching(6)), COST).events
+    made = scheduler_of(Noting(100), Watching(6))
+    events = simulate(trace, made, COST).events
     expect(
         [[e.request_id, e.index, e.time] for e in events if isinstance(e, Queued)],
         [[1, 0, 0.0], [2, 0, 0.5], [0, 0, 0.6]],
@@ -173,10 +183,14 @@ def test_reports():
     )
     expect(
         [committed, observed],
-        [[4, 6, 6, 1], [[2.0, 0.96], [2.5, 0.92], [2.5, 0.92], [1.25, 1.0]]],
-        call="tokens committed in each step, and what the budget observed: seconds, and the share "
-        "of 100 places that is free",
-        cause="places of requests that have ended are free when the scheduler observes",
+        [
+            [[2.0, 4, 0], [4.5, 6, 0], [7.0, 6, 0], [8.25, 1, 0]],
+            [[2.0, 0.96], [2.5, 0.92], [2.5, 0.92], [1.25, 1.0]],
+        ],
+        call="each commit: the time, the tokens, and how many of them num_computed_tokens counts "
+        "already; and what the budget observed: seconds, and the share of 100 places that is free",
+        cause="the clock moves, then the store commits, then the scheduler updates; places of "
+        "requests that have ended are free when it observes",
     )
 
 

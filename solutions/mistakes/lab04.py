@@ -259,6 +259,14 @@ MISTAKES = [
         new="min(max(min(compute, memory), decodes), hardware)",
         says="Your hardware limit makes decodes wait; they win over all three limits.",
     ),
+    Mistake(
+        name="limit-not-whole",
+        task=3,
+        symbol="budget:AdaptiveBudget.observe",
+        old="limit = limit * 3 // 4",
+        new="limit = limit * 0.75 // 1",
+        says="Your limit becomes a float; a step has a whole number of tokens.",
+    ),
     # Task 4: the scheduler
     Mistake(
         name="decodes-not-charged",
@@ -416,6 +424,74 @@ MISTAKES = [
         says="You file a preempted request before you move it, so round robin ranks it by an "
         "old time.",
     ),
+    Mistake(
+        name="victim-by-rank",
+        task=4,
+        symbol="scheduler:Scheduler._continue",
+        old="self.policy.victim(self.running, draft.now)",
+        new="max(self.running, key=lambda r: self.policy.rank(r, draft.now))",
+        says="You preempt the last by rank; the policy's `victim` says who gives way.",
+    ),
+    Mistake(
+        name="displaced-by-turns",
+        task=4,
+        symbol="scheduler:Scheduler._end_a_turn",
+        old="self.policy.displaced(first, self.running, draft.now)",
+        new="next((r for r in self.running if self.policy.turn_is_over(r)), None)",
+        says="You ask whose turn is over; the policy's `displaced` says who makes room.",
+    ),
+    Mistake(
+        name="displaced-waits-a-step",
+        task=4,
+        symbol="scheduler:Scheduler._admit",
+        old="if not self._can_admit(request):",
+        new="if request in draft.preempted or not self._can_admit(request):",
+        says="You never admit a request in the step in which it made room; where there is room "
+        "for it, too, it may come in at once.",
+    ),
+    Mistake(
+        name="asked-chunk-grows",
+        task=4,
+        symbol="scheduler:Scheduler._continue",
+        old="self._take(request, length, draft)",
+        new="self._take(request, self._chunk_length(request, draft), draft)",
+        says="Your chunk grows by the tokens that a victim gave back, but its room was "
+        "reserved before.",
+    ),
+    Mistake(
+        name="clock-read-twice",
+        task=4,
+        symbol="scheduler:Scheduler._admit",
+        old="request.move_to(Status.SCHEDULED, draft.now)",
+        new="request.move_to(Status.SCHEDULED, self.clock())",
+        says="You read the clock again for an admission; one reading holds for the whole plan.",
+    ),
+    Mistake(
+        name="hardware-limit-unread",
+        task=4,
+        symbol="scheduler:Scheduler._budget",
+        old="hardware=self.budget.highest",
+        new="hardware=self.budget.limit",
+        says="Your budget does not look at `budget.highest`, which is what the machine takes.",
+    ),
+    Mistake(
+        name="scheduled-is-no-decode",
+        task=4,
+        symbol="scheduler:Scheduler._budget",
+        old="sum(request.remaining == 1 for request in self.running)",
+        new="sum(\n            request.remaining == 1 and request.status is Status.RUNNING for request in self.running\n        )",
+        says="You count only RUNNING requests as decodes; one that is SCHEDULED may have one "
+        "token remaining, too.",
+    ),
+    Mistake(
+        name="suspended-without-its-tokens",
+        task=4,
+        symbol="scheduler:Scheduler._preempt",
+        old="        self.store.suspend(request)\n        request.num_computed_tokens = 0\n",
+        new="        request.num_computed_tokens = 0\n        self.store.suspend(request)\n",
+        says="You set the computed tokens to 0 before the store suspends the request, so it "
+        "cannot tell what is worth keeping.",
+    ),
     # Task 5: slots
     Mistake(
         name="slot-not-returned",
@@ -546,6 +622,24 @@ MISTAKES = [
         new="out[some.tokens.sort(dim=0).values] = ",
         says="You put the results in the order of the slots; each belongs to its row of the plan.",
     ),
+    Mistake(
+        name="reserved-counts-as-stored",
+        task=5,
+        symbol="slot_store:SlotStore.reserve",
+        old="        return request.num_computed_tokens + num_tokens <= self.capacity",
+        new="        slot = self.slot_of[request]\n        if self.lengths[slot] + num_tokens > self.capacity:\n            return False\n        self.lengths[slot] += num_tokens\n        return True",
+        says="Your reserve takes more room each time it is asked; asking twice for the same "
+        "room takes it once.",
+    ),
+    Mistake(
+        name="stored-when-counted",
+        task=5,
+        symbol="slot_store:SlotStore.free_tokens",
+        old="sum(self.lengths)",
+        new="sum(request.num_computed_tokens for request in self.slot_of)",
+        says="Your free_tokens goes by num_computed_tokens; tokens are stored from their "
+        "commit on.",
+    ),
     # Task 6: the engine
     Mistake(
         name="positions-of-the-step",
@@ -659,6 +753,49 @@ MISTAKES = [
         old=" if not isinstance(outcome, Exception)))",
         new="))",
         says="You commit and count a chunk that failed: its keys and values were never written.",
+    ),
+    Mistake(
+        name="unwritten-is-an-outcome",
+        task=6,
+        symbol="engine:Engine._outcomes",
+        old="        except NotImplementedError:\n            raise\n        except Exception as error:",
+        new="        except Exception as error:",
+        says="You take NotImplementedError for a request's error; it goes through, since it "
+        "says which task is not written.",
+    ),
+    Mistake(
+        name="started-after-notes",
+        task=6,
+        symbol="engine:Engine.step",
+        old="        started = self.clock()\n        events = self._collect()\n",
+        new="        events = self._collect()\n        started = self.clock()\n",
+        says="Your step starts after the notes are read; it starts before everything else.",
+    ),
+    Mistake(
+        name="idle-step-observed",
+        task=6,
+        symbol="engine:Engine.step",
+        old="        if not plan.chunks:\n            return events\n",
+        new="        if not plan.chunks:\n            self.scheduler.observe(self.clock() - started)\n            return events\n",
+        says="Your scheduler observes steps that computed nothing: they are fast, and the "
+        "budget grows.",
+    ),
+    Mistake(
+        name="failed-comes-first",
+        task=6,
+        symbol="engine:Engine.update",
+        old="events.append(self._fail(chunk.request, outcome))",
+        new="events.insert(0, self._fail(chunk.request, outcome))",
+        says="Your Failed comes before the events of other chunks; events come in the order of "
+        "the plan's chunks.",
+    ),
+    Mistake(
+        name="counted-before-committed",
+        task=6,
+        symbol="engine:Engine.update",
+        old="        self.store.commit(done)\n        self.scheduler.update(done)\n",
+        new="        self.scheduler.update(done)\n        self.store.commit(done)\n",
+        says="You count tokens as computed before the store has committed them.",
     ),
     # Task 7: the simulator
     Mistake(
@@ -789,6 +926,23 @@ MISTAKES = [
         old="        events += _events(plan, scheduler, started)\n",
         new="        events += _events(plan, scheduler, clock.now)\n",
         says="Your steps start when they end: keep the clock's reading from before it moves.",
+    ),
+    Mistake(
+        name="committed-before-its-time",
+        task=7,
+        symbol="simulator:simulate",
+        old="        clock.advance(cost.of_plan(plan))\n        scheduler.store.commit(plan)\n        scheduler.update(plan)\n",
+        new="        scheduler.store.commit(plan)\n        scheduler.update(plan)\n        clock.advance(cost.of_plan(plan))\n",
+        says="You commit and count a step's tokens before the clock has moved by its cost.",
+    ),
+    Mistake(
+        name="jump-by-a-difference",
+        task=7,
+        symbol="simulator:simulate",
+        old="clock.now = max(clock.now, coming[0].arrival)",
+        new="clock.advance(max(0.0, coming[0].arrival - clock.now))",
+        says="You add the time to the next arrival to the clock; rounding may leave it just "
+        "before, and a step runs with nobody there.",
     ),
     # Known from other people's code
     Mistake(

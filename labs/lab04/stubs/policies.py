@@ -101,9 +101,10 @@ class EarliestDeadline(Policy):
 class RoundRobin(Policy):
     """Everybody gets a turn of `quantum` generated tokens, then goes to the back of the queue.
 
-    The key is when the request came into its present state: for one in the queue, when it queued
-    up. A turn is over when so many tokens were generated since the last admission. Generated, not
-    computed: a turn that reading the prompt again could use up would bring nobody forward.
+    The key is when the request came into its present state: in the queue, when it queued up; in the
+    batch, when it became SCHEDULED or RUNNING. A turn is over when so many tokens were generated
+    since the last admission. Generated, not computed: a turn that reading the prompt again could
+    use up would bring nobody forward.
 
     >>> from nanovllm.batching.simulated import SimulatedSequence
     >>> request = Request(3, SimulatedSequence(3, 5, 9), arrival=1.5, limit=13)
@@ -167,7 +168,7 @@ class SizeQueues(Policy):
     """
 
     small: int = 128  # tokens of work, up to and including
-    medium: int = 512
+    medium: int = 512  # not below `small`
     patience: float = 30.0  # seconds waited that are worth one queue
     name: ClassVar[str] = "size-queues"
     ages: ClassVar[bool] = True

@@ -40,25 +40,26 @@ class KVStore(Protocol):
         ...
 
     def block_ids(self, request: Request) -> list[int]:
-        """The blocks of an admitted request, in the order of its tokens: a list of its own."""
+        """The blocks of an admitted request, in the order of its tokens: a new list."""
         ...
 
     def can_admit(self, request: Request) -> bool:
-        """Whether the request can come in now."""
+        """Whether a request that is not in, and that `fits`, can come in now."""
         ...
 
     def admit(self, request: Request) -> int:
         """Take the request in; how many of its first tokens are here already (slots: none).
 
         Never all of them: the last one is computed, to draw from. Called only where `can_admit`
-        has just said yes; so no request is admitted twice.
+        has just said yes.
         """
         ...
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
-        """Make sure of room for so many tokens behind its computed ones, or change nothing.
+        """Keep room for so many tokens behind its computed ones; False if there is none.
 
-        Asking twice for the same room takes it once. The computed ones are those committed.
+        False changes nothing. Asking twice for the same room takes it once. Nobody asks between
+        `commit` and the scheduler's `update`.
         """
         ...
 
@@ -70,7 +71,10 @@ class KVStore(Protocol):
         """Every layer has written the plan's tokens: they count as stored from now on."""
 
     def suspend(self, request: Request) -> None:
-        """The request leaves, but will be admitted again (preemption)."""
+        """The request leaves, but will be admitted again (preemption).
+
+        `num_computed_tokens` still says how many of its tokens are here.
+        """
 
     def forget(self, request: Request) -> None:
         """A request in the queue will not be admitted, or not again: nothing of it is here."""

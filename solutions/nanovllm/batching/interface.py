@@ -100,7 +100,8 @@ class SchedulerInterface(Protocol):
     def observe(self, seconds: float) -> None:
         """A step took so long: the budget learns it, and which share of the store is free now.
 
-        An engine calls it once after each step that computed something, the simulator after each.
+        Engine and simulator call it once after each step that computed something; whether the
+        simulator calls it after others, too, is left open.
         """
 
     def end(self, request: Request, status: Status) -> None:
@@ -123,7 +124,8 @@ class UrgentFirstInterface(Protocol):
     Made by `UrgentFirst(patience=60.0)`; ConfigError unless patience is above 0 (infinite: nobody
     ages). The *level* of a request is its priority, less one for each full `patience` seconds of
     all its time in the queue. One object may serve several schedulers, and is asked at any moment,
-    as often as one likes: an answer depends on what is asked alone, and changes nothing.
+    as often as one likes: an answer depends on what is asked alone, and changes nothing. Being a
+    Policy, it has a `key`, too; nobody asks for it.
     """
 
     name: str
@@ -214,9 +216,10 @@ class EngineInterface(Protocol):
         Queued for each arrival. Aborted for each sample that was given up and has not ended, with
         its tokens and text; it is FINISHED. Preempted, then Admitted, as the plan says. What
         `update` gives. Last Stepped: `started` is the time before anything else, `running` is
-        counted before anybody ends. A Queued has the time of the arrival; other times may be
-        any between `started` and that of Stepped. Where the plan has no chunks, the model is not
-        called, and there is no Stepped. After each Stepped the scheduler has observed its seconds.
+        counted before `update`; whether its chunks include those that failed is left open. A
+        Queued has the time of the arrival, the others any between `started` and Stepped's. Where
+        the plan has no chunks, the model is not called, and there is no Stepped. After each Stepped
+        the scheduler has observed its seconds.
 
         When `execute` or `draw` raises an Exception, each chunk is tried again alone, so that the
         error is the outcome of the chunk that causes it; a plan of one chunk need not be tried

@@ -68,12 +68,12 @@ def simulate(trace: Sequence[Arrival], scheduler: SchedulerInterface, cost: Step
     and reports a Queued with that time; when the scheduler has no work, the clock jumps to the
     next one. A step, with chunks or without, moves the clock by its cost; then the store commits
     the plan, the scheduler updates, `_events` gives out tokens and ends requests, and the scheduler
-    observes the step's seconds. The request in place i of the trace is number i; its limit is
-    prompt + output - 1.
+    observes the step's seconds (without chunks: left open). The request in place i of the trace is
+    number i; its limit is prompt + output - 1.
 
     Raises:
-        RuntimeError: three steps in a row had work and computed nothing; whether the clock moves
-            for the third is left open.
+        RuntimeError: three steps in a row had no chunks, though there was work; whether the clock
+            moves for the third is left open.
     """
     clock = scheduler.clock
     assert isinstance(clock, ManualClock), "give the scheduler clock=ManualClock()"
