@@ -110,8 +110,7 @@ def test_half(generator):
     for types in ((torch.float16, torch.float32, torch.float32),
                   (torch.float32, torch.float16, torch.float16)):  # fmt: skip
         x, residual, weight = (
-            values.to(dtype)
-            for values, dtype in zip(inputs(generator, 2, 24), types, strict=True)
+            values.to(dtype) for values, dtype in zip(inputs(generator, 2, 24), types, strict=True)
         )
         total = (x.float() + residual.float()).to(residual.dtype)
         normed, _ = oracle(torch.zeros_like(x, dtype=torch.float32), total.float(), weight, 0.1)
