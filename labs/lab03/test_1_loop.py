@@ -348,6 +348,12 @@ def test_append():
         cause="include_stop_str_in_output also keeps the text of an end-of-sequence token",
     )
     expect(
+        outcome([3, 4, 6, 4], min_tokens=2, max_tokens=9),
+        (["o ", "END!", "more", "ND!"], None, None, None),
+        call="append 'o E'|ND!|more|ND! with stop=['END'], min_tokens=2",
+        cause="a stop string that is complete within the first min_tokens tokens is ordinary text",
+    )
+    expect(
         outcome([1, 3, 4], stop_token_ids=[4], include_stop_str_in_output=True),
         (["He", "o ", "END!"], "Heo END!", "stop", 4),
         call="append He|o E|ND! with stop=['END'], the id of ND! in stop_token_ids, "
@@ -386,12 +392,6 @@ def test_append():
         (["He", "<eos>", "more", ""], "He<eos>more", "stop", 7),
         call="append He|<eos>|more|<stop> with min_tokens=3",
         cause="the first min_tokens tokens never end the sample",
-    )
-    expect(
-        outcome([3, 4, 6, 4], min_tokens=2, max_tokens=9),
-        (["o ", "END!", "more", "ND!"], None, None, None),
-        call="append 'o E'|ND!|more|ND! with stop=['END'], min_tokens=2",
-        cause="a stop string that is complete within the first min_tokens tokens is ordinary text",
     )
     sample = _sample(SamplingParams(max_tokens=2), request_id=4, index=1)
     expect(

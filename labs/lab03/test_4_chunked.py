@@ -61,7 +61,7 @@ def test_plan_chunks():
         call="plan_chunks(10, 4, computed=c) for c = 3, 9, 10",
         cause="tokens that are computed already are not planned again",
     )
-    for size, computed in ((0, 0), (-2, 0), (0, 5)):
+    for size, computed in ((0, 0), (-2, 0), (-2, 5)):
         expect.raises(
             ValueError,
             lambda size=size, computed=computed: plan_chunks(5, size, computed),
