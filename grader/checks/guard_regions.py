@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from grader.checks.expect import expect
 
 MARGIN = 1 << 13  # elements before and behind: a block that runs over stays inside the buffer
 ODD = 1000.0  # around what is written: a NaN stored over a NaN would look like no store at all
+COUNTED = "in the order in which the check made them, counted in memory from the corner of each"
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -31,6 +32,7 @@ class Guard:
         self.trace: Any = None  # accesses of the kernels run in `watched`; None: not recorded
         # All elements, which of them count, and all elements as they were.
         self._buffers: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._names: list[str] = []
 
     def place(
         self,
@@ -53,6 +55,7 @@ class Guard:
         middle = tuple(slice(gap, gap + size) for size in shape)
         inside[MARGIN:-MARGIN].view(padded)[middle] = True
         self._buffers.append((buffer, inside, buffer.clone()))
+        self._names.append(f"tensor {len(self._buffers)} {list(values.shape)}")
         view = buffer[MARGIN:-MARGIN].view(padded)[middle]
         view = view.permute([order.index(dim) for dim in range(values.dim())])
         return view.copy_(values)
@@ -81,29 +84,29 @@ class Guard:
 
     def check(self, call: str, given: dict[str, Any] | None = None) -> None:
         """End the check if anything beside the tensors was written, or, if watched, read."""
-        nothing: list[list[int]] = [[] for _ in self._buffers]
+        nothing = dict.fromkeys(self._names, "none")
         changed = [
             (_bits(buffer) != _bits(before)) & ~inside for buffer, inside, before in self._buffers
         ]
         expect(
-            [_places(places.nonzero()[:, 0].tolist()) for places in changed],
+            self._told(places.nonzero()[:, 0].tolist() for places in changed),
             nothing,
-            call=f"{call}: elements written beside each tensor, counted in its buffer",
+            call=f"{call}: elements written beside each tensor, {COUNTED}",
             given=given,
             cause="a store without a mask, or with one that is too wide, or at a wrong address",
         )
         if self.trace is not None:
             expect(
-                [_places(self._strays(buffer, inside)) for buffer, inside, _ in self._buffers],
+                self._told(self._strays(buffer, inside) for buffer, inside, _ in self._buffers),
                 nothing,
-                call=f"{call}: elements read beside each tensor, counted in its buffer",
+                call=f"{call}: elements read beside each tensor, {COUNTED}",
                 given=given,
                 cause="a load without a mask, or with one that is too wide, or at a wrong address",
             )
             expect(
-                [_places(self._contested(buffer)) for buffer, *_ in self._buffers],
+                self._told(self._contested(buffer) for buffer, *_ in self._buffers),
                 nothing,
-                call=f"{call}: elements that two programs store, counted in each buffer",
+                call=f"{call}: elements that two programs store, {COUNTED}",
                 given=given,
                 cause="programs run in any order: each element of a result belongs to one of them",
             )
@@ -118,10 +121,34 @@ class Guard:
 
     def loads(self, view: Tensor) -> int:
         """How many elements of a placed tensor's buffer were loaded while watched."""
+        return sum(len(elements) for _, elements in self._loads_of(view))
+
+    def idle_readers(self, *views: Tensor) -> int:
+        """How many programs loaded from these placed tensors while watched, but stored nothing."""
+        readers = {
+            (access.launch, access.program) for v in views for access, _ in self._loads_of(v)
+        }
+        return len(
+            readers
+            - {
+                (access.launch, access.program)
+                for access in self.trace.accesses
+                if access.is_store and len(access.addresses)
+            }
+        )
+
+    def _loads_of(self, view: Tensor) -> Iterator[tuple[Any, np.ndarray]]:
+        """Each load from a placed tensor's buffer while watched, with its elements."""
         storage = view.untyped_storage().data_ptr()
         buffer = next(b for b, *_ in self._buffers if b.untyped_storage().data_ptr() == storage)
-        touched = self.trace.elements(buffer)
-        return sum(len(elements) for access, elements in touched if not access.is_store)
+        for access, elements in self.trace.elements(buffer):
+            if not access.is_store:
+                yield access, elements
+
+    def _told(self, found: Iterable[list[int]]) -> dict[str, str]:
+        """Of each tensor, how many elements were found, and where the first lies."""
+        texts = (f"{len(e)}, first at {e[0] - MARGIN}" if e else "none" for e in found)
+        return dict(zip(self._names, texts, strict=True))
 
     def _races(self) -> dict[str, int]:
         """How many elements the programs of one launch do not leave to each other."""
@@ -202,8 +229,3 @@ def dirty_memory() -> Iterator[None]:
 
 def _bits(values: Tensor) -> Tensor:
     return values.view(BITS[values.element_size()])
-
-
-def _places(elements: list[int]) -> list[int]:
-    """The first few of them, counted from the tensor's corner."""
-    return [element - MARGIN for element in elements[:8]]

@@ -66,7 +66,7 @@ def prefill(dtype: torch.dtype, odd: bool) -> None:
     from nanovllm.kernels.paged_prefill import paged_prefill
 
     q, *rest = _paged(dtype, odd)
-    paged_prefill(q, *rest, torch.arange(len(q) + 1, dtype=torch.int32), 64)  # pyright: ignore[reportCallIssue]
+    paged_prefill(q, *rest, torch.arange(len(q) + 1, dtype=rest[-1].dtype), 64)  # pyright: ignore[reportCallIssue]
 
 
 def w4a16(dtype: torch.dtype, odd: bool) -> None:
@@ -101,6 +101,7 @@ def _caches(dtype: torch.dtype, odd: bool) -> tuple[Tensor, Tensor]:
 
 def _paged(dtype: torch.dtype, odd: bool) -> Any:
     """q, caches, tables and context lengths of three sequences."""
-    tables = torch.zeros(3, 3, dtype=torch.int32)
+    integers = torch.int64 if odd else torch.int32
+    tables = torch.zeros(3, 3, dtype=integers)
     q = _heads(dtype, odd)[0]
-    return q, *_caches(dtype, odd), tables, torch.ones(3, dtype=torch.int32)
+    return q, *_caches(dtype, odd), tables, torch.ones(3, dtype=integers)

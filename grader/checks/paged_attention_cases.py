@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from grader.checks.expect import expect
 from grader.checks.guard_regions import Guard
 
 
@@ -19,7 +21,7 @@ class PagedCase:
     q: Tensor  # [T, H, D]
     k_cache: Tensor  # [B, P, G, D]; NaN beside the contexts
     v_cache: Tensor
-    block_tables: Tensor  # [N, M]; filled up with a block of NaN
+    block_tables: Tensor  # [N, M]; filled up with a block of NaN, and wider in memory
     context_lens: Tensor  # [N]
     query_start_loc: Tensor  # [N + 1]
     max_query_len: int
@@ -48,6 +50,30 @@ class PagedCase:
         """Where the answer goes [T, H, D], with poison around it."""
         order = (2, 0, 1) if "out" in self.strided else None
         return self.guard.empty(*self.q.shape, dtype=dtype or self.q.dtype, order=order)
+
+    def check(self, call: str, given: dict[str, Any]) -> None:
+        """End the check if anything was touched that is not the kernels' to touch."""
+        self.guard.check(call, given)
+        if self.guard.trace is not None:
+            expect(
+                self._unused_entries_read(),
+                [],
+                call=f"{call}: entries [sequence, number] of block_tables that were read, but "
+                "belong to no position of the context",
+                given=given,
+                cause="unused entries of a block table are not read",
+            )
+
+    def _unused_entries_read(self) -> list[list[int]]:
+        width, size = self.block_tables.stride(0), self.k_cache.shape[1]
+        whole = self.block_tables.as_strided((len(self.context_lens) * width,), (1,), 0)
+        used = [-(-context // size) for context in self.context_lens.tolist()]
+        found = {
+            divmod(int(element), width)
+            for _, elements in self.guard.trace.elements(whole)
+            for element in elements
+        }
+        return sorted([n, entry] for n, entry in found if entry >= used[n])
 
     def tokens_written(self, out: Tensor) -> dict[tuple, set[int]]:
         """While watched: (launch, program) -> the tokens of `out` [T, H, D] that it stored."""
@@ -103,12 +129,14 @@ def paged_case(
     sharp: float = 1.0,
     scale: float | None = None,
     strided: tuple[str, ...] = (),
+    integers: torch.dtype = torch.int32,
     device: str = "cpu",
 ) -> PagedCase:
     """Contexts of these lengths; the newest `lengths` (default: 1) tokens of each are queries.
 
     `sharp` multiplies the queries: with large ones a single key wins. `strided`: which of q, k,
-    v and out are laid out otherwise, their dims apart. Positions that no window reaches
+    v and out are laid out otherwise, their dims apart. `integers`: the type of the tables and
+    lengths. Positions that no window reaches
     any more hold NaN: their blocks may have been freed.
     """
     lengths = [1] * len(contexts) if lengths is None else lengths
@@ -124,7 +152,7 @@ def paged_case(
     caches = [torch.full((num_blocks, block_size, kv_heads, dim), torch.nan).to(dtype)] * 2
     caches = [cache.clone() for cache in caches]
     poisoned = int(order[-1])
-    tables = torch.full((len(contexts), max(widths) + 3), poisoned, dtype=torch.int32)
+    tables = torch.full((len(contexts), max(widths) + 3), poisoned, dtype=integers)
     starts = [0, *accumulate(lengths)]
     expected = torch.zeros(q.shape)
     taken = 0
@@ -145,8 +173,8 @@ def paged_case(
         k_cache=guard.place(caches[0], order=(0, 3, 2, 1) if "k" in strided else None),
         v_cache=guard.place(caches[1], order=(0, 3, 2, 1) if "v" in strided else None),
         block_tables=tables.to(device)[:, : max(widths)],
-        context_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
-        query_start_loc=torch.tensor(starts, dtype=torch.int32, device=device),
+        context_lens=torch.tensor(contexts, dtype=integers, device=device),
+        query_start_loc=torch.tensor(starts, dtype=integers, device=device),
         max_query_len=max(lengths),
         guard=guard,
         answer=expected,
@@ -159,9 +187,10 @@ def paged_case(
 def _attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
     """Causal attention [T, H, D] in float64; the queries are the newest of the S positions."""
     group = q.shape[1] // k.shape[1]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     q, k, v = q.double(), k.double(), v.double()
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = torch.einsum("thd,shd->hts", q, k) * (scale or q.shape[-1] ** -0.5)
+    scores = torch.einsum("thd,shd->hts", q, k) * scale
     keys = torch.arange(len(k))
     queries = torch.arange(len(k) - len(q), len(k))[:, None]
     visible = (keys <= queries) & (keys > queries - (window or len(k) + 1))

@@ -104,7 +104,7 @@ def batch_chart(prompts: list[list[int]], result: StaticResult) -> str:
         tokens = len(samples[0].token_ids)
         lines.append(
             f"[red]{'░' * (width - len(prompt))}[/][blue]{'█' * len(prompt)}[/]"
-            f"[green]{'█' * tokens}[/][red]{'░' * (longest - tokens)}[/]"
+            f"[green]{'▓' * tokens}[/][red]{'░' * (longest - tokens)}[/]"
         )
     return "\n".join(lines)
 
@@ -139,7 +139,7 @@ def twelve_prompts(console: Console, tokenizer: Tokenizer, model: Transformer) -
     console.print(
         Panel(
             batch_chart(prompts, result),
-            title="[blue]prompt[/] [green]generated[/] [red]░ computed for nobody[/]",
+            title="[blue]█ prompt[/] [green]▓ generated[/] [red]░ computed for nobody[/]",
             expand=False,
         )
     )

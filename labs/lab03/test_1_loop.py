@@ -58,13 +58,15 @@ class ScriptedModel(torch.nn.Module):
 
 
 class Spelled:
-    """A detokenizer whose tokens are the given pieces of text."""
+    """A detokenizer whose tokens are the given pieces of text; it holds a "~" at the end back."""
 
-    def __init__(self, pieces: Sequence[str], rest: str = "") -> None:
-        self.pieces, self.rest = pieces, rest
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self.pieces, self.rest = pieces, ""
 
     def push(self, token_id: int) -> str:
-        return self.pieces[token_id]
+        text = self.rest + self.pieces[token_id]
+        self.rest = "~" if text.endswith("~") else ""
+        return text.removesuffix("~")
 
     def flush(self) -> str:
         return self.rest
@@ -301,13 +303,11 @@ def test_limits():
 
 @pytest.mark.check(task=1, points=3, title="A token becomes text, and may end the sample")
 def test_append():
-    pieces = ["<eos>", "He", "ll", "o E", "ND!", " E", "more", "<stop>"]
+    pieces = ["<eos>", "He", "ll", "o E", "ND!", " E", "more", "<stop>", " E~"]
 
-    def outcome(token_ids, rest="", **params):
+    def outcome(token_ids, **params):
         values = {"stop": ["END"], "max_tokens": 4, "stop_token_ids": [7], **params}
-        sample = _sample(
-            SamplingParams(**values), eos_token_ids=(0,), detokenizer=Spelled(pieces, rest)
-        )
+        sample = _sample(SamplingParams(**values), eos_token_ids=(0,), detokenizer=Spelled(pieces))
         events = _feed(sample, token_ids)
         texts = [event.text for event in events if isinstance(event, TokenGenerated)]
         last = events[-1]
@@ -342,11 +342,44 @@ def test_append():
         cause="include_stop_str_in_output also keeps the text of a stop token",
     )
     expect(
-        outcome([1, 2, 2, 5], rest="\ufffd"),
-        (["He", "ll", "ll", " E\ufffd"], "Hellll E\ufffd", "length", None),
-        call="append He|ll|ll|' E' with max_tokens=4, the detokenizer holding half a character",
+        outcome([1, 0], include_stop_str_in_output=True),
+        (["He", "<eos>"], "He<eos>", "stop", None),
+        call="append He|<eos> with include_stop_str_in_output=True",
+        cause="include_stop_str_in_output also keeps the text of an end-of-sequence token",
+    )
+    expect(
+        outcome([3, 4, 6, 4], min_tokens=2, max_tokens=9),
+        (["o ", "END!", "more", "ND!"], None, None, None),
+        call="append 'o E'|ND!|more|ND! with stop=['END'], min_tokens=2",
+        cause="a stop string that is complete within the first min_tokens tokens is ordinary text",
+    )
+    expect(
+        outcome([1, 3, 4], stop_token_ids=[4], include_stop_str_in_output=True),
+        (["He", "o ", "END!"], "Heo END!", "stop", 4),
+        call="append He|o E|ND! with stop=['END'], the id of ND! in stop_token_ids, "
+        "include_stop_str_in_output=True",
+        cause="the text of a stop token comes after what waited, and is not searched for stop "
+        "strings",
+    )
+    expect(
+        outcome([1, 2, 2, 8]),
+        (["He", "ll", "ll", " E~"], "Hellll E~", "length", None),
+        call="append He|ll|ll|' E' with max_tokens=4, the detokenizer still holding '~'",
         cause="at the end, held text has to come out: the stop string can no longer complete, "
         "and the detokenizer has a rest",
+    )
+    expect(
+        outcome([1, 8], max_tokens=2, stop=["E~"]),
+        (["He", " E~"], "He E~", "length", None),
+        call="append He|' E' with stop=['E~'], max_tokens=2, the detokenizer still holding '~'",
+        cause="what the detokenizer holds at the end is not searched for stop strings",
+    )
+    expect(
+        outcome([1, 8, 0]),
+        (["He", " ", "E~"], "He E~", "stop", None),
+        call="append He|' E'|<eos>, the detokenizer holding '~' before the last",
+        cause="a token whose text is left out does not reach the detokenizer, and what that held "
+        "comes out",
     )
     expect(
         outcome([1, 3, 0]),
@@ -359,12 +392,6 @@ def test_append():
         (["He", "<eos>", "more", ""], "He<eos>more", "stop", 7),
         call="append He|<eos>|more|<stop> with min_tokens=3",
         cause="the first min_tokens tokens never end the sample",
-    )
-    expect(
-        outcome([3, 4, 6, 4], min_tokens=2, max_tokens=9),
-        (["o ", "END!", "more", "ND!"], None, None, None),
-        call="append 'o E'|ND!|more|ND! with stop=['END'], min_tokens=2",
-        cause="a stop string that is complete within the first min_tokens tokens is ordinary text",
     )
     sample = _sample(SamplingParams(max_tokens=2), request_id=4, index=1)
     expect(
@@ -420,7 +447,12 @@ def test_prefill_once(monkeypatch):
         call="the events of each step",
         cause="the first step reports the prompt and the first token, the last one the end",
     )
-    expect(steps[0][0], Prefilled(0, 3, 1.0), call="the first event", cause="time is clock()")
+    expect(
+        [steps[0][0], [event.time for step in steps for event in step]],
+        [Prefilled(0, 3, 1.0), [1.0, 1.0, 2.0, 3.0, 4.0, 4.0]],
+        call="the first event; the times of all events, one second a step",
+        cause="times are those of clock()",
+    )
     expect.raises(
         RuntimeError,
         generation.step,
@@ -429,13 +461,17 @@ def test_prefill_once(monkeypatch):
     )
     for module in (loop, chunked):
         monkeypatch.setattr(module, "chunked_prefill", _in_pieces)
-    model = ScriptedModel([9, 8, 7, 6, 5, 4, 3])
-    _run(model, [4, 5, 6, 7, 8], SamplingParams(n=2, seed=1, max_tokens=2), chunk_size=2)
+    found = []
+    for chunk_size in (2, 1):
+        model = ScriptedModel([9, 8, 7, 6, 5, 4, 3])
+        params = SamplingParams(n=2, seed=1, max_tokens=2)
+        _run(model, [4, 5, 6, 7, 8], params, chunk_size=chunk_size)
+        found.append(model.positions)
     expect(
-        model.positions,
-        [[0, 1], [2, 3], [4], [5], [5]],
-        call="positions of each pass for a prompt of 5, n=2, max_tokens=2, chunk_size=2 (with a "
-        "chunked_prefill that is right)",
+        found,
+        [[[0, 1], [2, 3], [4], [5], [5]], [[0], [1], [2], [3], [4], [5], [5]]],
+        call="positions of each pass for a prompt of 5, n=2, max_tokens=2, chunk_size=2, then 1 "
+        "(with a chunked_prefill that is right)",
         cause="with chunk_size the prompt is read by chunked_prefill, once for all samples",
     )
 

@@ -113,14 +113,24 @@ def test_update():
         call="the first step with ignore_eos: beams, finished, over",
         cause="with ignore_eos an end of sequence is a token like any other",
     )
-    search = _search(2, max_tokens=1)
-    search.update(_logprobs([{3: 0.5, 0: 0.3, 4: 0.15}]))
+    for ignore_eos, reason in ((False, "stop"), (True, "length")):
+        search = _search(2, max_tokens=1, ignore_eos=ignore_eos)
+        search.update(_logprobs([{3: 0.5, 0: 0.3, 4: 0.15}]))
+        expect(
+            ([[*h.token_ids, h.finish_reason] for h in search.finished], search.over),
+            ([[3, "length"], [0, reason]], True),
+            call=f"update with max_tokens=1, ignore_eos={ignore_eos}: the finished hypotheses and "
+            "their reasons, over",
+            cause="at max_tokens every candidate ends, with reason length unless it is an end of "
+            "sequence that is not ignored",
+        )
+    search = _search(5, max_tokens=5)
+    parents = search.update(torch.tensor([[0.5, 0.3, 0.2]]).log())
     expect(
-        ([[*h.token_ids, h.finish_reason] for h in search.finished], search.over),
-        ([[3, "length"], [0, "stop"]], True),
-        call="update with max_tokens=1: the finished hypotheses and their reasons",
-        cause="at max_tokens every candidate ends, with reason length unless it is the end of "
-        "sequence",
+        (parents, *_state(search)),
+        ([0, 0], [[1], [2]], [[0]], False),
+        call="the first update with width 5 over 3 tokens: parents, beams, finished, over",
+        cause="where there are fewer continuations than beam_width, all are taken",
     )
 
 
@@ -316,13 +326,20 @@ def _slow_search(model, prompt, params, eos) -> list:
     return [[list(tokens), value] for value, tokens in finished]
 
 
-def _found(model, prompt, params, eos) -> tuple[list, list]:
-    """Tokens and score of each hypothesis, and the same by the slow search."""
-    found = [[list(h.token_ids), float(h.score)] for h in beam_search(model, prompt, params)]
+def _found(model, prompt, params, eos) -> tuple[list | str, list]:
+    """Tokens and score of each hypothesis, or what was raised; and the same by the slow search."""
+    try:
+        found = [[list(h.token_ids), float(h.score)] for h in beam_search(model, prompt, params)]
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        found = f"raised {error!r}"
     return found, _slow_search(model, prompt, params, eos)
 
 
-def _differ(found: list, wanted: list) -> bool:
+def _differ(found: list | str, wanted: list) -> bool:
+    if isinstance(found, str):
+        return True
     return [tokens for tokens, _ in found] != [tokens for tokens, _ in wanted] or any(
         not math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-3)
         for (_, a), (_, b) in zip(found, wanted, strict=True)
@@ -416,6 +433,13 @@ def test_context_and_counts():
         "make_cache: tokens and scores, and the tokens that cache holds",
         rtol=1e-4,
         cause="any cache with length, bind, advance and reorder must do, and that one is used",
+    )
+    params = replace(params, max_tokens=3)
+    expect(
+        [len(h.token_ids) for h in beam_search(model.bfloat16(), [9, 10, 11], params)],
+        [3, 3, 3],
+        call="beam_search of a bfloat16 model with max_tokens=3, width 3: tokens of the hypotheses",
+        cause="the cache must have the model's dtype",
     )
 
 

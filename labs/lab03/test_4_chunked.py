@@ -61,11 +61,11 @@ def test_plan_chunks():
         call="plan_chunks(10, 4, computed=c) for c = 3, 9, 10",
         cause="tokens that are computed already are not planned again",
     )
-    for size in (0, -2):
+    for size, computed in ((0, 0), (-2, 0), (-2, 5)):
         expect.raises(
             ValueError,
-            lambda size=size: plan_chunks(5, size),
-            call=f"plan_chunks(5, {size})",
+            lambda size=size, computed=computed: plan_chunks(5, size, computed),
+            call=f"plan_chunks(5, {size}, computed={computed})",
         )
 
 
@@ -105,8 +105,12 @@ def test_counts(rng, seed):
     ids = torch.from_numpy(rng.integers(0, 50, size=11))
     cache = ContiguousCache(model.config, capacity=16)
     reported = []
-    chunked_prefill(model, cache, ids[:5], 3, on_chunk=reported.append)
-    chunked_prefill(model, cache, ids, 4, on_chunk=reported.append)
+
+    def on_chunk(chunk):
+        reported.append((chunk, cache.length))
+
+    chunked_prefill(model, cache, ids[:5], 3, on_chunk=on_chunk)
+    chunked_prefill(model, cache, ids, 4, on_chunk=on_chunk)
     expect(
         {**seen, "stored": cache.length},
         {"positions": [[0, 1, 2], [3, 4], [5, 6, 7, 8], [9, 10]], "rows": [1, 1], "stored": 11},
@@ -116,8 +120,9 @@ def test_counts(rng, seed):
     )
     expect(
         reported,
-        [Chunk(0, 3), Chunk(3, 2), Chunk(5, 4), Chunk(9, 2)],
-        call="the chunks that on_chunk was told",
+        [(Chunk(0, 3), 3), (Chunk(3, 2), 5), (Chunk(5, 4), 9), (Chunk(9, 2), 11)],
+        call="the chunks that on_chunk was told, each with cache.length at that time",
+        cause="on_chunk is called after each chunk, when the cache holds it",
     )
     expect.raises(
         ValueError,

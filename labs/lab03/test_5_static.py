@@ -203,7 +203,13 @@ def test_waste():
         for prompt, p in zip(prompts, params, strict=True)
     ]
     batch = StaticBatch(model, sequences, sampler=argmax_sampler)
-    history = []
+    history, rows, logits = [], [], model.logits
+
+    def counted(hidden):
+        rows.append(hidden.numel() // hidden.shape[-1])
+        return logits(hidden)
+
+    model.logits = counted
     while batch.running:
         batch.step()
         waste = batch.waste
@@ -216,6 +222,12 @@ def test_waste():
         "tokens that generate 2, 5, 1",
         cause="an ended row is computed until the batch ends; the last token is never fed",
     )  # fmt: skip
+    expect(
+        rows,
+        [3] * 5,
+        call="rows of which model.logits was asked for logits in each step, in the same batch",
+        cause="logits are asked for the last column only, one row a sequence",
+    )
 
 
 def _greedy(model, prompt, count):

@@ -94,14 +94,14 @@ def test_summary():
         ),
         key=lambda event: event.time,
     )
-    report = summarize(list(timelines(events, {0: 1.0, 1: 1.5, 2: 3.0}).values()))
+    report = summarize(list(timelines(events, {0: 1.0, 1: 0.5, 2: 3.0}).values()))
     expect(
         [report.ttft_p50, report.ttft_p99, report.tpot_p50, report.tpot_p99, report.itl_p50,
          report.itl_p99, report.tokens_per_second],
-        [1.0, 4.43, 3.5 / 3, 0.99 * 1.5 + 0.01 * 2.5 / 3, 1.0, 1.98, 8 / 5.5],
+        [1.0, 5.41, 3.5 / 3, 0.99 * 1.5 + 0.01 * 2.5 / 3, 1.0, 1.98, 8 / 6],
         call="summarize(timelines(events, arrivals)): p50 and p99 of ttft, tpot and itl, tokens "
         "per second",
-        given={"token times": moments, "arrivals": "1.0, 1.5, 3.0"},
+        given={"token times": moments, "arrivals": "1.0, 0.5, 3.0"},
         cause="one TTFT and TPOT a sample, gaps pooled, a sample of one token has no TPOT; the "
         "rate is over the time from the first arrival to the last token of all",
     )  # fmt: skip
@@ -116,6 +116,7 @@ def test_step_work():
     found = {}
     for name, shape in {
         "prefill of 2048": (1, 2048, 0),
+        "prefill, 3 rows of 100 at 28": (3, 100, 28),
         "decode, 1 row at 2048": (1, 1, 2048),
         "decode, 64 rows at 2048": (64, 1, 2048),
     }.items():
@@ -132,6 +133,10 @@ def test_step_work():
             "prefill of 2048": [
                 (2 * layers * 2048 + scores * 2048 * 2049 // 2 + 2 * head) / 1e9,
                 (weights + 2048 * kv) / 1e9,
+            ],
+            "prefill, 3 rows of 100 at 28": [
+                3 * (2 * layers * 100 + scores * (100 * 28 + 100 * 101 // 2) + 2 * head) / 1e9,
+                (weights + 3 * 128 * kv) / 1e9,
             ],
             "decode, 1 row at 2048": [decode / 1e9, (weights + 2049 * kv) / 1e9],
             "decode, 64 rows at 2048": [64 * decode / 1e9, (weights + 64 * 2049 * kv) / 1e9],

@@ -49,9 +49,16 @@ def test_add_strided(generator):
     expect(
         out[:, 0],
         want,
-        call="add(x[:, 1], y.t()[2], out[:, 0]), columns of matrices of 3, 5 and 4",
-        given={"strides": [x.stride(0), y.stride(0), out.stride(0)]},
+        call="add(x[:, 1], y.t()[2], out[:, 0]), three columns of matrices",
+        given={"strides of the columns": [x.stride(0), y.stride(0), out.stride(0)]},
         cause="the places were used as if the stride were 1, or another tensor's",
+    )
+    x = x[:, 1]
+    expect(
+        add(x, y[:, 2], x, block=16),
+        want,
+        call="add(x[:, 1], y[:, 2], x[:, 1]): out is x",
+        cause="out may be x itself, and is what is returned",
     )
 
 
@@ -59,10 +66,11 @@ def test_add_strided(generator):
 def test_add_half(generator):
     for dtype in (torch.float16, torch.bfloat16):
         x, y = torch.randn(2, 21, generator=generator).to(dtype)
+        new = add(x.to(DEVICE), y.to(DEVICE))
         expect(
-            add(x.to(DEVICE), y.to(DEVICE)),
-            x + y,
-            call="add(x, y), without out",
+            [new, str(new.dtype)],
+            [x + y, str(dtype)],
+            call="add(x, y), without out, and its dtype",
             given={"dtype": str(dtype)},
             cause="compute in float32; the new result has the type of x",
         )
@@ -106,19 +114,25 @@ def test_softmax(generator):
 def test_softmax_large(generator):
     x = torch.randn(2, 40, generator=generator)
     # Computed in float32, a float16 result is off by its own rounding: 2 ** -11, relative.
-    half = ((60.0, torch.float16, 6e-4), (60.0, torch.bfloat16, 1e-2))
-    whole = ((1000.0, torch.float32, 1e-4), (-1000.0, torch.float32, 1e-4))
-    for shift, dtype, rtol in (*whole, *half):
+    single, half, brain = torch.float32, torch.float16, torch.bfloat16
+    for shift, dtype, out_dtype, rtol in (
+        (1000.0, single, single, 1e-4),
+        (-1000.0, single, single, 1e-4),
+        (60.0, half, half, 6e-4),
+        (60.0, brain, brain, 1e-2),
+        (60.0, half, single, 1e-5),
+    ):
         row = (x + shift).to(dtype)
         guard = Guard(DEVICE)
         expect(
-            softmax(guard.place(row, gap=0), guard.empty(2, 40, gap=0, dtype=dtype)).float(),
+            softmax(guard.place(row, gap=0), guard.empty(2, 40, gap=0, dtype=out_dtype)).float(),
             row.double().softmax(-1).float(),
             rtol=rtol,
             atol=1e-6,
-            call="softmax(x)",
-            given={"x": f"about {shift:.0f}", "dtype": str(dtype)},
-            cause="exp of the plain score, or of one that is not float32",
+            call="softmax(x, out)",
+            given={"x": f"about {shift:.0f}", "dtype": str(dtype), "dtype of out": str(out_dtype)},
+            cause="exp of the plain score, or of one that is not float32; the result is rounded "
+            "once, to the type of out",
         )
 
 
@@ -139,6 +153,21 @@ def test_softmax_strided(generator):
         x.t().softmax(-1),
         call="softmax(x.t()), without out",
         cause="the new result has strides of its own",
+    )
+    half = x.t().half()
+    new = softmax(half)
+    expect(
+        [new, str(new.dtype)],
+        [half.softmax(-1), "torch.float16"],
+        call="softmax of float16, without out, and its dtype",
+        cause="the new result has the type of x",
+    )
+    want = x.t().softmax(-1)
+    expect(
+        softmax(x.t(), x.t()),
+        want,
+        call="softmax(x.t(), x.t()): out is x",
+        cause="out may be x itself, and is what is returned",
     )
 
 

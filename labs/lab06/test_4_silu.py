@@ -80,6 +80,21 @@ def test_strides(generator):
             call="silu_and_mul(gate_up stored by columns, out[:, ::2])",
             cause="a stride was left out",
         )
+        new = silu_and_mul(turned)
+        expect(
+            [new, str(new.dtype)],
+            [oracle(gate_up), str(dtype)],
+            given={"dtype": str(dtype)},
+            call="silu_and_mul(gate_up), without out, and its dtype",
+            cause="the new result has the type of gate_up",
+        )
+        expect(
+            silu_and_mul(turned, guard.empty(3, 20 // 2)),
+            oracle(gate_up.float()),
+            given={"dtype": str(dtype), "dtype of out": "torch.float32"},
+            call="silu_and_mul(gate_up, out)",
+            cause="the result is rounded once, to the type of out",
+        )
 
 
 @pytest.mark.check(task=4, points=1, title="Random shapes, layouts and types", stress=True)

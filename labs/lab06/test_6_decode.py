@@ -23,17 +23,18 @@ def run(case, dtype=None):
 
 def judge(case, given, cause):
     expect(run(case), case.expected, call=CALL, given=given, cause=cause)
-    case.guard.check("paged_decode", given)
+    case.check("paged_decode", given)
     if case.guard.trace is not None:
         window = case.window or 10**9
         visible = sum(min(int(context), window) for context in case.context_lens)
         _, _, kv_heads, dim = case.k_cache.shape
         expect(
-            case.guard.loads(case.k_cache),
-            visible * kv_heads * dim,
-            call="numbers of the key cache that the programs of paged_decode load",
+            [case.guard.loads(cache) for cache in (case.k_cache, case.v_cache)],
+            [visible * kv_heads * dim] * 2,
+            call="numbers of the key cache and of the value cache that the programs of "
+            "paged_decode load",
             given=given,
-            cause="each visible key is read once, for all the query heads that share it",
+            cause="each visible key and value is read once, for all the query heads that share it",
         )
 
 
@@ -59,8 +60,9 @@ def test_one_tile(generator):
         {"contexts": [4, 3], "P": 4, "H": 2, "G": 2},
         "scores times the scale; positions behind the context count for nothing",
     )
-    case = paged_case(generator, [3], heads=2, kv_heads=2, scale=0.7, device=DEVICE)
-    judge(case, {"contexts": [3], "scale": 0.7}, "the scale is 1/sqrt(D) unless it is given")
+    for scale in (0.7, 0.0):
+        case = paged_case(generator, [3], heads=2, kv_heads=2, scale=scale, device=DEVICE)
+        judge(case, {"contexts": [3], "scale": scale}, "the scale is 1/sqrt(D) unless it is given")
 
 
 @pytest.mark.check(task=6, points=3, title="Many keys: the maximum moves")
@@ -105,18 +107,30 @@ def test_many_tiles(generator):
 
 @pytest.mark.check(task=6, points=2, title="Grouped heads")
 def test_groups(generator):
-    for heads, kv_heads in ((6, 2), (4, 1), (3, 3)):
+    for heads, kv_heads in ((6, 2), (4, 1), (3, 3), (17, 1)):
         case = paged_case(generator, [6, 5], heads=heads, kv_heads=kv_heads, device=DEVICE)
         judge(case, {"H": heads, "G": kv_heads}, "query head h belongs to key head h // (H/G)")
 
 
 @pytest.mark.check(task=6, points=3, title="Blocks in any order, the last one part full")
 def test_blocks(generator):
-    for size, contexts in ((4, [3, 4, 5, 19]), (1, [1, 3]), (16, [15, 16, 17])):
-        case = paged_case(generator, contexts, heads=2, kv_heads=1, block_size=size, device=DEVICE)
+    for size, contexts, integers in (
+        (4, [3, 4, 5, 19], torch.int32),
+        (1, [1, 3], torch.int64),
+        (16, [15, 16, 17], torch.int32),
+    ):
+        case = paged_case(
+            generator,
+            contexts,
+            heads=2,
+            kv_heads=1,
+            block_size=size,
+            integers=integers,
+            device=DEVICE,
+        )
         judge(
             case,
-            {"contexts": contexts, "P": size},
+            {"contexts": contexts, "P": size, "tables and lengths": str(integers)},
             "a key of another block, or of a place that holds no token",
         )
 
@@ -124,7 +138,7 @@ def test_blocks(generator):
 @pytest.mark.check(task=6, points=3, title="Head dims that are no power of 2, any strides")
 def test_sizes(generator):
     # The first context fills its one block, so that only a wide head can go wrong.
-    for dim, heads, context, size in ((48, 3, 64, 64), (80, 2, 5, 4), (96, 1, 5, 4)):
+    for dim, heads, context, size in ((48, 3, 64, 64), (80, 2, 5, 4), (136, 1, 5, 4)):
         case = paged_case(
             generator,
             [context],
@@ -203,7 +217,7 @@ def test_half(generator):
 def test_random(generator):
     for i in range(3):
         case, given = random_case(generator, size=i)
-        judge(case, given, "no single case of the checks above: try these numbers in each of them")
+        judge(case, given, "try these numbers one at a time")
         if i == 0:
             new = paged_decode(case.q, *case.cache, **case.options)
             expect(new.cpu(), case.expected, call="paged_decode(...) without out", given=given)

@@ -25,7 +25,7 @@ def run(case, splits, dtype=None):
 def judge(case, splits, given, cause, rtol=None):
     given = {**given, "splits": splits}
     expect(run(case, splits), case.expected, rtol=rtol, call=CALL, given=given, cause=cause)
-    case.guard.check("split_decode", given)
+    case.check("split_decode", given)
 
 
 @pytest.mark.check(task=7, points=3, title="Any number of splits gives the same answer")
@@ -48,7 +48,7 @@ def test_shares(generator):
             generator, contexts, heads=2, kv_heads=1, block_size=50, window=window, device=DEVICE
         )
         given = {"contexts": contexts, "window": window}
-        judge(case, splits, given, "parts divide the visible positions, not the context")
+        judge(case, splits, given, "each visible position belongs to one part, and no other does")
         if case.guard.trace is None:
             continue
         given["splits"] = splits
@@ -74,6 +74,14 @@ def test_shares(generator):
                 given=given,
                 cause="each visible key is read by one program, once for all its query heads",
             )
+        visible = sum(min(context, window or context) for context in contexts)
+        expect(
+            [case.guard.loads(cache) for cache in (case.k_cache, case.v_cache)],
+            [visible * 16] * 2,
+            call="numbers of the key cache and of the value cache that the programs load",
+            given={**given, "G": 1, "D": 16},
+            cause="each visible key and value is read once, for all the query heads that share it",
+        )
 
 
 @pytest.mark.check(task=7, points=3, title="Parts without a position")
@@ -92,22 +100,30 @@ def test_empty(generator):
 
 @pytest.mark.check(task=7, points=2, title="Parts whose scores are far apart")
 def test_weights(generator):
-    for rise in (0.1, 10.0, -10.0):  # differences of 20 and 2,000 from end to end
-        case = paged_case(generator, [200], heads=1, kv_heads=1, block_size=256, device=DEVICE)
+    # Differences of 20 and 2,000 from end to end; then more parts than a join may take at once.
+    for context, rise, counts in (
+        (200, 0.1, (2, 4)),
+        (200, 10.0, (2, 4)),
+        (200, -10.0, (2, 4)),
+        (1100, 0.1, (33,)),
+    ):
+        case = paged_case(
+            generator, [context], heads=1, kv_heads=1, block_size=context, device=DEVICE
+        )
         block = int(case.block_tables[0, 0])
         case.q.zero_()
         case.q[..., 0] = 4.0  # times 1/sqrt(16): the score is the key's first number
-        scores = rise * torch.arange(200.0)
-        case.k_cache[block, :200, 0, 0] = scores.to(DEVICE)
-        want = scores.double().softmax(0).to(DEVICE) @ case.v_cache[block, :200, 0].double()
-        for splits in (2, 4):
+        scores = rise * torch.arange(float(context))
+        case.k_cache[block, :context, 0, 0] = scores.to(DEVICE)
+        want = scores.double().softmax(0).to(DEVICE) @ case.v_cache[block, :context, 0].double()
+        for splits in counts:
             expect(
                 run(case, splits)[0, 0],
                 want.float(),
                 rtol=1e-3,
                 call=CALL,
                 given={
-                    "context": 200,
+                    "context": context,
                     "scores": f"0, {rise:g}, {2 * rise:g}, ...",
                     "splits": splits,
                 },
@@ -117,8 +133,17 @@ def test_weights(generator):
 
 @pytest.mark.check(task=7, points=2, title="Windows, strides, odd sizes, half precision")
 def test_sizes(generator):
-    case = paged_case(generator, [150, 9], heads=4, kv_heads=2, window=100, device=DEVICE)
-    judge(case, 2, {"contexts": [150, 9], "window": 100}, "the first part begins with the window")
+    case = paged_case(
+        generator,
+        [150, 9],
+        heads=4,
+        kv_heads=2,
+        window=100,
+        integers=torch.int64,
+        device=DEVICE,
+    )
+    given = {"contexts": [150, 9], "window": 100, "tables and lengths": "torch.int64"}
+    judge(case, 2, given, "the first part begins with the window")
     case = paged_case(generator, [5, 80], strided=("q", "v", "out"), scale=0.5, device=DEVICE)
     judge(
         case,

@@ -24,7 +24,15 @@ def run(case, dtype=None, longer=0):
 
 def judge(case, given, cause, longer=0):
     expect(run(case, longer=longer), case.expected, call=CALL, given=given, cause=cause)
-    case.guard.check("paged_prefill", given)
+    case.check("paged_prefill", given)
+    if case.guard.trace is not None:
+        expect(
+            case.guard.idle_readers(case.q, case.k_cache, case.v_cache),
+            0,
+            call="programs of paged_prefill that store nothing, but read queries, keys or values",
+            given=given,
+            cause="a program without work reads nothing of them",
+        )
 
 
 @pytest.mark.check(task=8, points=2, title="A whole prompt, causal")
@@ -47,6 +55,17 @@ def test_chunk(generator):
             {"context": context, "chunk": length},
             "the chunk's queries are the newest positions of the context",
         )
+    case = paged_case(
+        generator, [110], [70], heads=2, kv_heads=1, sharp=100.0, device=DEVICE
+    )  # scores of some hundreds: exp of one overflows
+    expect(
+        run(case),
+        case.expected,
+        rtol=1e-3,
+        call=CALL,
+        given={"context": 110, "chunk": 70, "scores": "some hundreds"},
+        cause="the largest score of all keys so far has to be taken off",
+    )
 
 
 @pytest.mark.check(task=8, points=2, title="Ragged: chunks of all lengths in one call")
@@ -59,10 +78,12 @@ def test_ragged(generator):
         "a chunk's queries or results were taken from, or put at, another's place",
     )
     contexts, lengths = [5, 3], [3, 2]
-    case = paged_case(generator, contexts, lengths, heads=1, kv_heads=1, device=DEVICE)
+    case = paged_case(
+        generator, contexts, lengths, heads=1, kv_heads=1, integers=torch.int64, device=DEVICE
+    )
     judge(
         case,
-        {"contexts": contexts, "chunks": lengths, "max_query_len": 103},
+        {"contexts": contexts, "chunks": lengths, "max_query_len": 103, "integers": "torch.int64"},
         "rows beyond a chunk were stored; max_query_len may be more than the longest chunk",
         longer=100,
     )
@@ -121,14 +142,15 @@ def test_skipped(generator):
                 given=given,
                 cause="begin with the first query's window, stop at the last query's own position",
             )
-        loads = case.guard.loads(case.k_cache) // case.q.shape[2]
+        loads = [case.guard.loads(x) // case.q.shape[2] for x in (case.k_cache, case.v_cache)]
         expect.that(
-            length <= loads <= length * length // 16,
-            f"{length} to {length} * {length} / 16 keys are loaded by your kernels",
+            all(length <= number <= length * length // 16 for number in loads),
+            f"{length} to {length} * {length} / 16 keys, and as many values, are loaded by your "
+            "kernels",
             observed=loads,
-            call="keys that all programs of paged_prefill load",
+            call="keys and values that all programs of paged_prefill load",
             given=given,
-            cause="16 or more queries share each key that is loaded",
+            cause="16 or more queries share each key and value that is loaded",
         )
 
 

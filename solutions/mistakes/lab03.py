@@ -273,6 +273,58 @@ MISTAKES = [
         new="self.stop_reason = None if token_id in self.eos_token_ids else token_id",
         says="An ignored end-of-sequence id that is a stop id too has its number as the reason.",
     ),
+    Mistake(
+        name="stop-id-text-searched",
+        task=1,
+        symbol=SEQ,
+        old="self.stops.push(piece, self.armed and not by_id)",
+        new="self.stops.push(piece, self.armed)",
+        says="The text of a stop token is searched for stop strings; it is shown as it is.",
+    ),
+    Mistake(
+        name="stop-id-text-first",
+        task=1,
+        symbol=SEQ,
+        old="text = self.stops.push(piece, self.armed and not by_id)",
+        new="text = piece if by_id else self.stops.push(piece, self.armed)",
+        says="The text of a stop token is shown before the text that waited; it comes after it.",
+    ),
+    Mistake(
+        name="eos-text-never-shown",
+        task=1,
+        symbol=SEQ,
+        old="or params.include_stop_str_in_output:",
+        new="or (params.include_stop_str_in_output and not is_eos):",
+        says="include_stop_str_in_output keeps the text of a stop id, but not of an end of "
+        "sequence; it is for both.",
+    ),
+    Mistake(
+        name="left-out-token-pushed",
+        task=1,
+        symbol=SEQ,
+        old='        piece = ""\n        if not by_id or params.include_stop_str_in_output:\n'
+        "            piece = self.detokenizer.push(token_id)\n",
+        new="        piece = self.detokenizer.push(token_id)\n"
+        '        if by_id and not params.include_stop_str_in_output:\n            piece = ""\n',
+        says="A token whose text is left out goes into the detokenizer; what that held of a "
+        "character is left out with it.",
+    ),
+    Mistake(
+        name="detokenizer-rest-searched",
+        task=1,
+        symbol=SEQ,
+        old="self.stops.push(self.detokenizer.flush(), armed=False)",
+        new="self.stops.push(self.detokenizer.flush(), armed=True)",
+        says="What the detokenizer holds at the end is searched for stop strings.",
+    ),
+    Mistake(
+        name="token-times-by-another-clock",
+        task=1,
+        symbol=LOOP + ".step",
+        old="sequence.append(sampled, self.clock())",
+        new="sequence.append(sampled, time.perf_counter())",
+        says="The times of tokens do not come from clock().",
+    ),
     # Task 2: sampling
     Mistake(
         name="min-tokens-only-eos",
@@ -560,6 +612,39 @@ MISTAKES = [
         says="The chosen token's rank is its place in a sorted list; among equals it counts them "
         "all.",
     ),
+    Mistake(
+        name="filter-in-place",
+        task=2,
+        symbol=TOP_K,
+        old="logits.masked_fill(",
+        new="logits.masked_fill_(",
+        says="The filter changes the logits it was given; return new ones.",
+    ),
+    Mistake(
+        name="negative-id-wraps",
+        task=2,
+        symbol=MIN_TOKENS,
+        old="if 0 <= t < logits.shape[1]",
+        new="if t < logits.shape[1]",
+        says="A negative id is outside the vocabulary; as an index it names one of the last ids.",
+    ),
+    Mistake(
+        name="draw-in-float32",
+        task=2,
+        symbol="chain:draw",
+        old="logits.to(u) - torch.log(-torch.log(u))",
+        new="logits - torch.log(-torch.log(u)).to(logits)",
+        says="The noise is added in float32, where large logits swallow it; draw works in float64.",
+    ),
+    Mistake(
+        name="logprobs-in-half",
+        task=2,
+        symbol="chain:gather_logprobs",
+        old="logits.float().log_softmax",
+        new="logits.log_softmax",
+        says="Log-probabilities are computed in the type of the logits; in bfloat16 they have "
+        "two or three digits.",
+    ),
     # Task 3: beam search
     Mistake(
         name="beams-without-history",
@@ -718,6 +803,30 @@ MISTAKES = [
         "range(len(rows))]]",
         says="K follows its beam but V does not.",
     ),
+    Mistake(
+        name="more-candidates-than-there-are",
+        task=3,
+        symbol=RANKING,
+        old="totals.topk(min(count, len(totals)))",
+        new="totals.topk(count)",
+        says="More continuations are asked for than W * V: topk cannot give them.",
+    ),
+    Mistake(
+        name="reorder-not-called",
+        task=3,
+        symbol="beam:beam_search",
+        old="        cache.reorder(parents)\n",
+        new="",
+        says="cache.reorder is never called: the cache keeps one row, and the beams need one each.",
+    ),
+    Mistake(
+        name="beam-cache-float32",
+        task=3,
+        symbol="beam:beam_search",
+        old="BatchCache(model.config, 1, capacity, like.dtype, like.device)",
+        new="BatchCache(model.config, 1, capacity)",
+        says="The cache is float32 whatever the model's dtype is.",
+    ),
     # Task 4: chunked prefill
     Mistake(
         name="last-chunk-missing",
@@ -800,6 +909,16 @@ MISTAKES = [
         old="chunk.length * chunk.end",
         new="chunk.length * chunk.length",
         says="A chunk's queries also score all earlier tokens: T * S, not T * T.",
+    ),
+    Mistake(
+        name="on-chunk-too-early",
+        task=4,
+        symbol="chunked:chunked_prefill",
+        old="        hidden = forward_cached(model, cache, token_ids[chunk.start : chunk.end])\n"
+        "        if on_chunk is not None:\n            on_chunk(chunk)\n",
+        new="        if on_chunk is not None:\n            on_chunk(chunk)\n"
+        "        hidden = forward_cached(model, cache, token_ids[chunk.start : chunk.end])\n",
+        says="on_chunk is called before its chunk is computed; it is told what is done.",
     ),
     # Task 5: static batching
     Mistake(
@@ -916,6 +1035,14 @@ MISTAKES = [
         "- len(self.sequences[0].prompt_token_ids))]",
         says="The positions of rows that have ended count on, and leave the context.",
     ),
+    Mistake(
+        name="logits-of-the-rectangle",
+        task=5,
+        symbol=PREFILL,
+        old="self.model.logits(hidden[:, -1])",
+        new="self.model.logits(hidden.flatten(0, 1)).unflatten(0, (rows, width))[:, -1]",
+        says="Logits are computed for every column of the rectangle; only the last is needed.",
+    ),
     # Task 6: latency and roofline
     Mistake(
         name="ttft-from-zero",
@@ -980,6 +1107,15 @@ MISTAKES = [
         old="rank = (len(ordered) - 1) * q / 100",
         new="rank = min(len(ordered) * q / 100, len(ordered) - 1)",
         says="The rank is n * q / 100; with n values it runs from 0 to n - 1.",
+    ),
+    Mistake(
+        name="rate-from-the-first-line",
+        task=6,
+        symbol="latency:summarize",
+        old="min(line.arrival for line in lines)",
+        new="lines[0].arrival",
+        says="The time starts at the arrival of the first sample in the list; another one may have "
+        "arrived earlier.",
     ),
     Mistake(
         name="weights-moved-per-row",

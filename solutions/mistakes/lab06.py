@@ -44,6 +44,22 @@ MISTAKES = [
         new="tl.exp(scores)",
         says="Your softmax takes exp of the plain scores: large ones overflow. Take the row's maximum off.",
     ),
+    Mistake(
+        name="softmax-new-float32",
+        task=1,
+        symbol="softmax:softmax",
+        old="torch.empty_like(x) if",
+        new="torch.empty_like(x, dtype=torch.float32) if",
+        says="Your new result is float32 whatever x is; it has the type of x.",
+    ),
+    Mistake(
+        name="softmax-rounded-to-x",
+        task=1,
+        symbol="softmax:softmax_kernel",
+        old="weights / tl.sum(weights, 0), mask",
+        new="(weights / tl.sum(weights, 0)).to(x.dtype.element_ty), mask",
+        says="Your result is rounded to the type of x before it is stored; only the type of out counts.",
+    ),
     # Task 2: fused add and RMSNorm
     Mistake(
         name="residual-not-added",
@@ -84,6 +100,22 @@ MISTAKES = [
         old="    added = added.to(residual.dtype.element_ty)\n",
         new="",
         says="Your kernel norms the sum before it is rounded; norm what the residual holds.",
+    ),
+    Mistake(
+        name="sum-rounded-to-x",
+        task=2,
+        symbol="rms_norm:fused_add_rms_norm_kernel",
+        old="added.to(residual.dtype.element_ty)",
+        new="added.to(x.dtype.element_ty)",
+        says="Your sum is rounded to the type of x; it is kept in the residual, so the residual's counts.",
+    ),
+    Mistake(
+        name="norm-rounded-to-weight",
+        task=2,
+        symbol="rms_norm:fused_add_rms_norm_kernel",
+        old="total * scale * gain, mask",
+        new="(total * scale).to(weight.dtype.element_ty).to(tl.float32) * gain, mask",
+        says="Your norm is rounded to the type of the weight; only the type of x counts.",
     ),
     # Task 3: RoPE
     Mistake(
@@ -126,6 +158,14 @@ MISTAKES = [
         new="inside = (heads < num_heads) & (dims < BLOCK_HALF)",
         says="Your halves are as long as the block; with D/2 no power of 2 they run into each other.",
     ),
+    Mistake(
+        name="sin-strides-of-cos",
+        task=3,
+        symbol="rope:rope_",
+        old="sin.contiguous()",
+        new="sin.as_strided(sin.shape, cos.stride()).contiguous()",
+        says="Your kernel uses the strides of cos for sin; each has its own.",
+    ),
     # Task 4: SiLU
     Mistake(
         name="gate-and-up-swapped",
@@ -150,6 +190,14 @@ MISTAKES = [
         old="(width + dims) * stride_in_dim",
         new="width + dims * stride_in_dim",
         says="Your up projection begins `width` elements on in memory; it is `width` columns, each a stride.",
+    ),
+    Mistake(
+        name="silu-new-float32",
+        task=4,
+        symbol="silu:silu_and_mul",
+        old="gate_up.new_empty(tokens, width)",
+        new="gate_up.float().new_empty(tokens, width)",
+        says="Your new result is float32 whatever gate_up is; it has the type of gate_up.",
     ),
     # Task 5: store
     Mistake(
@@ -257,6 +305,38 @@ MISTAKES = [
         new="(scores * (scale * 1.4426950408889634)).to(queries.dtype).to(tl.float32)",
         says="Your scores are rounded to the queries' type; keep them in float32.",
     ),
+    Mistake(
+        name="always-16-rows",
+        task=6,
+        symbol="paged_decode:constants",
+        old="max(16, triton.next_power_of_2(group))",
+        new="16",
+        says="Your program has 16 rows; more query heads than that may share a key head.",
+    ),
+    Mistake(
+        name="at-most-128-dims",
+        task=6,
+        symbol="paged_decode:constants",
+        old="max(16, triton.next_power_of_2(dim))",
+        new="max(16, min(128, triton.next_power_of_2(dim)))",
+        says="Your block of dims ends at 128; D may be any number.",
+    ),
+    Mistake(
+        name="values-loaded-twice",
+        task=6,
+        symbol="paged_decode:attend_range",
+        old="        values = gather_tile(\n",
+        new="        gather_tile(\n            v_cache, stride_vb, stride_vp, stride_vh, stride_vd,\n            table, positions, visible, head, BLOCK_SIZE, HEAD_DIM, BLOCK_DIM,\n        )\n        values = gather_tile(\n",
+        says="Your kernel loads every value twice; keep a tile while you work on it.",
+    ),
+    Mistake(
+        name="entry-behind-the-context",
+        task=6,
+        symbol="paged_decode:paged_decode_kernel",
+        old="    rows = tl.arange(0, ROWS)\n",
+        new="    tl.load(block_tables + sequence * stride_table + tl.cdiv(context, BLOCK_SIZE))\n    rows = tl.arange(0, ROWS)\n",
+        says="Your kernel reads an entry of the block table behind the last block of the context.",
+    ),
     # Task 7: split
     Mistake(
         name="splits-beyond-tiles",
@@ -288,7 +368,7 @@ MISTAKES = [
         symbol="split_decode:combine_kernel",
         old='inside = (sums > float("-inf"))[:, None] & (dims < HEAD_DIM)[None, :]',
         new="inside = (splits < SPLITS)[:, None] & (dims < HEAD_DIM)[None, :]",
-        says="Your combine reads empty shares: their weight is 0, but 0 times NaN is NaN.",
+        says="A share without a key, or a lane without a share, gets into your result: its weight is 0, but 0 times NaN is NaN.",
     ),
     Mistake(
         name="all-empty-nan",
@@ -321,6 +401,14 @@ MISTAKES = [
         old="share = tl.cdiv(tl.cdiv(context - first, TILE), SPLITS) * TILE",
         new="share = tl.cdiv(context - first, TILE) * TILE",
         says="Your first program takes the whole context; with s splits each takes about 1/s of it.",
+    ),
+    Mistake(
+        name="join-of-16-parts",
+        task=7,
+        symbol="split_decode:split_decode",
+        old="BLOCK_SPLITS=triton.next_power_of_2(splits)",
+        new="BLOCK_SPLITS=min(16, triton.next_power_of_2(splits))",
+        says="Your join takes 16 parts and no more; there may be any number.",
     ),
     # Task 8: prefill
     Mistake(
@@ -370,6 +458,22 @@ MISTAKES = [
         old="length = tl.load(query_start_loc + sequence + 1) - start",
         new="length = tl.maximum(tl.load(query_start_loc + sequence + 1) - start, 1)",
         says="Your chunk of no tokens writes one: the next chunk's first token.",
+    ),
+    Mistake(
+        name="idle-program-reads",
+        task=8,
+        symbol="paged_prefill:paged_prefill_kernel",
+        old="queries = tl.load(q + places, mask=inside, other=0.0)",
+        new="queries = tl.load(q + places * (rows < length)[:, None], mask=(dims < HEAD_DIM)[None, :], other=0.0)",
+        says="Your program reads a query for rows that do not exist; a program without a query reads none.",
+    ),
+    Mistake(
+        name="prefill-no-maximum",
+        task=8,
+        symbol="paged_decode:online_softmax",
+        old='    base = tl.where(larger == float("-inf"), 0.0, larger)  # -inf - -inf would be NaN\n    shrink = tl.exp2(maximum - base)\n    weights = tl.exp2(scores - base[:, None])\n',
+        new="    shrink = tl.exp2(total * 0.0)\n    weights = tl.exp2(scores)\n",
+        says="Your weights are exp of the plain scores, which overflows; take the largest score off first.",
     ),
     # What only the compiler refuses: the interpreter runs these, and their numbers are right
     Mistake(

@@ -14,7 +14,7 @@
 # # Lab 03: Prefill and decode
 #
 # The handout is `labs/lab03/README.md`; your code is in `nanovllm/generation/`. This notebook looks
-# at what that code does. In three experiments you write a few lines yourself. Cells that need
+# at what that code does. In four experiments you write a few lines yourself. Cells that need
 # something you have not written say so and go on.
 #
 # After changing your code, restart the kernel: Python keeps what it has imported.
@@ -72,7 +72,8 @@ if "events" in globals():
     moments = [1e3 * (e.time - arrival) for e in events if isinstance(e, TokenGenerated)]
     plots.timeline(len(prompt), read, moments)
     step = (moments[-1] - moments[0]) / (len(moments) - 1)
-    print(f"the prompt took as long as {read / step:.1f} decode steps; you said {my_guess}.")
+    said = "" if my_guess is ... else f"; you said {my_guess}"
+    print(f"the prompt took as long as {read / step:.1f} decode steps{said}.")
     print(f"a prompt token cost {read / len(prompt):.2f} ms, a new one {step:.2f} ms.")
 
 # %% nbgrader={"grade": true, "grade_id": "lab03-task-1", "locked": true, "points": 22, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="03" nanovllm_task=1
@@ -236,7 +237,7 @@ with needs("03", 1, 2, 5):
     answer("03", "d")
 
 # %% [markdown]
-# ## Experiment: who waits for whom
+# ## 7. Experiment: who waits for whom
 #
 # Real answers have a long tail of lengths. A static batch of answers with the lengths 3, 10 and 4
 # runs for 10 steps, and 30 - 17 = 13 of its 30 row steps are idle. Write `wasted`: cut the list of
@@ -273,7 +274,7 @@ with needs("03", 5):
 check_task("03", 5)
 
 # %% [markdown]
-# ## 7. Experiment: the knee of a batch
+# ## 8. Experiment: the knee of a batch
 #
 # Llama-3-8B in bfloat16 on an H100, by counting alone. **Predict** how many requests must decode
 # together before arithmetic, not memory, is the limit: with nothing in the cache, and with 256 tokens.
@@ -350,7 +351,7 @@ with needs("03", 1, 2, 5, 6):
 check_task("03", 6)
 
 # %% [markdown]
-# ## 7. Bonus: a text that must have a form
+# ## 9. Bonus: a text that must have a form
 #
 # The answer must match a regular expression. At each step a library says which tokens may follow, as
 # a mask over the vocabulary; all other logits become -inf, then your sampler draws. Each column is a
@@ -374,7 +375,7 @@ with needs("03", 1, 2):
 #
 # **Question 1 (5 points).** A service runs Llama-3-8B on one H100 and answers one request at a time. Its owner wants ten
 # times the tokens per second and says: "we need a card with ten times the FLOP/s". Use the
-# roofline above: what would that card change for a single decoding request, what would ten cards
+# roofline above: what would that card change for a single decoding request, what would a card
 # with today's FLOP/s but ten times the bandwidth change, and what costs nothing?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "lab03-question-1", "locked": false, "points": 5, "schema_version": 3, "solution": true, "task": false, "cell_type": "markdown"}

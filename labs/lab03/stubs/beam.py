@@ -37,16 +37,16 @@ def beam_search(
     max_model_len: int | None = None,
     make_cache: Callable[[int], BeamCache] | None = None,
 ) -> list[Hypothesis]:
-    """The beam_width best continuations of a prompt, best first.
+    """The beam_width best continuations of a prompt, best first; fewer if there are no more.
 
     The prompt is read once, by one row. Then every step feeds each open beam's newest token, in
     one batch: W tokens, one row of the cache for each beam, at the position where that token
     stands. The last token of a beam is never fed. max_model_len bounds prompt and continuation
     together (given code has cut params.max_tokens to the room there is).
 
-    make_cache: from tokens a row (as many as will be fed, or more) to a cache with one row; a
-    BatchCache with the model's dtype and device if None. Of the cache nothing but what BeamCache
-    names may be used.
+    make_cache: is given the tokens that a row must hold (as many as will be fed, or more) and
+    returns a cache with one row. If None, a BatchCache with the model's dtype and device. Of the
+    cache nothing but what BeamCache names may be used.
     Raises RequestError.
     """
     limit = max_model_len or model.config.max_position

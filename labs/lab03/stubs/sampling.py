@@ -19,10 +19,10 @@ __all__ = ["Logits", "Sampler", "SamplingRow", "argmax_sampler", "sample"]
 def sample(logits: Logits, rows: Sequence[SamplingRow]) -> list[Sampled]:
     """Choose one token for each row of logits; what a row gets does not depend on the others.
 
-    In float32: min_tokens, logit bias, penalties; a row of temperature 0 takes its largest logit
-    there. Every other row goes on with temperature, min-p, top-k, top-p, and is drawn with the
-    key (seed, position) of the row. `logprobs` are None unless the row's parameters ask for
-    them; they come from the logits as given. The logits given are not changed.
+    In float32 or finer: min_tokens, logit bias, penalties; a row of temperature 0 takes its
+    largest logit there. Every other row goes on with temperature, min-p, top-k, top-p, and is
+    drawn with the key (seed, position) of the row. `logprobs` are None unless the row's parameters
+    ask for them; they come from the logits as given. The logits given are not changed.
 
     >>> from nanovllm.generation.params import SamplingParams
     >>> row = SamplingRow(SamplingParams(temperature=0), [5], [], seed=0)

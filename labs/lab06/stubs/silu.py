@@ -17,7 +17,7 @@ def silu_and_mul(
     """silu(gate) * up of a fused projection of any strides, into `out` (new by default).
 
     The gate is columns 0 .. I - 1, up the I behind them. `block`, a power of 2: no program
-    writes more columns than that. The arithmetic is float32.
+    writes more columns than that, in one row or in several. The arithmetic is float32.
 
     >>> import torch
     >>> silu_and_mul(torch.tensor([[0.0, 100.0, 7.0, 3.0]]))

@@ -20,7 +20,7 @@ def apply_min_tokens(logits: Logits, rows: Sequence[SamplingRow]) -> Logits:
     logits = logits.clone()
     for n, row in enumerate(rows):
         if len(row.output_token_ids) < row.params.min_tokens:
-            logits[n, [t for t in row.stop_token_ids if t < logits.shape[1]]] = -torch.inf
+            logits[n, [t for t in row.stop_token_ids if 0 <= t < logits.shape[1]]] = -torch.inf
     return logits
 
 

@@ -78,7 +78,8 @@ def chunked_prefill(
     """Bring the cache up to all of `token_ids`, `chunk_size` at a time; the last token's logits.
 
     Starts at cache.length: tokens stored before are not computed again. Only the last chunk
-    asks for logits. Any chunk size gives the same result. `on_chunk` is called after each.
+    asks for logits. Any chunk size gives the same result. `on_chunk` is called after each chunk,
+    when the cache holds it.
 
     Raises:
         ValueError: the cache already holds all the tokens, so there is nothing to predict from.

@@ -112,19 +112,18 @@ class Sequence:
         Reasons to end, in this order:
 
         - a token id, if `armed`: one of eos_token_ids unless params.ignore_eos, or one of
-          params.stop_token_ids. finish_reason "stop"; stop_reason None for an end-of-sequence id
-          that is not ignored (also where it is a stop id too), else the id. The token's own text
-          is left out, unless params.include_stop_str_in_output; then it is not searched for stop
-          strings.
+          params.stop_token_ids. finish_reason "stop"; stop_reason is the id, but None where
+          eos_token_ids has it and params.ignore_eos is off. The token's own text is left out, and
+          the detokenizer does not get it. With params.include_stop_str_in_output it is kept, for
+          both kinds of id, and not searched for stop strings.
         - a complete stop string, if `armed`: "stop", and stop_reason is the string.
         - no room for a further token: params.max_tokens of output (the prompt is not counted,
           None is no limit), or max_model_len of prompt and output: "length".
 
         Returns a TokenGenerated with the text that may be shown now, followed by a Finished when
-        this token was the last. Unless a stop string ended the sample, the last token's text also
-        holds what `stops` and the detokenizer still hold (what waited in `stops` comes first, what
-        the detokenizer makes of half a character last); this rest is not searched for stop
-        strings. `text` is all that was shown.
+        this token was the last. Unless a stop string ended the sample, the last token's text is
+        what waited in `stops`, then the token's own text, then what the detokenizer still holds.
+        That last part is not searched for stop strings. `text` is all that was shown.
 
         >>> params = SamplingParams(max_tokens=1)
         >>> sequence = Sequence([7], params, max_model_len=9, seed=0)

@@ -168,7 +168,7 @@ class StaticBatch:
         return events
 
     def prefill(self) -> Float[Tensor, "N V"]:
-        """One pass over the rectangle of prompts; logits of the last column, one row a sequence.
+        """One pass over the rectangle of prompts; logits of the last column only, a row each.
 
         Sets `padding`; adds to `waste` the tokens of the prompts (also kv_used) and the pads.
         """
