@@ -218,6 +218,12 @@ def test_hold():
         request = request_of(range(13))
         blocks = running(manager, request)
         manager.release(request)
+        expect(
+            manager.cached_blocks(),
+            sorted(blocks[:3]),
+            call="cached_blocks after release of a request of 13 tokens in blocks of 4",
+            given={"its blocks": blocks},
+        )
         manager.hold(blocks[:3], "a transfer")
         expect(
             sorted(manager.owners()),
