@@ -93,7 +93,7 @@ QUESTIONS = [
     Question(
         key="e",
         text="How many times the operations of a decode step does a training step of Llama-2-7B "
-        "over 4,096 tokens need?",
+        "over 4,096 tokens need, if the decode step has 4,095 cached tokens?",
         unit="times",
         tasks=(7,),
         answer=_training_over_decoding,
@@ -102,14 +102,14 @@ QUESTIONS = [
         key="f",
         text="A random query meets 64 random keys, D = 64. Which weight, from 0 to 1, does the "
         "largest score get with the division by sqrt(D)?",
-        unit="of 1",
+        unit="parts of 1",
         tasks=(3,),
         answer=lambda: _largest_weight(None),
     ),
     Question(
         key="g",
         text="And which weight does it get without the division?",
-        unit="of 1",
+        unit="parts of 1",
         tasks=(3,),
         answer=lambda: _largest_weight(1.0),
     ),

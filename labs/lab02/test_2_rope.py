@@ -35,6 +35,8 @@ def test_frequencies():
             cause="the exponent of pair i is -2i/D, and theta is the one given.",
             atol=1e-9,
         )
+        kind = str(inverse_frequencies(head_dim, theta).dtype)
+        expect(kind, "torch.float32", call="inverse_frequencies(head_dim, theta).dtype")
 
 
 @pytest.mark.check(task=2, points=2, title="Angles of the positions that are given")
@@ -101,6 +103,19 @@ def test_new_tensor(generator):
         observed=str(turned.dtype),
         call="apply_rope(x, cos, sin).dtype, x in bfloat16, cos and sin in float32",
         cause="a product with a float32 tensor is promoted to float32.",
+    )
+    x[..., 3:] = 0.0  # b is 0: a cos and a sin stand alone, and are rounded once
+    cos, sin = (part.bfloat16()[:, None] for part in (angles.cos(), angles.sin()))
+    expected = torch.cat((x[..., :3] * cos, x[..., :3] * sin), dim=-1)
+    share = (apply_rope(x, angles.cos(), angles.sin()) == expected).double().mean().item()
+    expect.that(
+        share == 1.0,
+        "every entry is bit for bit a cos or a sin, with cos and sin in x's dtype",
+        observed=round(share, 2),
+        call="share of equal entries of apply_rope(x, cos, sin), x in bfloat16, cos and sin in "
+        "float32, the second half of each head 0",
+        given={"x": x},
+        cause="cos and sin are rounded to x's dtype before they multiply x.",
     )
 
 

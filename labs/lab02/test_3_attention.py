@@ -62,7 +62,7 @@ def test_weighted_mean(generator):
 def test_scale(generator):
     for dim in (20, 64):
         q, k, v = _qkv(generator, 1, 5, 3, 3, dim)
-        for scale in (None, 0.7):
+        for scale in (None, 0.7, 0.0):
             expect(
                 attention(q, k, v, scale=scale),
                 _oracle(q, k, v, _mask(1, 5), scale),
@@ -157,7 +157,7 @@ def test_large_scores(generator):
 
 @pytest.mark.check(task=3, points=2, title="A query that sees nothing gets zeros")
 def test_blind_rows(generator):
-    q, k, v = _qkv(generator, 4, 2, 4, 2, 6)
+    q, k, v = _qkv(generator, 4, 2, 2, 2, 6)
     expect(
         attention(q, k, v),
         _oracle(q, k, v, _mask(4, 2)),
@@ -196,7 +196,9 @@ def test_low_precision(generator):
         call="largest error of attention(q, k, v) in bfloat16, scores of some tens",
         given={"q": q, "k": k},
         cause="a score that is rounded to bfloat16 is off by up to 0.25, and its weight by 25 %: "
-        "compute scores, weights and their sums in float32, and round the result once.",
+        "compute scores, weights and their sums in float32, and round the result once."
+        if gap < 0.5
+        else "no rounding is off by so much: look at the cards of the other checks first.",
     )
     q, k, v = (x.bfloat16() for x in _qkv(generator, 40, 60, 4, 2, 16))
     once = _oracle(q, k, v, _mask(40, 60)).bfloat16()
@@ -234,20 +236,22 @@ class Operations(TorchDispatchMode):
 
 @pytest.mark.check(task=3, points=1, title="No loop over heads or tokens")
 def test_operations(generator):
-    counts = []
-    for tokens, keys, heads, groups in ((3, 5, 4, 2), (24, 40, 32, 16)):
-        q, k, v = _qkv(generator, tokens, keys, heads, groups, 8)
-        with Operations() as operations:
-            attention(q, k, v)
-        counts.append(operations.count)
-    expect.that(
-        counts[1] <= counts[0] + 8,
-        "24 queries, 40 keys and 32 heads take as many torch operations as 3, 5 and 4",
-        observed=counts,
-        call="torch operations of attention(q, k, v), small and large",
-        cause="work on all heads and tokens in one operation: a loop in Python costs time for "
-        "every head of every layer of every step.",
-    )
+    for more in ("", ", window=2", ", mask=mask"):
+        counts = []
+        for tokens, keys, heads, groups in ((3, 5, 4, 2), (24, 40, 32, 16)):
+            q, k, v = _qkv(generator, tokens, keys, heads, groups, 8)
+            mask = _mask(tokens, keys) if "mask" in more else None
+            with Operations() as operations:
+                attention(q, k, v, window=2 if "window" in more else None, mask=mask)
+            counts.append(operations.count)
+        expect.that(
+            counts[1] <= counts[0] + 8,
+            "24 queries, 40 keys and 32 heads take as many torch operations as 3, 5 and 4",
+            observed=counts,
+            call=f"torch operations of attention(q, k, v{more}), small and large",
+            cause="work on all heads and tokens in one operation: a loop in Python costs time for "
+            "every head of every layer of every step.",
+        )
 
 
 def _wrong(case):
@@ -296,7 +300,7 @@ def test_random(rng):
                 actual,
                 expected,
                 call="attention(q, k, v, ...), the smallest wrong case found",
-                given={"case": case},
+                given=case,
                 rtol=1e-3,
                 atol=1e-4,
             )

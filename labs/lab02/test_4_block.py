@@ -165,6 +165,13 @@ def test_qk_norm(generator):
         given={"x": x},
         cause="q_norm and k_norm act on each head, before the rotation; v has no norm.",
     )
+    layer = SelfAttention(CONFIG, 0)
+    expect(
+        [type(norm).__name__ for norm in (layer.q_norm, layer.k_norm)],
+        ["Identity", "Identity"],
+        call="types of q_norm and k_norm of SelfAttention(config without qk_norm)",
+        cause="whoever calls the parts of a layer need not know whether it has these norms.",
+    )
 
 
 @pytest.mark.check(task=4, points=2, title="The heads' results go back through o_proj")

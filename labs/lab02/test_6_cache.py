@@ -63,7 +63,19 @@ def _part(layers, start, end=None):
 def test_one_token_at_a_time(generator):
     layers = _qkv(generator, 6)
     cache = ContiguousCache(CONFIG, capacity=9)
-    expect(cache.length, 0, call="ContiguousCache(config, capacity=9).length")
+    lengths = [cache.length]
+    for layer, qkv in enumerate(layers):
+        cache.attend(layer, *(x[:3] for x in qkv))
+        lengths.append(cache.length)
+    cache.advance(3)
+    expect(
+        [*lengths, cache.length],
+        [0, 0, 0, 3],
+        call="cache.length of a new cache, after attend of 3 tokens in layer 0 and in layer 1, "
+        "and after advance(3)",
+        cause="length moves once a step, in advance: every layer writes to the same places.",
+    )
+    cache = ContiguousCache(CONFIG, capacity=9)
     expect(
         _run(cache, layers, [1] * 6),
         [_oracle(*qkv) for qkv in layers],
@@ -97,6 +109,15 @@ def test_chunks(generator):
         [_oracle(q, k.bfloat16().float(), v.bfloat16().float()) for q, k, v in layers],
         call="cache.attend(layer, q, k, v), q, k and v in float32, the cache in bfloat16",
         cause="k and v are rounded to the cache's dtype, those of this step, too; q is not.",
+    )
+    cache = ContiguousCache(CONFIG, capacity=11)
+    _run(cache, [[x.clone().requires_grad_() for x in qkv] for qkv in layers], [4])
+    expect(
+        [answer.requires_grad for answer in _run(cache, _part(layers, 4), [7])],
+        [False, False],
+        call="requires_grad of the answers, in 2 layers, to q, k and v without gradients, after a "
+        "step whose k and v had them",
+        cause="K and V are stored without gradients: else the graph of every step stays in memory.",
     )
 
 
@@ -173,8 +194,12 @@ def test_reserved_once(generator):
             cause="K and V of 40 tokens in every layer, reserved before the first token comes.",
         )
         expect(cache.capacity, 40, call="ContiguousCache(config, capacity=40).capacity")
-        kind = torch.device(cache.device).type
-        expect(kind, "cpu", call="the type of ContiguousCache(config, capacity=40).device")
+        expect.that(
+            cache.device == torch.device("cpu"),
+            "the device is a torch.device, that of the CPU",
+            observed=cache.device,
+            call="ContiguousCache(config, capacity=40).device",
+        )
     cache = ContiguousCache(config, capacity=40)
     _run(cache, layers, [36])
     with Joined() as joined:
@@ -299,6 +324,17 @@ def test_tokens_computed(generator):
         call="positions handed to the model: a prompt of 5, then 7 single tokens",
         cause="the positions go on at cache.length, and each token is computed once.",
     )
+    expect.raises(
+        CacheFullError,
+        lambda: forward_cached(model, cache, ids[:1]),
+        call="forward_cached(model, cache, ids) with 1 token, 12 of 12 stored",
+    )
+    expect(
+        cache.length,
+        12,
+        call="cache.length after forward_cached was refused",
+        cause="a refused step leaves the cache as it was.",
+    )
 
 
 @pytest.mark.check(task=6, points=1, title="The bundled model with a cache equals transformers")
@@ -335,12 +371,15 @@ def _history(rng):
 
 
 def _replay(history, seed):
-    """The first call of a history that goes wrong: its number, what came and what should."""
+    """The first call of a history that goes wrong: its number, what came and what should.
+
+    What is cloned is written over then: the copy must not see that.
+    """
     generator = torch.Generator().manual_seed(seed)
     config = replace(CONFIG, windows=(None, 3))
     cache, stored = ContiguousCache(config, CAPACITY), _qkv(generator, 0)
     for number, (kind, size) in enumerate(history):
-        found, wanted = [], []
+        found = wanted = "nothing"
         length = len(stored[0][0])
         if kind == "chunk":
             new = _qkv(generator, size)
@@ -348,41 +387,38 @@ def _replay(history, seed):
                 [torch.cat(x) for x in zip(*pair, strict=True)]
                 for pair in zip(stored, new, strict=True)
             ]
-            wanted = ["full"]
+            wanted = "CacheFullError"
             if length + size <= CAPACITY:
                 stored = both
                 wanted = [_oracle(*both[0])[length:], _oracle(*both[1], window=3)[length:]]
             try:
                 found = _run(cache, new, [size])
             except CacheFullError:
-                found = ["full"]
+                found = "CacheFullError"
         elif kind == "truncate":
-            wanted = ["refused"] if size > length else []
+            wanted = "ValueError" if size > length else "nothing"
             stored = stored if size > length else _part(stored, 0, size)
             try:
                 cache.truncate(size)
             except ValueError:
-                found = ["refused"]
+                found = "ValueError"
         elif kind == "clone":
-            cache = cache.clone()
+            old, cache = cache, cache.clone()
+            old.reset()
+            _run(old, _qkv(generator, 1), [1])
         else:
             cache.reset()
             stored = _part(stored, 0, 0)
-        found, wanted = [*found, cache.length], [*wanted, len(stored[0][0])]
-        if not _same(found, wanted):
-            return number, found, wanted
+        if cache.length != len(stored[0][0]) or not _same(found, wanted):
+            found = {"gives": found, "cache.length": cache.length}
+            return number, found, {"gives": wanted, "cache.length": len(stored[0][0])}
     return None
 
 
 def _same(found, wanted):
-    return len(found) == len(wanted) and all(
-        torch.allclose(a, b, 1e-3, 1e-4)
-        if torch.is_tensor(a) and torch.is_tensor(b)
-        else a is b
-        if torch.is_tensor(a) or torch.is_tensor(b)
-        else a == b
-        for a, b in zip(found, wanted, strict=True)
-    )
+    if isinstance(found, str) or isinstance(wanted, str):
+        return found == wanted
+    return all(torch.allclose(a, b, 1e-3, 1e-4) for a, b in zip(found, wanted, strict=True))
 
 
 def _shrunk(history, seed):
@@ -409,7 +445,8 @@ def test_random_histories(rng):
             expect(
                 found,
                 wanted,
-                call="the last call of the shortest wrong history found: its answers and length",
+                call="the last call of the shortest wrong history found: what it gives or raises, "
+                "and cache.length then",
                 given={"history": drawn, "capacity": CAPACITY, "windows": (None, 3)},
                 cause="each call is right by the checks above; it is their order that is new.",
             )

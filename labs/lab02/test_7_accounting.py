@@ -60,6 +60,16 @@ def _kept(config):
     return sum((kept | dict.fromkeys(inner, config.intermediate_size)).values())
 
 
+def _whole(call, *counts):
+    expect.that(
+        all(isinstance(count, int) for count in counts),
+        "a count is an int",
+        observed=list(counts),
+        call=call,
+        cause="/ gives a float, which is not exact for large numbers.",
+    )
+
+
 @pytest.mark.check(task=7, points=1, title="Weights of a model")
 def test_weights():
     for name, config in MODELS.items():
@@ -83,6 +93,8 @@ def test_weights():
             cause="the embedding, the output matrix unless it is the embedding, and GPT-2's "
             "learned positions, beside the layers.",
         )
+    counts = matmul_parameters(GPT2), weight_count(GPT2)
+    _whole("matmul_parameters(GPT-2) and weight_count(GPT-2)", *counts)
 
 
 @pytest.mark.check(task=7, points=2, title="Bytes of cache for one token")
@@ -99,11 +111,17 @@ def test_bytes_per_token():
             call=f"kv_bytes_per_token({name}, dtype_bytes={size})",
             cause="2 (K and V) * layers * key/value heads * head dim * bytes of a number.",
         )
+    _whole("kv_bytes_per_token(GPT-2)", kv_bytes_per_token(GPT2))
 
 
 @pytest.mark.check(task=7, points=1, title="Tokens that fit in a budget")
 def test_budget():
-    for budget, expected in ((10 * 2**30, 32768), (327_679, 0), (327_680 * 3 - 1, 2)):
+    for budget, expected in (
+        (10 * 2**30, 32768),
+        (327_679, 0),
+        (327_680 * 3 - 1, 2),
+        (327_680 * 10**15 - 1, 10**15 - 1),
+    ):
         expect(
             tokens_in_budget(LLAMA2_70B, budget),
             expected,
@@ -115,18 +133,13 @@ def test_budget():
         17438,
         call="tokens_in_budget(Qwen3-0.6B, 10**9, dtype_bytes=1)",
     )
+    _whole("tokens_in_budget(GPT-2, 10**9)", tokens_in_budget(GPT2, 10**9))
 
 
 @pytest.mark.check(task=7, points=1, title="Tokens computed with and without a cache")
 def test_tokens():
     counts = [tokens_computed(7, 3, cached) for cached in (False, True)]
-    expect.that(
-        all(isinstance(count, int) for count in counts),
-        "a count is an int",
-        observed=counts,
-        call="tokens_computed(prompt=7, generated=3, cached), without a cache and with one",
-        cause="/ gives a float, which is not exact for large numbers.",
-    )
+    _whole("tokens_computed(prompt=7, generated=3, cached), without a cache and with one", *counts)
     for prompt, generated in ((1, 10), (7, 1), (100, 50)):
         lengths = [prompt + step for step in range(generated)]
         expect(
@@ -154,13 +167,7 @@ def test_flops():
                 cause="2 * weights a token, 4 * L * H * D a visible pair, 2 * E * V a row.",
             )
     counts = [step_flops(GPT2, 2, 3), generation_flops(GPT2, 2, 3, cached=False)]
-    expect.that(
-        all(isinstance(count, int) for count in counts),
-        "a count is an int",
-        observed=counts,
-        call="step_flops(GPT-2, 2, 3) and generation_flops(GPT-2, 2, 3, cached=False)",
-        cause="/ gives a float, which is not exact for large numbers.",
-    )
+    _whole("step_flops(GPT-2, 2, 3) and generation_flops(GPT-2, 2, 3, cached=False)", *counts)
     without = sum(_flops(GPT2, 20 + step, 0) for step in range(9))
     expect(
         generation_flops(GPT2, 20, 9, cached=False),
@@ -196,6 +203,7 @@ def test_bytes_and_intensity():
                 call=f"arithmetic_intensity{arguments}",
                 cause="operations divided by bytes, with one row of logits.",
             )
+    _whole("step_bytes(GPT-2, 2, 3)", step_bytes(GPT2, 2, 3))
 
 
 @pytest.mark.check(task=7, points=1, title="The time that the hardware allows")
@@ -235,6 +243,8 @@ def test_training_memory():
                 "gradients, optimizer, activations, total",
                 cause="2, 2 and 12 bytes for each weight, 2 for each activation of each token.",
             )
+    counts = activation_count(GPT2), *vars(training_bytes(GPT2, 2)).values()
+    _whole("activation_count(GPT-2), and the parts of training_bytes(GPT-2, 2)", *counts)
 
 
 @pytest.mark.check(task=7, points=1, title="Operations of a training step")
@@ -249,3 +259,4 @@ def test_training_flops():
                 cause="forward with logits for every row, backward twice as much; checkpointing "
                 "repeats the layers' forward pass.",
             )
+    _whole("training_flops(GPT-2, 2, checkpointed=True)", training_flops(GPT2, 2, True))

@@ -118,8 +118,9 @@ QUESTIONS = [
     ),
     Question(
         key="d",
-        text="200 requests in 8,192 places, 256 reserved for each answer: how many percent of what "
-        "it reserves does first fit use?",
+        text="200 requests in 8,192 places, 256 reserved for each answer (prompts have 48 tokens "
+        "on average, answers 25, a few 200): how many percent of what it reserves does first fit "
+        "use?",
         unit="percent",
         tasks=(1,),
         answer=used_by_first_fit,

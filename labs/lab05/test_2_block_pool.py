@@ -1,5 +1,7 @@
 """Task 2: the block pool."""
 
+from dataclasses import asdict, replace
+
 import pytest
 
 from grader import expect
@@ -8,12 +10,13 @@ from nanovllm.paging.errors import BlockOwnershipError, OutOfBlocksError
 
 
 class Shelf:
-    """A keeper that keeps some blocks and notes who is evicted."""
+    """A keeper that keeps some blocks, notes who is evicted, and counts how often it is asked."""
 
     def __init__(self):
-        self.kept, self.evicted = set(), []
+        self.kept, self.evicted, self.asked = set(), [], 0
 
     def __contains__(self, block_id):
+        self.asked += 1
         return block_id in self.kept
 
     def evict(self, block_id):
@@ -154,9 +157,10 @@ def test_kept():
     pool.free(b, "b")
     pool.share(a[1], "c")
     expect(
-        [pool.ref_count(a[1]), pool.num_free, pool.stats.peak_used],
-        [1, 5, 4],
-        call="references, free blocks and the peak after share of a free, kept block",
+        [pool.ref_count(a[1]), pool.num_free, pool.stats.peak_used, pool.stats.num_allocated],
+        [1, 5, 4, 4],
+        call="references, free blocks, stats.peak_used and num_allocated (4 before) after share of "
+        "a free, kept block",
         cause="a hit: who holds a block must have it out of the free ones",
     )
     first = pool.allocate(3, "d")
@@ -183,6 +187,22 @@ def test_kept():
     pool.share(known, "c")
     expect(pool.stats.peak_used, 2, call="the peak, when a hit makes a second block held")
     pool.check()
+    shelf = Shelf()
+    pool = BlockPool(200, shelf)
+    blocks = pool.allocate(200, "a")
+    shelf.kept |= set(blocks[::2])
+    for block in blocks:
+        pool.free([block], "a")
+    for _ in blocks:
+        pool.allocate(1, "b")
+    expect.that(
+        shelf.asked <= 20 * 200,
+        "the cost of a block does not grow with the pool",
+        call="200 blocks given out, freed, and given out again one by one: how often the keeper "
+        "was asked about a block",
+        observed=shelf.asked,
+        cause="to find the next block, a pool need not look at all that are free",
+    )
 
 
 @pytest.mark.check(task=2, points=1, title="A block moves with all its owners")
@@ -191,12 +211,16 @@ def test_move():
     old, other = pool.allocate(2, "a")
     pool.share(old, "b")
     new = max(b for b in range(5) if pool.is_free(b))
+    before = replace(pool.stats)
     pool.move(old, new)
     expect(
         [owners_of(pool), pool.is_free(old), pool.num_free],
         [dict(sorted({new: ["a", "b"], other: ["a"]}.items())), True, 3],
         call="owners, whether the old block is free, and free blocks after move",
         cause="old and new change roles, for every owner",
+    )
+    expect(
+        asdict(pool.stats), asdict(before), call="the stats after that move, which counts nowhere"
     )
     for wrong in ((old, new), (new, other)):
         expect.raises(

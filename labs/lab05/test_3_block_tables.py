@@ -6,6 +6,7 @@ from grader import expect
 from nanovllm.paging.block_pool import BlockPool
 from nanovllm.paging.block_table import BlockTable, blocks_for
 from nanovllm.paging.errors import OutOfBlocksError
+from nanovllm.paging.prefix_index import CachedBlock
 
 
 @pytest.mark.check(task=3, points=2, title="How many blocks")
@@ -90,11 +91,12 @@ def test_free():
     pool, table = BlockPool(3, Everything()), BlockTable(4)
     table.grow(pool, 11)
     table.num_tokens, blocks = 11, list(table.block_ids)
+    table.cached = [CachedBlock(b"", None, (), "", block) for block in blocks[:2]]
     table.free(pool)
     expect(
-        [table.block_ids, table.num_tokens, pool.num_free],
-        [[], 0, 3],
-        call="the table's blocks and tokens, and free blocks, after free",
+        [table.block_ids, table.num_tokens, table.cached, pool.num_free],
+        [[], 0, [], 3],
+        call="block_ids, num_tokens and cached of the table, and free blocks, after free",
         cause="a table that still lists blocks would free them twice",
     )
     expect(

@@ -118,6 +118,12 @@ def test_alone(rng, generator):
                 given={"block_tables": paged.batch.block_tables},
                 cause="in the order of the table, and no further than the context",
             )
+            low = [x.nan_to_num().bfloat16() for x in (paged.q, paged.k_cache, paged.v_cache)]
+            expect(
+                str(paged_attention(*low, paged.batch).dtype),
+                "torch.bfloat16",
+                call=f"dtype of paged_attention of {queries} bfloat16 queries over bfloat16 caches",
+            )
 
 
 @pytest.mark.check(task=4, points=4, title="Decodes, whatever lies in the slots behind")

@@ -3,6 +3,7 @@
 import pytest
 
 from grader import expect
+from nanovllm.batching.errors import InvariantError
 from nanovllm.batching.request import Request
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.sequence import Sequence
@@ -145,6 +146,12 @@ def test_evict():
         cause="what is forgotten by block must be forgotten by key",
     )
     index.check()
+    index.evict(4)
+    expect.raises(
+        InvariantError,
+        index.check,
+        call="check when the first block of a chain was evicted before the second",
+    )
 
 
 @pytest.mark.check(task=6, points=3, title="Full blocks of computed tokens are registered, once")
@@ -197,6 +204,18 @@ def test_register():
         len(known(weak.index)),
         1,
         call="blocks in the index after two requests whose blocks all have one key",
+        cause="behind a block that is not registered nothing can be",
+    )
+    weak = PrefixCache(4, hash_of=lambda parent, tokens, salt: bytes(tokens) if parent else b"same")
+    pool, tables = BlockPool(4, weak.index), []
+    for number in range(2):
+        tables.append(table_of(pool, 8))
+        weak.register(pool, request_of([number] * 8, number), tables[-1])
+    expect(
+        [len(known(weak.index)), len(tables[1].cached)],
+        [2, 0],
+        call="blocks in the index, and cached blocks of the second table, after two requests of 2 "
+        "blocks each, whose first blocks have one key",
         cause="behind a block that is not registered nothing can be",
     )
     cache.index.check()

@@ -9,7 +9,7 @@ import torch
 from grader import expect
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
-from nanovllm.batching.errors import ConfigError
+from nanovllm.batching.errors import ConfigError, InvariantError
 from nanovllm.batching.events import Preempted
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.request import Request
@@ -111,21 +111,41 @@ def test_life():
     )
     expect(manager.block_ids(first)[:3], before, call="the blocks that the first had before")
     manager.check([first])
+    for wrong in ([], [first, second]):
+        expect.raises(
+            InvariantError,
+            lambda wrong=wrong: manager.check(wrong),
+            call=f"check of {len(wrong)} requests, when only the first is admitted",
+        )
     manager.release(first)
     expect([manager.owners(), manager.free_tokens], [{}, 20], call="owners, free_tokens at the end")
     manager.check([])
-    manager = BlockManager(4, 4)
-    request = request_of(range(9))
-    running(manager, request)
-    manager.release(request)
-    seen = weakref.ref(request)
-    del request
-    gc.collect()
+    for how in ("release", "suspend and forget"):
+        manager = BlockManager(4, 4)
+        request = request_of(range(9))
+        blocks = running(manager, request)
+        for name in how.split(" and "):
+            getattr(manager, name)(request)
+        expect(
+            manager.cached_blocks(),
+            sorted(blocks[:2]),
+            call=f"cached_blocks after {how} of a request of 9 tokens in blocks of 4",
+            given={"its blocks": blocks},
+            cause="its full blocks, by number",
+        )
+        seen = weakref.ref(request)
+        del request
+        gc.collect()
+        expect(
+            seen() is None,
+            True,
+            call=f"whether a request can go out of memory after {how}",
+            cause="the manager keeps nothing of it but its cached blocks",
+        )
     expect(
-        seen() is None,
-        True,
-        call="whether a request that was released can go out of memory",
-        cause="the manager keeps nothing of it but its cached blocks",
+        BlockManager(4, 4, enable_prefix_caching=False).prefix_stats,
+        None,
+        call="prefix_stats without prefix caching",
     )
 
 
@@ -193,6 +213,34 @@ def test_hold():
         call="owners, can_admit, free_tokens after drop",
     )
     manager.check([])
+    for turn in (1, -1):
+        manager = BlockManager(4, 4)
+        request = request_of(range(13))
+        blocks = running(manager, request)
+        manager.release(request)
+        expect(
+            manager.cached_blocks(),
+            sorted(blocks[:3]),
+            call="cached_blocks after release of a request of 13 tokens in blocks of 4",
+            given={"its blocks": blocks},
+        )
+        manager.hold(blocks[:3], "a transfer")
+        expect(
+            sorted(manager.owners()),
+            sorted(blocks[:3]),
+            call="held blocks after hold of the 3 cached blocks of a request that was released",
+        )
+        manager.drop(blocks[:3][::turn], "a transfer")
+        running(manager, request_of(range(20, 28), 1))
+        expect(
+            manager.cached_blocks(),
+            sorted(blocks[:2]),
+            call="cached_blocks after drop of all 3, and admit of another request, which takes 2 "
+            "of 4 blocks",
+            given={"held": blocks[:3], "dropped": blocks[:3][::turn]},
+            cause="the last of a chain is freed first, and evicted first",
+        )
+        manager.check()
 
 
 @pytest.mark.check(task=7, points=2, title="A further sample begins with its sibling's prompt")
@@ -219,18 +267,29 @@ def test_siblings():
             "shared in part, and will be written: it is copied",
         )
     seen = []
-    for stored, num_blocks in ((4, 8), (10, 8), (10, 4), (10, 3)):
+    for stored, num_blocks in ((4, 8), (9, 8), (10, 8), (10, 4), (10, 3)):
         manager = BlockManager(num_blocks, 4, enable_prefix_caching=False)
         running(manager, request_of(range(10), 0, group=5), stored)
         sample = request_of(range(10), 1, group=5, index=1)
         seen.append([stored, num_blocks, manager.can_admit(sample)])
     expect(
         seen,
-        [[4, 8, False], [10, 8, True], [10, 4, True], [10, 3, False]],
+        [[4, 8, False], [9, 8, False], [10, 8, True], [10, 4, True], [10, 3, False]],
         call="[prompt tokens stored by another sample of the request, of 10; blocks of the pool, "
         "3 of them its; can_admit]",
         cause="to come in before the prompt is read is to read it again; and a block that is "
         "shared in part will be copied, which takes a free one",
+    )
+    manager = BlockManager(9, 4)
+    samples = [request_of(range(10), number, group=5, index=number) for number in range(2)]
+    running(manager, samples[0], 4)
+    running(manager, request_of(range(10), 2))
+    expect(
+        manager.can_admit(samples[1]),
+        False,
+        call="can_admit of a sample whose sibling has stored 4 of 10 prompt tokens, when 8 are in "
+        "the prefix cache",
+        cause="none of its siblings has stored the whole prompt yet",
     )
 
 

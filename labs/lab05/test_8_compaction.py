@@ -92,6 +92,23 @@ def test_move():
     )
     again.num_computed_tokens = hit
     manager.check([again, *others])
+    manager = BlockManager(4, 4)
+    stays, leaves = admitted(manager, 0, 5), admitted(manager, 1, 4)
+    manager.release(leaves)
+    [kept] = manager.cached_blocks()
+    [new] = {*range(4)} - {*manager.owners(), kept}
+    old = manager.block_ids(stays)[0]
+    manager.move(old, new)
+    manager.reserve(stays, 4)
+    expect(
+        [manager.cached_blocks(), manager.block_ids(stays)[-1]],
+        [[kept], old],
+        call="cached blocks, and the third block of a request of 5 tokens in blocks of 4, after "
+        f"move({old}, {new}) of its first, which left {old} free beside the cached {kept}, and "
+        "reserve of 4 more",
+        cause="the content of a block that has moved is not kept at its old place: it is given out "
+        "before a cached one",
+    )
 
 
 @pytest.mark.check(task=8, points=3, title="Some must stay, and some gaps are none")

@@ -259,6 +259,19 @@ MISTAKES = [
         says="Your RoPE returns float32 for bfloat16 input: cast cos and sin to x's dtype.",
     ),
     Mistake(
+        name="rope-angles-not-rounded",
+        task=2,
+        symbol="rope:apply_rope",
+        old="    cos = cos[:, None, :].to(x.dtype)  # [T, 1, D/2]\n"
+        "    sin = sin[:, None, :].to(x.dtype)\n"
+        "    a, b = x.chunk(2, dim=-1)\n"
+        "    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)",
+        new="    cos, sin = cos[:, None, :], sin[:, None, :]\n"
+        "    a, b = x.chunk(2, dim=-1)\n"
+        "    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)",
+        says="Your RoPE multiplies by cos and sin in float32; they are rounded to x's dtype first.",
+    ),
+    Mistake(
         name="llama3-scaling-ignored",
         task=2,
         symbol="rope:llama3_frequencies",
@@ -484,7 +497,7 @@ MISTAKES = [
         symbol="attention:attention",
         old="causal_mask(tokens, keys, window, q.device)",
         new="causal_mask(tokens, keys, None, q.device)",
-        says="attention does not hand its window to causal_mask.",
+        says="Your attention ignores the window that is given.",
     ),
     Mistake(
         name="attention-ignores-mask",
@@ -534,6 +547,22 @@ MISTAKES = [
         old="(dim**-0.5 if scale is None else scale)",
         new="(dim**-0.5 * (1.0 if scale is None else scale))",
         says="You divide by sqrt(D) even when a scale is given; a given scale replaces that.",
+    ),
+    Mistake(
+        name="scale-of-zero-ignored",
+        task=3,
+        symbol="attention:attention",
+        old="(dim**-0.5 if scale is None else scale)",
+        new="(scale or dim**-0.5)",
+        says="You take a scale of 0 for none: compare with None.",
+    ),
+    Mistake(
+        name="window-row-by-row",
+        task=3,
+        symbol="attention:causal_mask",
+        old="        visible &= key > query - window",
+        new="        for t in range(num_queries):\n            visible[t] &= key > query[t] - window",
+        says="You build the mask of a window row by row in Python; one comparison makes all rows.",
     ),
     Mistake(
         name="loop-over-heads",
@@ -684,6 +713,22 @@ MISTAKES = [
         "        x = self.post_attention_layernorm(x)\n"
         "        return x + self.mlp(x)",
         says="Your residual is taken after the norm; add to what came in, unnormalised.",
+    ),
+    Mistake(
+        name="stream-normed-before-attention",
+        task=4,
+        symbol="block:DecoderBlock.forward",
+        old="x = x + self.self_attn(self.input_layernorm(x), rotation, attend)",
+        new="x = self.input_layernorm(x)\n        x = x + self.self_attn(x, rotation, attend)",
+        says="Your attention's result is added to the normed stream; it is added to the stream as it came in.",
+    ),
+    Mistake(
+        name="stream-normed-before-the-mlp",
+        task=4,
+        symbol="block:DecoderBlock.forward",
+        old="return x + self.mlp(self.post_attention_layernorm(x))",
+        new="x = self.post_attention_layernorm(x)\n        return x + self.mlp(x)",
+        says="Your MLP's result is added to the normed stream; it is added to the stream before that norm.",
     ),
     Mistake(
         name="post-norm",
@@ -911,6 +956,30 @@ MISTAKES = [
         says="You hand on RoPE's frequencies, which are no weights; no module has a place for them.",
     ),
     Mistake(
+        name="prefix-off-before-the-buffers",
+        task=5,
+        symbol="checkpoint_names:module_tensors",
+        old="elif not name.endswith(ROPE_FREQUENCIES):",
+        new='elif not name.removeprefix("model.").endswith(ROPE_FREQUENCIES):',
+        says="You take `model.` off before you look for RoPE's frequencies; model.rotary_emb.inv_freq is not recognised then.",
+    ),
+    Mistake(
+        name="buffers-by-a-part-of-the-name",
+        task=5,
+        symbol="checkpoint_names:module_tensors",
+        old="elif not name.endswith(ROPE_FREQUENCIES):",
+        new="elif ROPE_FREQUENCIES not in name:",
+        says="You give no pair for a name that is a weight here: outside GPT-2 only names that end in .rotary_emb.inv_freq have none.",
+    ),
+    Mistake(
+        name="gpt2-prefix-anywhere",
+        task=5,
+        symbol="checkpoint_names:module_tensors",
+        old='name.removeprefix("transformer.")',
+        new='name.replace("transformer.", "")',
+        says="You take `transformer.` out wherever it stands in a name; only the one in front goes.",
+    ),
+    Mistake(
         name="gpt2-masks-loaded",
         task=5,
         symbol="checkpoint_names:gpt2_tensors",
@@ -925,6 +994,20 @@ MISTAKES = [
         old="tensor = tensor.T.contiguous()",
         new="pass",
         says="Your GPT-2 matrices are [in, out] as in the file; nn.Linear has [out, in].",
+    ),
+    Mistake(
+        name="gpt2-qkv-not-transposed",
+        task=5,
+        symbol="checkpoint_names:gpt2_tensors",
+        old="    if tensor.ndim == 2:\n"
+        "        tensor = tensor.T.contiguous()\n"
+        '    if part == "attn.c_attn":\n'
+        '        for letter, value in zip("qkv", tensor.chunk(3), strict=True):',
+        new='    if tensor.ndim == 2 and part != "attn.c_attn":\n'
+        "        tensor = tensor.T.contiguous()\n"
+        '    if part == "attn.c_attn":\n'
+        '        for letter, value in zip("qkv", tensor.chunk(3, -1), strict=True):',
+        says="You cut GPT-2's c_attn into q, k and v, but do not transpose them; they are square, so they load without an error.",
     ),
     Mistake(
         name="gpt2-qkv-order",
@@ -1049,6 +1132,30 @@ MISTAKES = [
         "that, once a step.",
     ),
     Mistake(
+        name="advance-in-the-last-attend",
+        task=6,
+        symbol="cache:ContiguousCache",
+        old='        window = self.config.window(layer)\n        return attention(q, self.k[layer, :end], self.v[layer, :end], window=window)\n\n    def advance(self, tokens: int) -> None:\n        """Count the tokens that every layer has now written."""\n        self.length = self._end_of(tokens)',
+        new="        window = self.config.window(layer)\n        if layer == self.config.num_layers - 1:\n            self.length = end\n        return attention(q, self.k[layer, :end], self.v[layer, :end], window=window)\n\n    def advance(self, tokens: int) -> None:\n        pass",
+        says="The last layer's attend moves length on, and advance does nothing; advance alone does that.",
+    ),
+    Mistake(
+        name="gradients-stored",
+        task=6,
+        symbol="cache:ContiguousCache.attend",
+        old="    @torch.no_grad()\n",
+        new="",
+        says="Your cache stores K and V with their gradients: the graph of every step stays in memory.",
+    ),
+    Mistake(
+        name="device-as-text",
+        task=6,
+        symbol="cache:ContiguousCache.device",
+        old="return self.k.device",
+        new="return str(self.k.device)",
+        says="Your cache's device is a text; it is a torch.device.",
+    ),
+    Mistake(
         name="cache-ignores-window",
         task=6,
         symbol="cache:ContiguousCache.attend",
@@ -1153,6 +1260,14 @@ MISTAKES = [
         old="cache.advance(len(token_ids))",
         new="pass",
         says="You never advance the cache: every step overwrites the first.",
+    ),
+    Mistake(
+        name="refused-forward-counts",
+        task=6,
+        symbol="cache:forward_cached",
+        old="    hidden = model(token_ids, positions, cache.attend)\n    cache.advance(len(token_ids))",
+        new="    try:\n        hidden = model(token_ids, positions, cache.attend)\n    finally:\n        cache.length = end",
+        says="Your forward_cached counts tokens that attend has refused.",
     ),
     Mistake(
         name="advance-before-the-model",
@@ -1290,6 +1405,14 @@ MISTAKES = [
         old="budget_bytes // kv",
         new="budget_bytes / kv",
         says="You return a fraction of a token; use whole division.",
+    ),
+    Mistake(
+        name="budget-by-way-of-a-float",
+        task=7,
+        symbol="accounting:tokens_in_budget",
+        old="budget_bytes // kv_bytes_per_token(config, dtype_bytes)",
+        new="int(budget_bytes / kv_bytes_per_token(config, dtype_bytes))",
+        says="You divide with /, which rounds large numbers; // is exact.",
     ),
     Mistake(
         name="tokens-last-one-fed-back",
@@ -1458,6 +1581,14 @@ MISTAKES = [
         old="rows += config.max_position",
         new="pass",
         says="You leave out GPT-2's learned positions.",
+    ),
+    Mistake(
+        name="weights-as-a-float",
+        task=7,
+        symbol="accounting:weight_count",
+        old="return matmul_parameters(config) + rows * config.hidden_size",
+        new="return matmul_parameters(config) + float(rows) * config.hidden_size",
+        says="Your weight_count is a float; a count is an int.",
     ),
     Mistake(
         name="activations-without-k-and-v",

@@ -167,8 +167,8 @@ check_task("02", 5)
 # `attend` is the seam between the model and its memory, so it is also the place to look in: the one
 # below answers as `RecomputeAttend` does, and keeps the weights of every layer.
 #
-# **Predict.** The text ends with "Mia's code is 73". Which earlier token must a head look at, so that
-# the model can write "42"?
+# **Predict.** The text ends with "Mia's code is 73". Which earlier tokens help to write "42"? Does a
+# head of the last word look at one of them?
 
 # %%
 with needs("02", 1, 2, 3, 4, 5):
@@ -193,16 +193,15 @@ with needs("02", 1, 2, 3, 4, 5):
     plots.looked_at(weights, [tokenizer.decode([token]) for token in ids])
 
 # %% [markdown] nbgrader={"grade": false, "grade_id": "lab02-question-1-text", "locked": true, "schema_version": 3, "solution": false, "task": false, "cell_type": "markdown"}
-# **Question 1 (5 points).** Choose one head of the picture above. Say what it looks at, and
-# explain why the part of the picture right of the diagonal is black. Then explain why the K and V of
-# an early token may be kept while later tokens arrive: which property of that black part makes it
-# right?
+# **Question 1 (5 points).** Choose one head of the picture above (the first panel is a mean, not a
+# head). Say what it looks at, and why the weights right of the diagonal are exactly 0. Then explain
+# why it follows that the K and V of an early token may be kept while later tokens arrive.
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "lab02-question-1", "locked": false, "points": 5, "schema_version": 3, "solution": true, "task": false, "cell_type": "markdown"}
 # ### BEGIN SOLUTION
 # - 2 points: describes a pattern that is there (itself, the token before, the first token, an
 #   earlier use of the same word).
-# - 1 point: black because the mask is causal.
+# - 1 point: 0 because the mask is causal.
 # - 2 points: a token's hidden state in every layer depends on itself and earlier tokens alone, so
 #   later tokens cannot change its K and V; they may be stored.
 # ### END SOLUTION

@@ -239,8 +239,8 @@ with needs("05", 2, 3, 5, 6, 7):
     answer("05", "g")
 
 # %% [markdown]
-# The steps are as wide as a block. And the two that come first find nothing: neither has computed
-# anything when the other is admitted. So 12 of 14 find 80 of their 96 tokens.
+# The steps are as wide as a block. How many of the 14 find anything, and how many of their 96 tokens?
+# What can the two that come first find?
 
 # %% nbgrader={"grade": true, "grade_id": "lab05-task-6", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="05" nanovllm_task=6
 from grader.student.notebook import check_task

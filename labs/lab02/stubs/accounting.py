@@ -36,9 +36,10 @@ def matmul_parameters(config: ModelConfig) -> int:
 
 
 def weight_count(config: ModelConfig) -> int:
-    """All weights of the model: `matmul_parameters`, the embedding, and two more with E columns.
+    """All weights of the model: `matmul_parameters`, the embedding, and up to two more.
 
-    These are the output matrix, unless it is tied to the embedding, and GPT-2's learned positions.
+    These are the output matrix, where it is not tied to the embedding, and GPT-2's learned
+    positions; both have E columns. Experts (`config.experts`) are not counted.
 
     >>> weight_count(ModelConfig("llama", 9, 4, 1, 2, 1, 2, 6, 16))
     192

@@ -11,7 +11,7 @@ from nanovllm.model.config import RopeScaling
 
 
 def inverse_frequencies(head_dim: int, theta: float) -> Float[Tensor, "D/2"]:
-    """The angle, in radians per position and float32, by which each of the D/2 pairs turns.
+    """The angle by which each of the D/2 pairs turns from a position to the next: radians, float32.
 
     Pair i, counted from 0, turns by theta^(-2i/D).
     Source: Su et al. 2021 (RoFormer), section 3.2.2.
@@ -62,8 +62,8 @@ def apply_rope(
     """Each head of x with its pairs (i, i + D/2) turned: half-split, as all models here do it.
 
     A pair (a, b) becomes (a cos - b sin, b cos + a sin), by the angles of its token, the same for
-    every head. The result is a new tensor in x's dtype, to which cos and sin are rounded first;
-    x itself does not change. Products and sums may be rounded to x's dtype or kept wider.
+    every head. cos and sin are first rounded to x's dtype. Products and sums may be rounded to it
+    or kept wider. The result is a new tensor in x's dtype; x itself does not change.
 
     >>> x = torch.tensor([[[1.0, 10.0, 0.0, 0.0]]])
     >>> apply_rope(x, torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]]))

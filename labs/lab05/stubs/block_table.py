@@ -61,10 +61,10 @@ class BlockTable:
         raise NotImplementedError("lab05 task 3: BlockTable.grow")
 
     def free(self, pool: BlockPool) -> None:
-        """Give all blocks back to the pool, the last first; then it is as new: nothing is cached.
+        """Give all blocks back to the pool, the last first; then it is as new: `cached` is empty.
 
-        A cached block can be hit only behind those before it. So the later ones must not outlive
-        them: they enter the free queue first, and are the first to be evicted.
+        A cached block can be hit only behind those before it. So the last is freed first, and
+        is evicted before them.
 
         >>> from nanovllm.paging.block_pool import BlockPool
         >>> pool, table = BlockPool(3), BlockTable(4)

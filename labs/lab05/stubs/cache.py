@@ -63,6 +63,8 @@ class PagedCache:
     ) -> None:
         """Put every token's k and v of one layer into its slot; slot -1 is written nowhere.
 
+        They have the dtype of the cache.
+
         >>> cache = PagedCache(ModelConfig("llama", 9, 4, 1, 2, 1, 2, 8, 16), 2, block_size=2)
         >>> one = torch.ones(3, 1, 2)
         >>> cache.write(0, one, one, torch.tensor([3, -1, 0]))

@@ -86,6 +86,9 @@ class BlockPoolInterface(Protocol):
     def move(self, old: int, new: int) -> None:
         """All owners of the held block `old` hold the free block `new` in its place.
 
+        `new` was free and not kept. The keeper is told before the pool: for it, what was in `old`
+        is in `new` by now.
+
         Raises:
             BlockOwnershipError: `old` is free, or `new` is held; nothing has changed.
         """
@@ -142,7 +145,7 @@ class BlockManagerInterface(SchedulingStore, Protocol):
         """One more owner of blocks that are held or cached: nobody gets or writes them meanwhile.
 
         For a transfer, or a copy to host memory, that outlives the request. A request that would
-        write into such a block writes into a copy of it.
+        write into such a block writes into a copy of it. block_ids: in the order of the tokens.
 
         Raises:
             BlockOwnershipError: a block is free and its content is not kept, or the owner has it
@@ -151,6 +154,8 @@ class BlockManagerInterface(SchedulingStore, Protocol):
 
     def drop(self, block_ids: Iterable[int], owner: Hashable) -> None:
         """The owner gives up blocks that it took by `hold`; who is the last sets them free.
+
+        Those taken last are freed first, in whatever order they are listed here.
 
         Raises:
             BlockOwnershipError: it does not hold one of them; nothing has changed.
@@ -185,4 +190,5 @@ class MovingManager(BlockManagerInterface, Protocol):
         """Block `new`, which is free and not cached, takes the place of the held block `old`.
 
         All tables name the new one, a cached block is found there, and `transfers` has the copy.
+        The prefix index is told before the pool.
         """

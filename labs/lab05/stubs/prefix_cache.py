@@ -69,8 +69,8 @@ class PrefixCache:
 
         Prompt or generated, it makes no difference. Where another block is known for the same
         contents, the table takes that one and frees its own: so who holds a cached block also
-        holds those before it. After a collision nothing more of this table is registered: its
-        blocks would lack a parent.
+        holds those before it. After a collision this call registers nothing more: the blocks
+        behind would lack a parent.
         """
         raise NotImplementedError("lab05 task 6: PrefixCache.register")
 

@@ -60,7 +60,7 @@ class PrefixIndex:
     entry that has these contents from now on. If there is one already, it stays, and is given. If
     the key leads to other contents, that entry stays, and None is given.
 
-    `evict(block_id)`: forget what was in a block.
+    `evict(block_id)`: forget what was in a block of the index; no other entry changes.
 
     `move(old, new)`: the content of block `old`, if it is known, is in block `new` from now on;
     the entry is the same object.

@@ -37,8 +37,8 @@ class SwapSpace:
         """Keep the stored tokens of a table here; False, and no change but
         `stats.times_full`, without room for all.
 
-        Only blocks with stored tokens go. The table is left as it is: its owner frees its
-        blocks at once after this: copies are made in the order noted, before anything is written.
+        Only blocks with stored tokens go. The table is left as it is; its owner frees its blocks
+        right after this. They are copied in time: all copies are made before anything is written.
         """
         raise NotImplementedError("lab05 task 7: SwapSpace.swap_out")
 

@@ -60,6 +60,7 @@ class ContiguousCache:
         """Where K and V are kept."""
         return self.k.device
 
+    @torch.no_grad()
     def attend(
         self,
         layer: int,

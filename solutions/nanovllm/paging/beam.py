@@ -69,6 +69,8 @@ class PagedBeamCache:
     def advance(self, num_columns: int) -> None:
         """Count tokens as stored, once every layer has written them."""
         self.length += num_columns
+        for row in self.rows:
+            row.num_tokens = self.length
 
     def reorder(self, parents: Sequence[int]) -> None:
         """Make row i continue what row parents[i] was; the number of rows may change.

@@ -72,17 +72,19 @@ class BlockPool:
             if not self.owners[block_id]:
                 del self.owners[block_id]
                 self.stats.num_freed += 1
-                self.free_queue[block_id] = None  # at the end
-                if block_id not in self.keeper:
-                    self.free_queue.move_to_end(block_id, last=False)
+                self._enqueue(block_id)
+
+    def _enqueue(self, block_id: int) -> None:
+        self.free_queue[block_id] = None  # at the end
+        if block_id not in self.keeper:
+            self.free_queue.move_to_end(block_id, last=False)
 
     def move(self, old: int, new: int) -> None:
         if old not in self.owners or new not in self.free_queue:
             raise BlockOwnershipError(f"Block {old} cannot move to {new}: held to free only.")
         del self.free_queue[new]
         self.owners[new] = self.owners.pop(old)
-        self.free_queue[old] = None
-        self.free_queue.move_to_end(old, last=False)
+        self._enqueue(old)
 
     def check(self) -> None:
         blocks = sorted([*self.free_queue, *self.owners])

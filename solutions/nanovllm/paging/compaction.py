@@ -21,7 +21,7 @@ def span(manager: BlockManagerInterface) -> int:
 
 
 def plan_moves(movable: Collection[int], free: Collection[int]) -> list[tuple[int, int]]:
-    """Which block goes where: as few moves as lead to the lowest numbers that can be had.
+    """Which block goes where, so that the held blocks have the lowest numbers; no needless move.
 
     movable: held blocks that may move. free: blocks to which one may move. A block moves down or
     not at all, and at most once. The highest goes to the lowest place, and so on.
@@ -38,8 +38,8 @@ def plan_moves(movable: Collection[int], free: Collection[int]) -> list[tuple[in
 def compact(manager: MovingManager, running: Collection[Request] = ()) -> int:
     """Move what can be moved; the number of blocks moved.
 
-    These stay where they are: blocks of the requests in `running` (a step that is under way reads
-    them), and pinned blocks. No block moves to a cached one: its content may be hit.
+    These stay where they are: blocks of the admitted requests in `running` (a step that is under
+    way reads them), and pinned blocks. No block moves to a cached one: its content may be hit.
     """
     ### BEGIN SOLUTION
     held = set(manager.owners())

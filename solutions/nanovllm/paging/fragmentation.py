@@ -18,7 +18,10 @@ class Allocator(ABC):
 
     @abstractmethod
     def allocate(self, name: Name, num_tokens: int) -> bool:
-        """Reserve room for so many tokens (1 or more); False, and no change, if there is none."""
+        """Reserve room for so many tokens (1 or more); False, and no change, if there is none.
+
+        Only Blocks is asked again for a name that has room already.
+        """
 
     @abstractmethod
     def free(self, name: Name) -> None:
@@ -184,7 +187,7 @@ class Blocks(Allocator):
         return self.num_free
 
     def allocate(self, name: Name, num_tokens: int) -> bool:
-        """Whole blocks for so many tokens in all: what the name has is part of them, and stays.
+        """Give the name whole blocks, enough for so many tokens in all; it keeps what it has.
 
         >>> memory = Blocks(64)
         >>> [memory.allocate("a", n) for n in (1, 16, 17)], memory.reserved

@@ -34,7 +34,7 @@ class Holds:
     def __init__(self, pool: BlockPool, keeper: Container[int] = ()) -> None:
         self.pool = pool
         self.keeper = keeper
-        self.held: dict[Hashable, set[int]] = {}  # by owner
+        self.held: dict[Hashable, list[int]] = {}  # by owner, in the order in which it took them
 
     @property
     def pinned(self) -> set[int]:
@@ -61,22 +61,24 @@ class Holds:
         for block_id in block_ids:
             self.pool.share(block_id, Holder(owner))
         if block_ids:
-            self.held.setdefault(owner, set()).update(block_ids)
+            self.held.setdefault(owner, []).extend(block_ids)
 
     def drop(self, block_ids: Iterable[int], owner: Hashable) -> None:
         """The owner gives up blocks that it took by `hold`; all of them, or none.
+
+        Whatever the order of the list, those taken last are freed first, as a table frees its.
 
         Raises:
             BlockOwnershipError: it does not hold one of them, or one is listed twice.
         """
         block_ids = list(block_ids)
-        held = self.held.get(owner, set())
-        if len(set(block_ids)) < len(block_ids) or not held.issuperset(block_ids):
+        held, dropped = self.held.get(owner, []), set(block_ids)
+        if len(dropped) < len(block_ids) or not dropped.issubset(held):
             raise BlockOwnershipError(
                 f"{owner} cannot drop blocks {block_ids}: it holds {sorted(held)} by hold()."
             )
-        self.pool.free(block_ids, Holder(owner))
-        held.difference_update(block_ids)
+        self.pool.free([block for block in held[::-1] if block in dropped], Holder(owner))
+        held[:] = [block for block in held if block not in dropped]
         if not held:
             self.held.pop(owner, None)
 

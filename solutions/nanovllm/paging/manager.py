@@ -158,8 +158,8 @@ class BlockManager:
         for owner in self.pool.owners_of(old):
             if isinstance(owner, BlockTable):
                 owner.replace(old, new)
-        self.pool.move(old, new)
         self.prefix.index.move(old, new)
+        self.pool.move(old, new)
         self.transfers.append(Transfer(Direction.COPY, old, new))
 
     def check(self, requests: Iterable[Request] | None = None) -> None:

@@ -93,8 +93,8 @@ def reserve(
 ) -> bool:
     """Make ready for writing tokens start .. end - 1; False, and no change, without room.
 
-    Takes what blocks are missing and, if the one to be written first is shared, a copy of it,
-    which is noted at the end of `transfers`. Only the first can be: those behind it are new.
+    Takes the blocks that are missing. If the block of token `start` is shared, it is replaced by
+    a copy, which is noted at the end of `transfers`. No other can be: those behind it are new.
     """
     ### BEGIN SOLUTION
     copy = needs_copy(pool, table, start)
