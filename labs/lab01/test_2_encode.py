@@ -172,8 +172,8 @@ def test_split_special():
             parts,
             call=f"split_special({text!r}, tokens), ids in place of tokens",
             given={"tokens": [token.content for token in tokens]},
-            cause="longest token first, every character of a token literal, no empty text; behind a "
-            "token that is not there the search goes on.",
+            cause="longest token first, every character of a token literal, no empty text; the "
+            "search goes on behind a token that is not there.",
         )
     expect(split_special("<a>", []), ["<a>"], call="split_special('<a>', [])")
 
@@ -301,7 +301,8 @@ def test_normalized():
 def test_surrogates():
     model = BPEModel(BYTES, [])
     encoder = Encoder(plain_spec(model))
-    whole = Encoder(replace(plain_spec(model), added_tokens=(AddedToken("🙂", 300, special=False),)))
+    smile = AddedToken("🙂", 300, special=False)
+    whole = Encoder(replace(plain_spec(model), added_tokens=(smile,)))
     pair = r"\ud83d\ude42"
     expect(
         whole.encode(pair.encode().decode("unicode-escape")),

@@ -220,8 +220,8 @@ def test_decode(rng):
         [[" né".encode(), b"\xe4\xb8", b"\x96", b"", "<é>".encode(), b"H"], " né世<é>H".encode()],
         call=f"token_bytes of each of {ids}, and decode_bytes, where no token has id 999",
         given={"id 259": "b'<\\xe9>' in the vocabulary, <é> as an added token"},
-        cause="the bytes of all tokens in order, an added token's being the UTF-8 of its content; an "
-        "id without a token has none.",
+        cause="the bytes of all tokens in order; those of an added token are the UTF-8 of its "
+        "content; an id without a token has none.",
     )
     for name, wrong in (("token_bytes", -1), ("decode", [72, -1])):
         expect.raises(

@@ -320,7 +320,7 @@ def test_error_in_stream(tokenizer):
         ["CancelledError", []],
         call="a reader that is cancelled while it waits for the second step: how it ends, and "
         "what is still sent to it after 'some'",
-        cause="nobody reads any more; only an error of the steps is told, and CancelledError is none",
+        cause="nobody reads any more; CancelledError is no error of the steps",
     )
     expect(
         asyncio.run(reader_closes(tokenizer)),

@@ -77,8 +77,7 @@ def test_gauges():
         found.append([value(metrics, name) for name in names])
     expect(
         found,
-        [[0, 3, 0.0], [2, 1, 0.1], [1, 2, 0.2], [1, 1, 0.3], [1, 0, 0.4], [0, 0, 0.5],
-         [0, 0, 0.6]],
+        [[0, 3, 0.0], [2, 1, 0.1], [1, 2, 0.2], [1, 1, 0.3], [1, 0, 0.4], [0, 0, 0.5], [0, 0, 0.6]],
         call="running, waiting and usage after: three samples queued; two admitted; one preempted; "
         "one finished and one admitted; the preempted one aborted; the last one failed; a "
         "call without events",
@@ -105,9 +104,9 @@ def test_counters():
     expect(
         [[value(metrics, name) for name in names], ended()],
         [[12, 12, 4, 1], [1, 0, 0, 0]],
-        call="prompt tokens, those looked up in the prefix cache, generated tokens, preemptions, and ends by stop, length, abort, "
-        "error, after a request of 12 + 4 tokens that was preempted once; before and after it come "
-        "events of samples that are not remembered",
+        call="prompt tokens, those looked up in the prefix cache, generated tokens, preemptions, "
+        "and ends by stop, length, abort, error, after a request of 12 + 4 tokens that was "
+        "preempted once; before and after it come events of samples that are not remembered",
     )
     for request_id, end in enumerate(
         [finished(10, 9.0, "length"), Aborted(11, 0, (7,), "x", 9.0), Aborted(12, 0, (), "", 9.0),

@@ -84,8 +84,8 @@ def test_slo():
         {name: slo.met(record) for name, record in records.items()},
         dict.fromkeys(records, False)
         | dict.fromkeys(("just within", "one token", "closed late"), True),
-        call="Slo(ttft=1, tpot=0.5, e2e=3).met(...) of requests due at 2; the last token of the one "
-        "that was closed late came at 3, its end at 9",
+        call="Slo(ttft=1, tpot=0.5, e2e=3).met(...) of requests due at 2; the one that was closed "
+        "late had its last token at 3 and ended at 9",
     )
     expect(
         [Slo().met(records["too long in all"]), Slo().met(records["failed half-way"])],

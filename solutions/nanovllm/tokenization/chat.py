@@ -63,11 +63,11 @@ class ChatTemplate:
 
     What must hold:
     - The template is `tool_use` where there is one and the request has tools (for this choice an
-      empty list is none), else `default`. It sees `messages`, `add_generation_prompt`, `tools` and `documents`
-      (None if not given), the named tokens (`bos_token`), and the variables, which win.
-    - `render` and `encode` raise ChatTemplateError for messages that `check_messages` refuses, for a
-      template that is missing or faulty, and for any error while it renders: it breaks its sandbox,
-      meets a value of a wrong kind, or refuses the conversation.
+      empty list is none), else `default`. It sees `messages`, `add_generation_prompt`, `tools` and
+      `documents` (None if not given), the named tokens (`bos_token`), and the variables, which win.
+    - Messages that `check_messages` refuses, a template that is missing or faulty, and any error
+      while it renders (it breaks its sandbox, meets a value of a wrong kind, refuses the
+      conversation): ChatTemplateError, by `render` and by `encode`.
     - `encode` gives the ids of the rendered text. Special tokens that the template or a named
       token writes become their ids. The same characters in messages or variables, at any depth of
       lists, tuples and dicts and in keys too, are ordinary text, even where the template joins two
