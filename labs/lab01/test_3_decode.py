@@ -298,7 +298,7 @@ def test_fallback():
         Added("bb", 500, special=False, normalized=True),
         Added("<▁>", 501, special=False),
     )
-    more = _fallback_spec(added_tokens=more)
+    more = replace(spec, added_tokens=more)
     for text, continues, expected in (
         ("bbab", False, [500, ids[b"a"], ids[b"b"]]),
         ("ab<s>ab", True, [ids[b"a"], ids[b"b"], 1, ids[b"a"], ids[b"b"]]),

@@ -627,7 +627,7 @@ def history(rng, acts):
 async def story(engine, front, rounds):
     """Live through a history; the first fact that is wrong, as (what, found, wanted), or None."""
     front.start()
-    streams, readers, told, calls, table, stopping = [], [], [], [], [], None
+    streams, readers, told, calls, stopping = [], [], [], [], None
 
     def come(prompts, n):
         try:
@@ -642,8 +642,6 @@ async def story(engine, front, rounds):
         await held(engine)
         if engine.dead:
             break
-        still = [i for stream in streams if not stream.ended for i in stream.request_ids]
-        table.append([sorted(front.streams), sorted(still)])
         for act, *how in acts:
             if act == "come":
                 come(*how)
@@ -671,8 +669,6 @@ async def story(engine, front, rounds):
     for what, found, wanted in [
         ("num_open, entries of streams, and whether error is None, at the end", left,
          [0, 0, not dead]),
-        ("entries of streams in each round: all of a stream until it ends",
-         [entries for entries, _ in table], [still for _, still in table]),
         ("calls that ended neither with a number of steps nor with an EngineDeadError",
           [str(a) for a in answers if not isinstance(a, int | EngineDeadError)], []),
         ("calls that got no answer, though the engine lives",

@@ -244,14 +244,6 @@ MISTAKES = [
         new='        batches: dict[Stream, list[EngineEvent]] = {}\n        for one in events:\n            stream = self.streams.get(getattr(one, "request_id", -1))\n            if stream is not None:\n                batches.setdefault(stream, []).append(one)\n        for stream, batch in batches.items():\n            stream.put(batch)\n            if stream.ended:\n                for request_id in stream.request_ids:\n                    del self.streams[request_id]\n        show(self.observers, events, usage)\n',
         says="Your observers come after the streams that end in the step have left; they cannot look up a request's name any more.",
     ),
-    Mistake(
-        name="entries-leave-one-by-one",
-        task=1,
-        symbol="async_engine:AsyncEngine._deliver",
-        old="            if stream.ended:\n                for request_id in stream.request_ids:\n                    del self.streams[request_id]\n",
-        new='            for one in batch:\n                if stream.n == 1 and type(one).__name__ in ("Finished", "Aborted", "Failed"):\n                    self.streams.pop(one.request_id)\n            if stream.ended:\n                for request_id in stream.request_ids:\n                    self.streams.pop(request_id, None)\n',
-        says="Your table loses an entry with each request; all entries of a stream stay until the stream has ended.",
-    ),
     # Task 2: OpenAI's protocol
     Mistake(
         name="param-is-the-whole-place",
