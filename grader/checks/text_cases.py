@@ -65,6 +65,7 @@ class ByteTokenizer:
         continues: Any = False,
         **more: Any,
     ) -> list[int]:
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         allowed = more.get("allowed_special", allowed)
         known = [t for t in self.spec.added_tokens if allowed == "all" or t.content in allowed]
         found, place = [], 0

@@ -75,8 +75,9 @@ QUESTIONS = [
     ),
     Question(
         key="c",
-        text="A word of 2,000 letters: how many ranks does your merge_word ask for?",
-        unit="questions",
+        text="A word of 2,000 random letters from abcd, with 24 merges: how many times does your "
+        "merge_word look up a rank?",
+        unit="look-ups",
         tasks=(2,),
         answer=ranks_asked,
     ),

@@ -132,6 +132,13 @@ def test_words(rng):
         9,
         "a pair never lies across the border of two words, or of two texts.",
     )
+    broken = "ab\ud83d ab\ud83d"
+    expect(
+        list(train_bpe([broken], 260).merges),
+        _recounted([broken.replace("\ud83d", "\ufffd")], 4),
+        call=r"train_bpe(['ab\ud83d ab\ud83d'], 260).merges",
+        cause="UTF-8 has no bytes for half a surrogate pair; `well_formed` makes U+FFFD of it.",
+    )
     for pattern in (PATTERN_QWEN2, r"\S+|\s+", "xx"):
         _learns(
             ["12 12 xyxxxyx 1212 12\n"] * 2,

@@ -150,6 +150,7 @@ def test_split_special():
         AddedToken("<r>", 3, lstrip=True, rstrip=True),
         AddedToken("{a|b}", 4),
         AddedToken("cat", 5, single_word=True),
+        AddedToken("z-z", 6, single_word=True),
     ]
     samples = {
         "": [],
@@ -162,6 +163,7 @@ def test_split_special():
         "x{a|b}y b} {a": ["x", 4, "y b} {a"],
         "cat concat cats cat.": [5, " concat cats ", 5, "."],
         "<a": ["<a"],
+        "zz-z-z z-z-z": ["zz-z-z ", 6, "-z"],
     }
     for text, parts in samples.items():
         found = split_special(text, tokens)
@@ -170,7 +172,8 @@ def test_split_special():
             parts,
             call=f"split_special({text!r}, tokens), ids in place of tokens",
             given={"tokens": [token.content for token in tokens]},
-            cause="longest token first, every character of a token literal, no empty text.",
+            cause="longest token first, every character of a token literal, no empty text; the "
+            "search goes on behind a token that is not there.",
         )
     expect(split_special("<a>", []), ["<a>"], call="split_special('<a>', [])")
 
@@ -286,11 +289,27 @@ def test_normalized():
             cause="first cut out the tokens that are not normalized, then normalize what is left, "
             "then cut out the others.",
         )
+    expect.raises(
+        TokenizerError,
+        lambda: encoder.encode("a", allowed_special={"<think>"}),
+        call="encode('a', allowed_special={'<think>'}), an added token that is not special",
+        cause="allowed_special names special tokens only.",
+    )
 
 
 @pytest.mark.check(task=2, points=1, title="Half of a surrogate pair is U+FFFD")
 def test_surrogates():
-    encoder = Encoder(plain_spec(BPEModel(BYTES, [])))
+    model = BPEModel(BYTES, [])
+    encoder = Encoder(plain_spec(model))
+    smile = AddedToken("🙂", 300, special=False)
+    whole = Encoder(replace(plain_spec(model), added_tokens=(smile,)))
+    pair = r"\ud83d\ude42"
+    expect(
+        whole.encode(pair.encode().decode("unicode-escape")),
+        [300],
+        call=f"encode('{pair}'), where 🙂 is an added token",
+        cause="`well_formed` joins the two halves before tokens are cut out.",
+    )
     for text, seen in ((r"a\ud83d b", "a\ufffd b"), (r"\ude42\ud83d", "\ufffd\ufffd")):
         expect(
             encoder.encode(text.encode().decode("unicode-escape")),
@@ -305,15 +324,16 @@ def test_prefix():
     model = BPEModel(BYTES, [], {"<s>": 256, "</s>": 257})
     spec = replace(plain_spec(model), prefix_ids=(256,), suffix_ids=(257,))
     encoder = Encoder(spec)
-    for text, asked, ids in (
-        ("Hi", False, [72, 105]),
-        ("Hi", True, [256, 72, 105, 257]),
-        ("", True, [256, 257]),
+    for text, asked, continues, ids in (
+        ("Hi", False, False, [72, 105]),
+        ("Hi", True, False, [256, 72, 105, 257]),
+        ("", True, False, [256, 257]),
+        ("Hi", True, True, [256, 72, 105, 257]),
     ):
         expect(
-            encoder.encode(text, add_special_tokens=asked),
+            encoder.encode(text, add_special_tokens=asked, continues=continues),
             ids,
-            call=f"encode({text!r}, add_special_tokens={asked})",
+            call=f"encode({text!r}, add_special_tokens={asked}, continues={continues})",
             cause="a chat template writes the BOS itself; one more would double it.",
         )
 

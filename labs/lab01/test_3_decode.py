@@ -17,6 +17,7 @@ from nanovllm.tokenization.encode import Encoder
 from nanovllm.tokenization.errors import TokenizerError
 from nanovllm.tokenization.hf_format import TokenizerSpec, plain_spec, read_bpe
 from nanovllm.tokenization.pretokenize import PATTERN_LLAMA3, PATTERN_QWEN2, Metaspace
+from nanovllm.tokenization.special import AddedToken as Added
 from nanovllm.tokenization.tokenizer import Tokenizer, read_stop_ids
 from nanovllm.tokenization.vocabulary import BPEModel
 
@@ -142,7 +143,7 @@ def _same(kind, library, tokenizer, seed, examples=25):
 
 def _decoder(**fields):
     """The 256 bytes, two longer tokens and special ones, made without training."""
-    vocab = BYTES | {" né".encode(): 256, b"\xe4\xb8": 257}
+    vocab = BYTES | {" né".encode(): 256, b"\xe4\xb8": 257, b"<\xe9>": 259}
     model = BPEModel(vocab, [], {"<|end|>": 258, "<é>": 259})
     return Decoder(replace(plain_spec(model), **fields))
 
@@ -218,14 +219,17 @@ def test_decode(rng):
         [[decoder.token_bytes(id) for id in ids], decoder.decode_bytes(iter(ids))],
         [[" né".encode(), b"\xe4\xb8", b"\x96", b"", "<é>".encode(), b"H"], " né世<é>H".encode()],
         call=f"token_bytes of each of {ids}, and decode_bytes, where no token has id 999",
-        cause="the bytes of all tokens in order; an id without a token has none.",
+        given={"id 259": "b'<\\xe9>' in the vocabulary, <é> as an added token"},
+        cause="the bytes of all tokens in order; those of an added token are the UTF-8 of its "
+        "content; an id without a token has none.",
     )
-    expect.raises(
-        TokenizerError,
-        lambda: decoder.token_bytes(-1),
-        call="token_bytes(-1)",
-        cause="a negative id is an error of the caller, not the last token.",
-    )
+    for name, wrong in (("token_bytes", -1), ("decode", [72, -1])):
+        expect.raises(
+            TokenizerError,
+            lambda name=name, wrong=wrong: getattr(decoder, name)(wrong),
+            call=f"{name}({wrong})",
+            cause="a negative id is an error of the caller, not the last token.",
+        )
     for _ in range(20):
         data = bytes(rng.integers(0, 256, 12).tolist())
         expect(
@@ -289,6 +293,29 @@ def test_fallback():
             given={"tokens": [token for token, id in ids.items() for g in given if id == g]},
             cause="`▁` is a space, a byte token is its byte, and the text loses one leading space.",
         )
+    more = (
+        *spec.added_tokens,
+        Added("bb", 500, special=False, normalized=True),
+        Added("<▁>", 501, special=False),
+    )
+    more = replace(spec, added_tokens=more)
+    for text, continues, expected in (
+        ("bbab", False, [500, ids[b"a"], ids[b"b"]]),
+        ("ab<s>ab", True, [ids[b"a"], ids[b"b"], 1, ids[b"a"], ids[b"b"]]),
+    ):
+        expect(
+            Encoder(more).encode(text, "all", continues=continues),
+            expected,
+            call=f"encode({text!r}, 'all', continues={continues})",
+            given={"prepend": "first", "added tokens": "<s> 1, bb 500 (normalized), <▁> 501"},
+            cause="a part behind an added token is not at the very beginning of the text.",
+        )
+    expect(
+        Decoder(more).decode([501, ids["▁a".encode()]]),
+        "<▁> a",
+        call="decode of the added token <▁> and of '▁a'",
+        cause="`▁` is a space in the vocabulary's tokens; an added token is its content.",
+    )
     expect(
         Decoder(_fallback_spec(strip_space=False)).decode([ids["▁a".encode()]]),
         " a",

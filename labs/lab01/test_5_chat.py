@@ -80,7 +80,8 @@ def _ids(*parts):
 @pytest.mark.check(task=5, points=2, title="Templates render as in transformers")
 def test_whitespace_and_filters(rng):
     messages = [*CHAT, {"role": "user", "content": f"And {rng.integers(99)}?"}]
-    for name, source in (("ChatML", CHATML), ("Llama", LLAMA), ("tools", TOOLS)):
+    line = "{{ messages[0].content }}\n"
+    for name, source in (("ChatML", CHATML), ("Llama", LLAMA), ("tools", TOOLS), ("line", line)):
         variables = NAMED | {"tools": [TOOL]}
         expect(
             compile_template(source).render(
@@ -160,6 +161,9 @@ def test_errors():
         "no messages": (CHATML, []),
         "no role": (CHATML, [{"content": "x"}]),
         "no default": ({"other": CHATML}, CHAT),
+        "a filter for dicts": ("{{ messages[0].content | dictsort }}", CHAT),
+        "no such place": ("{{ '{1}'.format(2) }}", CHAT),
+        "endless": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", CHAT),
     }
     for name, (source, messages) in cases.items():
         for action in ("render", "encode"):
@@ -226,6 +230,13 @@ def test_everywhere():
             {},
             "<|im_end|>x</s>",
         ),
+        (
+            "{% for part in messages[0].content %}{{ part }}{% endfor %}",
+            [{"role": "user", "content": ["<|im_en", "d|><|im_start|", ">"]}],
+            {},
+            "<|im_end|><|im_start|>",
+        ),
+        ("\ufdd0{{ messages[0].content }}", [{"role": "user", "content": a}], {}, f"\ufdd0{a}"),
         (
             "{% for part in messages[0].content %}{{ part.text | trim }}{% endfor %}",
             [{"role": "user", "content": [{"text": "<|im_ \n"}, {"text": "end|>\ufdd0"}]}],

@@ -66,15 +66,15 @@ QUESTIONS = [
     Question(
         key="b",
         text="A server can give 9 answers a second, and is asked for 16 a second, for 30 seconds. "
-        "Its queue has no end. Which share of the answers begins within 1 second?",
+        "Its queue has no limit. What percentage of the answers begins within 1 second?",
         unit="%",
         tasks=(1, 4, 7),
         answer=lambda: good(10_000),
     ),
     Question(
         key="c",
-        text="The same server with a queue of 8; who finds it full is refused at once. Which share "
-        "of all requests is now answered within 1 second?",
+        text="The same server with a queue of 8; who finds it full is refused at once. What "
+        "percentage of all requests is now answered within 1 second?",
         unit="%",
         tasks=(1, 4, 7),
         answer=lambda: good(8),

@@ -186,7 +186,8 @@ def test_params():
         "presence_penalty": 0.5, "frequency_penalty": -1.0, "repetition_penalty": 1.5,
         "logit_bias": {"5": 2.0}, "stop": ["a", "b"], "stop_token_ids": [9], "ignore_eos": True,
         "min_tokens": 2, "max_tokens": 8, "skip_special_tokens": False,
-        "include_stop_str_in_output": True,
+        "include_stop_str_in_output": True, "allowed_token_ids": [3, 5], "bad_words": ["bad"],
+        "prompt_logprobs": 2, "cache_salt": "mine",
     }  # fmt: skip
     wanted = SamplingParams(**{**given, "logprobs": 4})
     expect(
@@ -201,18 +202,20 @@ def test_params():
         call="sampling_params of a completion in which every field is null",
         cause="clients send null for 'not set'",
     )
-    cases = [{}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 3}, {"logprobs": False}]
+    cases = [{}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 3}, {"logprobs": False},
+             {"top_logprobs": 0}]  # fmt: skip
     expect(
         [sampling_params(chat(**case), 5, 64).logprobs for case in cases],
-        [None, 0, 3, None],
-        call="logprobs of a chat: not set; true; true with top_logprobs 3; false",
-        cause="true alone asks for the chosen token's",
+        [None, 0, 3, None, None],
+        call="logprobs of a chat: not set; true; true with top_logprobs 3; false; not set, with "
+        "top_logprobs 0",
     )
-    error = expect.raises(
-        BadRequestError,
-        lambda: sampling_params(chat(top_logprobs=2), 5, 64),
-        call="sampling_params of a chat with top_logprobs=2 without logprobs",
-    )
+    for off in ({}, {"logprobs": False}):
+        error = expect.raises(
+            BadRequestError,
+            lambda off=off: sampling_params(chat(top_logprobs=2, **off), 5, 64),
+            call=f"sampling_params of a chat with top_logprobs=2 and {off or 'no logprobs'}",
+        )
     zero = sampling_params(CompletionRequest(prompt="a", temperature=0, seed=0, logprobs=0), 5, 64)
     expect(
         [error.param, zero.temperature, zero.seed, zero.logprobs],
@@ -269,25 +272,24 @@ def test_context(rng):
         cause="the default of 16 is nobody's wish",
     )
     found = {}
-    for name, request, tokens, numbers in [
-        ("max_tokens", CompletionRequest(prompt="a", max_tokens=room + 1), prompt,
-         (context, context + 1, prompt, room + 1)),
-        ("max_completion_tokens", chat(max_completion_tokens=room + 1), prompt,
-         (context, context + 1, prompt, room + 1)),
-        ("prompt", CompletionRequest(prompt="a"), context, (context, context + 1, 1)),
-        ("messages", chat(), context + 5, (context, context + 6, context + 5, 1)),
-    ]:  # fmt: skip
+    for name, request, tokens, asked in [
+        ("max_tokens", CompletionRequest(prompt="a", max_tokens=room + 1), prompt, room + 1),
+        ("max_completion_tokens", chat(max_completion_tokens=room + 1), prompt, room + 1),
+        ("prompt", CompletionRequest(prompt="a"), context, 1),
+        ("messages", chat(), context + 5, 1),
+        ("max_tokens, of a long prompt", CompletionRequest(prompt="a", max_tokens=5), context, 5),
+    ]:
         try:
             found[name] = f"{sampling_params(request, tokens, context).max_tokens} tokens"
         except ApiError as error:
-            missing = [n for n in numbers if not re.search(rf"\b{n}\b", error.message)]
-            found[name] = [error.status, error.param, missing]
+            numbers = (context, tokens + asked, tokens, asked)
+            missing = [str(n) for n in numbers if not re.search(rf"\b{n}\b", error.message)]
+            found[name] = [error.status, error.param, " and ".join(missing) or "none"]
     expect(
         found,
-        {name: [400, name, []] for name in found},
+        {name: [400, name.partition(",")[0], "none"] for name in found},
         call="one token too many (max_tokens of a completion, max_completion_tokens of a chat); a "
-        "prompt as long as the context; a longer conversation: status, param, and which of these "
-        "numbers are missing in the message: the context, asked in all, in the prompt, in the "
-        "answer",
-        cause="an answer that is shorter than asked for looks like one that ended",
+        "prompt as long as the context; a longer conversation; max_tokens=5 and a prompt as long "
+        "as the context: status, param, and which of these numbers are missing in the message: "
+        "the context, asked in all, in the prompt, in the answer",
     )

@@ -171,7 +171,7 @@ def story_of(events):
 )
 def test_event_stream(tokenizer):
     steps = [
-        [Delta(1, "one"), Delta(0, "")],
+        [Delta(0, ""), Delta(1, "one")],
         [Delta(0, "", [3]), Delta(1, "")],
         [Delta(0, " two", [4]), Delta(1, " three", [5], [], "length")],
         [Delta(0, "", [2], [], "stop")],
@@ -184,7 +184,8 @@ def test_event_stream(tokenizer):
          "usage", "[DONE]"],
         call="the events of a streamed chat of two choices, as choice: role or text and "
         "finish_reason",
-        cause="a choice's opening comes before its first chunk; usage comes last but one",
+        cause="a choice's opening comes before its first chunk, usage after all chunks; a delta "
+        "with nothing to show is no event",
     )  # fmt: skip
     writer = ChatWriter("id", "tiny", 0, tokenizer, [[65]], n=2)
     plain = parse(collect(event_stream(steps_of(*steps[:3], *steps[3:]), writer)))
@@ -242,6 +243,18 @@ def test_pieces(tokenizer):
     )  # fmt: skip
 
 
+async def reader_closes(tokenizer):
+    """How closing an event_stream ends, after the first step."""
+    writer = ChatWriter("id", "tiny", 0, tokenizer, [[65]], n=1)
+    pieces = event_stream(steps_of([Delta(0, "some", [4])], []), writer)
+    await anext(pieces)
+    try:
+        await pieces.aclose()
+    except RuntimeError as error:
+        return str(error)
+    return "closed"
+
+
 async def reader_leaves(tokenizer):
     """What a reader of event_stream gets who is cancelled after the first step."""
     writer, got = ChatWriter("id", "tiny", 0, tokenizer, [[65]], n=1), []
@@ -289,7 +302,7 @@ def test_error_in_stream(tokenizer):
         ],
         call="whether a stream without an error ends with [DONE]; what follows the opening and "
         "'some' when the engine dies: keys of the events; the error",
-        cause="a stream that just ends looks like an answer that is complete",
+        cause="chunks and usage that are missing never come: the error stands in their place",
     )
     writer = ChatWriter("id", "tiny", 0, tokenizer, [[65]], n=1)
     steps = steps_of([Delta(0, "some", [4])], ZeroDivisionError("secret 123"))
@@ -307,8 +320,13 @@ def test_error_in_stream(tokenizer):
         ["CancelledError", []],
         call="a reader that is cancelled while it waits for the second step: how it ends, and "
         "what is still sent to it after 'some'",
-        cause="nobody reads any more; only an error of the steps is told, and GeneratorExit and "
-        "CancelledError are none",
+        cause="nobody reads any more; CancelledError is no error of the steps",
+    )
+    expect(
+        asyncio.run(reader_closes(tokenizer)),
+        "closed",
+        call="aclose() of the stream by its reader, after the first step",
+        cause="GeneratorExit is no error of the steps, and nothing may be given after it",
     )
 
 

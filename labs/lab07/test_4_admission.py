@@ -98,17 +98,17 @@ def test_enter():
         admission = Admission(config, max_num_seqs=4, clock=clock)
         admission.draining = draining
         admission.charge("xyz", 75)
+        admission.charge("nobody", 10**9)
         return [admission.limit, *told(admission, *requests)]
 
     expect(
         story(("abc", 1, 0), ("abc", 10, 0), ("abc", 1, 9), ("abc", 1, 10), ("abc", 3, 8),
-              ("abc", 11, 0), ("xyz", 1, 0), ("xyz", 11, 0), ("xyz", 1, 10)),
+              ("abc", 11, 0), ("xyz", 1, 0), ("xyz", 11, 0), ("xyz", 1, 10), ("nobody", 1, 0)),
         [10, "in", "in", "in", "503 later", "503 later", "400 after None", "429 after 16",
-         "400 after None", "429 after 16"],
+         "400 after None", "429 after 16", "in"],
         call="limit; enter(key, samples, open) with room for 4 to run and 6 to wait, the key xyz "
         "15 tokens in debt: abc with 1 and 0 open, 10/0, 1/9, 1/10, 3/8, 11/0; xyz with 1/0, 11/0, "
-        "1/10",
-        cause="running and waiting together may be 10",
+        "1/10; a key that is not configured, after any use, with 1/0",
     )  # fmt: skip
     expect(
         story(("abc", 1, 0), ("xyz", 1, 0), ("abc", 11, 0), ("abc", 1, 10), draining=True)[1:],
@@ -207,6 +207,7 @@ def test_deadline():
     found = {
         "limit 5, work 8": run_virtual(scene(5.0, 8.0)),
         "limit 5, work 3": run_virtual(scene(5.0, 3.0)),
+        "limit 0, work 3": run_virtual(scene(0.0, 3.0)),
         "limit 5, fails at 3": run_virtual(scene(5.0, 3.0, fails=True)),
         "no limit": run_virtual(scene(None, 90.0)),
     }
@@ -215,11 +216,12 @@ def test_deadline():
         {
             "limit 5, work 8": [("mine", "timeout", 5.0)],
             "limit 5, work 3": [],
+            "limit 0, work 3": [("mine", "timeout", 0.0)],
             "limit 5, fails at 3": ["ValueError"],
             "no limit": [],
         },
-        call="what is cancelled, why and at which second",
-        cause="a timer that outlives its request fires at nobody, or at the wrong one",
+        call="deadline of so many seconds around work of so many: what is cancelled, why and at "
+        "which second",
     )
 
 
@@ -228,7 +230,7 @@ def test_deadline():
 )
 def test_drain():
     async def scene(ends, seconds):
-        loop, calls = asyncio.get_running_loop(), []
+        loop, calls, naps = asyncio.get_running_loop(), [], []
         streams = {str(i): (Stream([i], name=str(i)), end) for i, end in enumerate(ends)}
 
         def still_open():
@@ -236,9 +238,15 @@ def test_drain():
 
         def cancel(stream, reason):
             calls.append((stream.name, reason))
+            streams[stream.name] = stream, 0.0  # it has ended
 
-        cut = await drain(still_open, cancel, seconds, asyncio.sleep, tick=0.5)
-        return cut, calls, loop.time()
+        async def nap(seconds):
+            naps.append(seconds)
+            await asyncio.sleep(seconds)
+
+        cut = await drain(still_open, cancel, seconds, nap, tick=0.5)
+        slept = max([0.0, *naps]) <= 0.5 and abs(sum(naps) - loop.time()) < 0.001
+        return cut, calls, loop.time(), slept
 
     scenes = {
         "nothing open": ([], 30.0),
@@ -247,15 +255,17 @@ def test_drain():
     }
     found = {name: run_virtual(scene(*how)) for name, how in scenes.items()}
     expect(
-        {name: [cut, sorted(calls)] for name, (cut, calls, _) in found.items()},
+        {name: [cut, sorted(calls), slept] for name, (cut, calls, _, slept) in found.items()},
         {
-            "nothing open": [0, []],
-            "2 and 4.2 s": [0, []],
-            "2, 99 and 98 s": [2, [("1", "shutdown"), ("2", "shutdown")]],
+            "nothing open": [0, [], True],
+            "2 and 4.2 s": [0, [], True],
+            "2, 99 and 98 s": [2, [("1", "shutdown"), ("2", "shutdown")], True],
         },
-        call="drain with 30, 30 and 10 s of patience: the number it returns; who is cancelled, why",
+        call="drain with 30, 30 and 10 s of patience: the number it returns; who is cancelled, "
+        "why; whether it waited by sleep(...) alone, at most a tick (0.5 s) each. A stream that "
+        "is cancelled ends at once",
     )
-    took = {name: when for name, (_, _, when) in found.items()}
+    took = {name: when for name, (_, _, when, _) in found.items()}
     limits = {"nothing open": (0.0, 0.5), "2 and 4.2 s": (4.2, 4.7), "2, 99 and 98 s": (10.0, 10.5)}
     expect(
         {name: low - 0.001 <= took[name] <= high + 0.001 for name, (low, high) in limits.items()},

@@ -68,6 +68,7 @@ def test_gauges():
         [finished(1, 3.0), Admitted(2, 0, 3.0)],
         [Aborted(1, 1, (), "", 4.0)],
         [Failed(2, 0, ValueError(), 5.0)],
+        [],
     ]
     found = []
     for i, events in enumerate(story):
@@ -76,9 +77,10 @@ def test_gauges():
         found.append([value(metrics, name) for name in names])
     expect(
         found,
-        [[0, 3, 0.0], [2, 1, 0.1], [1, 2, 0.2], [1, 1, 0.3], [1, 0, 0.4], [0, 0, 0.5]],
+        [[0, 3, 0.0], [2, 1, 0.1], [1, 2, 0.2], [1, 1, 0.3], [1, 0, 0.4], [0, 0, 0.5], [0, 0, 0.6]],
         call="running, waiting and usage after: three samples queued; two admitted; one preempted; "
-        "one finished and one admitted; the preempted one aborted; the last one failed",
+        "one finished and one admitted; the preempted one aborted; the last one failed; a "
+        "call without events",
         cause="after an abort there may be no step, and so no Stepped",
     )
     expect(metrics.num_open, 0, call="num_open after all have ended")
@@ -97,13 +99,14 @@ def test_counters():
     def ended():
         return [value(metrics, "request_success_total", finished_reason=r) for r in reasons]
 
-    names = ("prompt_tokens_total", "generation_tokens_total", "num_preemptions_total")
+    names = ("prompt_tokens_total", "prefix_cache_queries_total", "generation_tokens_total",
+             "num_preemptions_total")  # fmt: skip
     expect(
         [[value(metrics, name) for name in names], ended()],
-        [[12, 4, 1], [1, 0, 0, 0]],
-        call="prompt tokens, generated tokens, preemptions, and ends by stop, length, abort, "
-        "error, after a request of 12 + 4 tokens that was preempted once; before and after it come "
-        "events of samples that are not remembered",
+        [[12, 12, 4, 1], [1, 0, 0, 0]],
+        call="prompt tokens, those looked up in the prefix cache, generated tokens, preemptions, "
+        "and ends by stop, length, abort, error, after a request of 12 + 4 tokens that was "
+        "preempted once; before and after it come events of samples that are not remembered",
     )
     for request_id, end in enumerate(
         [finished(10, 9.0, "length"), Aborted(11, 0, (7,), "x", 9.0), Aborted(12, 0, (), "", 9.0),
@@ -118,7 +121,7 @@ def test_counters():
         [[1, 1, 2, 1], [2, 2, 2, 5]],
         call="the ends after one more by length, two aborted, one failed; observations of e2e, "
         "time per output token, decode, time to first token",
-        cause="an aborted request was short because it was cut short",
+        cause="all but the time to first token are observed at a Finished only",
     )
 
 
@@ -205,10 +208,11 @@ def test_steps():
     metrics.observe([*came, *ends, stepped((4, 0, 8, 1), (5, 0, 32, 4))], 0)
     metrics.observe([stepped((4, 0, 9, 1), (5, 0, 36, 1), (6, 0, 3, 1), (7, 0, 3, 1))], 0)
     expect(
-        value(metrics, "prefix_cache_hits_total"),
-        40,
+        [value(metrics, "prefix_cache_hits_total"), histogram(metrics, "iteration_tokens_total")],
+        [40, [2, 9.0]],
         call="tokens found in the prefix cache by two samples that end in their first step: one "
-        "fails there, whose sample 1 was aborted before; chunks begin at 8 and 32",
+        "fails there, whose sample 1 was aborted before; chunks begin at 8 and 32; steps and "
+        "tokens, of all chunks: 1 + 4, then 4 of samples that have gone or never came",
         cause="a step tells of its chunks last, after the ends of the samples in it",
     )
 

@@ -58,13 +58,19 @@ def test_state():
     engine.step()
     clock.advance(2.0)
     state = engine_state(engine, {0: "cmpl-a", 4: "cmpl-e"})
-    frozen = json.loads(json.dumps(state))
+    frozen, store = json.loads(json.dumps(state)), engine.store
+    held = [store.total_tokens, store.free_tokens]
     engine.step()
     expect(
         [sorted(state), state == frozen],
         [["kv", "running", "waiting"], True],
         call="the keys of the state; whether it is still the same after another step",
         cause="what leaves the engine's thread must not be what the engine goes on changing",
+    )
+    expect(
+        [state["kv"].get("total_tokens"), state["kv"].get("free_tokens")],
+        held,
+        call="total_tokens and free_tokens in kv of the state",
     )
     expect(
         [
@@ -78,7 +84,6 @@ def test_state():
         ],
         call="id, state, computed tokens, age and blocks of two that run and three that wait with "
         "priorities low, high, normal",
-        cause="the queue as it will be served, not as it came",
     )  # fmt: skip
 
 

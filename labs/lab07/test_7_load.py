@@ -76,13 +76,16 @@ def test_slo():
         "tokens slow": Record(2.0, (2.5, 3.25), 3.25),
         "too long in all": Record(2.0, (2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 5.25), 5.25),
         "one token": Record(2.0, (3.0,), 3.0),
+        "closed late": Record(2.0, (2.5, 3.0), 9.0),
         "failed half-way": Record(2.0, (2.5, 3.0), 3.0, error="503"),
         "empty": Record(2.0, (), 2.5),
     }
     expect(
         {name: slo.met(record) for name, record in records.items()},
-        dict.fromkeys(records, False) | {"just within": True, "one token": True},
-        call="Slo(ttft=1, tpot=0.5, e2e=3).met(...)",
+        dict.fromkeys(records, False)
+        | dict.fromkeys(("just within", "one token", "closed late"), True),
+        call="Slo(ttft=1, tpot=0.5, e2e=3).met(...) of requests due at 2; the one that was closed "
+        "late had its last token at 3 and ended at 9",
     )
     expect(
         [Slo().met(records["too long in all"]), Slo().met(records["failed half-way"])],

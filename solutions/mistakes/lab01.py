@@ -236,6 +236,14 @@ MISTAKES = [
         new="    _refuse(texts, vocab_size, special_tokens)\n    assert all(isinstance(text, str) for text in texts)\n",
         says="You go through the texts twice; an iterator has nothing left the second time.",
     ),
+    Mistake(
+        name="surrogates-in-training",
+        task=1,
+        symbol="bpe:_count_words",
+        old="cuts.split(well_formed(text))",
+        new="cuts.split(text)",
+        says="Half of a surrogate pair breaks your training; `well_formed` makes U+FFFD of it.",
+    ),
     # Task 2: encoding
     Mistake(
         name="merges-left-to-right",
@@ -492,6 +500,22 @@ MISTAKES = [
         old="        if self.spec.unk_id is None:\n            pieces = [piece for piece in pieces if piece in self.vocab]\n        return [self.vocab.get(t, self.spec.unk_id) for t in merge_word(pieces, self.ranks)]",
         new="        found = [self.vocab.get(t, self.spec.unk_id) for t in merge_word(pieces, self.ranks)]\n        return [id for id in found if id is not None]",
         says="You drop what has no token after merging; dropped before, its neighbours merge.",
+    ),
+    Mistake(
+        name="search-goes-on-inside",
+        task=2,
+        symbol="encode:split_special",
+        old="finder.finditer(text)",
+        new="finder.finditer(text, overlapped=True)",
+        says="You look for tokens inside one that is not there; the search goes on behind its characters.",
+    ),
+    Mistake(
+        name="ordinary-name-allowed",
+        task=2,
+        symbol="encode:Encoder._wanted",
+        old="{token.content for token in tokens if token.special}",
+        new="{token.content for token in tokens}",
+        says="You accept the name of an added token that is not special in allowed_special; refuse it.",
     ),
     # Task 3: decoding and loading
     Mistake(
@@ -766,6 +790,30 @@ MISTAKES = [
         new="    if False:\n",
         says="You forget the eos_token of tokenizer_config.json.",
     ),
+    Mistake(
+        name="start-behind-normalized-token",
+        task=3,
+        symbol="encode:Encoder.encode",
+        old="                        ids += self._word(word)\n                start = False\n",
+        new="                        ids += self._word(word)\n            start = False\n",
+        says="You take a part behind a normalized token for the beginning of the text.",
+    ),
+    Mistake(
+        name="vocabulary-wins",
+        task=3,
+        symbol="decode:Decoder.__init__",
+        old="self.bytes_of |= {token.id: token.content.encode() for token in spec.added_tokens}",
+        new="self.bytes_of = {t.id: t.content.encode() for t in spec.added_tokens} | self.bytes_of",
+        says="Where an id is in the vocabulary too, your added token has the vocabulary's bytes; it has the UTF-8 of its content.",
+    ),
+    Mistake(
+        name="added-token-loses-its-sign",
+        task=3,
+        symbol="decode:Decoder.__init__",
+        old="token.content.encode() for token in spec.added_tokens}",
+        new='token.content.replace(SPACE, " ").encode() for token in spec.added_tokens}',
+        says="You write a space for the ▁ of an added token; its bytes are those of its content.",
+    ),
     # Task 4: streaming
     Mistake(
         name="stream-each-token-alone",
@@ -988,16 +1036,16 @@ MISTAKES = [
         name="template-error-leaks",
         task=5,
         symbol="chat:ChatTemplate.render",
-        old="(jinja2.TemplateError, TypeError, ValueError, ArithmeticError)",
-        new="(TypeError, ValueError, ArithmeticError)",
+        old="except Exception as error:",
+        new="except (TypeError, ValueError, ArithmeticError) as error:",
         says="Errors of jinja2 leave render as they are; make them a ChatTemplateError.",
     ),
     Mistake(
         name="type-error-leaks",
         task=5,
         symbol="chat:ChatTemplate.render",
-        old="(jinja2.TemplateError, TypeError, ValueError, ArithmeticError)",
-        new="jinja2.TemplateError",
+        old="except Exception as error:",
+        new="except jinja2.TemplateError as error:",
         says="A message without text (None) breaks the template by a TypeError that you let out.",
     ),
     Mistake(
@@ -1144,6 +1192,38 @@ MISTAKES = [
         new="hidden = [m.update(self._hidden(m, names, stands)) or m for m in messages]",
         says="You change the caller's messages; render a copy.",
     ),
+    Mistake(
+        name="last-line-break-kept",
+        task=5,
+        symbol="chat:compile_template",
+        old="trim_blocks=True, ",
+        new="keep_trailing_newline=True, trim_blocks=True, ",
+        says="You keep the line break at the end of a template; transformers drops it.",
+    ),
+    Mistake(
+        name="odd-errors-leak",
+        task=5,
+        symbol="chat:ChatTemplate.render",
+        old="except Exception as error:",
+        new="except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:",
+        says="Errors such as AttributeError, LookupError or RecursionError leave render as they are; make them a ChatTemplateError.",
+    ),
+    Mistake(
+        name="short-beginnings-alone",
+        task=5,
+        symbol="chat:ChatTemplate._veiled",
+        old="range(min(len(token), len(text)), 0, -1)",
+        new="range(min(5, len(text)), 0, -1)",
+        says="A long beginning of a token at the end of a string gets through.",
+    ),
+    Mistake(
+        name="template-has-the-stand-in",
+        task=5,
+        symbol="chat:ChatTemplate.encode",
+        old=", self.templates, self.named_tokens)",
+        new=")",
+        says="Your stand-in may stand in the template itself; what the template wrote is then changed.",
+    ),
     # Task 6: tensors
     Mistake(
         name="embed-negative-wraps",
@@ -1264,5 +1344,13 @@ MISTAKES = [
         old="parameters * dtype.itemsize",
         new="parameters * 4",
         says="You count 4 bytes a weight whatever the dtype.",
+    ),
+    Mistake(
+        name="surrogates-break-the-cost",
+        task=6,
+        symbol="tensors:vocabulary_cost",
+        old="len(well_formed(text).encode())",
+        new="len(text.encode())",
+        says="Half of a surrogate pair breaks your vocabulary_cost; it counts as U+FFFD.",
     ),
 ]

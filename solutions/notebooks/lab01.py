@@ -102,7 +102,8 @@ with needs("01", 2, 3):
 # Write `asked(n)`: how many ranks your `merge_word` asks for in one word of n random letters. Take the
 # merges of `trained()` for ranks, and give `merge_word` a dict of your own that counts.
 #
-# **Predict** (c) for 2,000 letters.
+# **Predict** (c) of the handout: 2,000 letters from `abcd`, 24 merges. Your word here has other letters and
+# merges, and needs about as many.
 
 # %%
 guess = predict("01", "c", ...)

@@ -179,8 +179,8 @@ with needs("07", 1, 4, 7):
     plots.overload(runs, (20, 50))
 
 # %% [markdown]
-# **Predict** (b) and (c): the share of answers that begin within a second, with and without an end of the
-# queue.
+# **Predict** (b) and (c), for 16 requests a second: the percentage of the answers that begin within a
+# second without a limit to the queue, and the percentage of all requests that do with a queue of 8.
 
 # %%
 guesses = [predict("07", "b", ...), predict("07", "c", ...)]

@@ -35,8 +35,8 @@ Messages = Sequence[Mapping[str, Any]]
 def compile_template(source: str) -> jinja2.Template:
     """Compile a chat template so that it renders as in transformers.
 
-    The template is a stranger's program: reaching Python's classes through a value, or changing
-    what it is given, ends in jinja2's SecurityError. A line with nothing but a statement or a
+    The template is a stranger's program: using Python's classes through a value, or changing what
+    it is given, ends in jinja2's SecurityError. A line with nothing but a statement or a
     comment leaves no white space behind. Templates may use blocks of `{% generation %}`
     (`Generation`), `break` and `continue`, the filter `tojson` of `template_tools`, and the
     functions `raise_exception` and `strftime_now`. A faulty template raises jinja2.TemplateError.
@@ -55,18 +55,21 @@ class ChatTemplate:
     encode(tokenizer, messages, add_generation_prompt=True, **variables) -> list[int]
 
     What must hold:
-    - The template is `tool_use` where there is one and the request has tools (an empty list is
-      none), else `default`. It sees `messages`, `add_generation_prompt`, `tools` and `documents`
-      (None if not given), the named tokens (`bos_token`), and the variables, which win.
-    - Messages that `check_messages` refuses, a template that is missing or faulty, breaks its
-      sandbox, meets a value of a wrong kind, or refuses the conversation: ChatTemplateError.
+    - The template is `tool_use` where there is one and the request has tools (for this choice an
+      empty list is none), else `default`. It sees `messages`, `add_generation_prompt`, `tools` and
+      `documents` (None if not given), the named tokens (`bos_token`), and the variables, which win.
+    - Messages that `check_messages` refuses, a template that is missing or faulty, and any error
+      while it renders (it breaks its sandbox, meets a value of a wrong kind, refuses the
+      conversation): ChatTemplateError, by `render` and by `encode`.
     - `encode` gives the ids of the rendered text. Special tokens that the template or a named
-      token writes become their ids. The same characters in messages or variables, at any depth and
-      in keys too, are ordinary text, even where the template puts one together from two strings or
-      trims white space away. The template sees a string as it is, unless it holds a special token
-      or ends, white space aside, in the beginning of one; the caller's values do not change.
-    - The text is one text: only what stands before the first special token begins it (`continues`).
-      The template writes the beginning-of-sequence token where there is one; none is added.
+      token writes become their ids. The same characters in messages or variables, at any depth of
+      lists, tuples and dicts and in keys too, are ordinary text, even where the template joins two
+      such strings or trims white space away. The template sees a string unchanged, unless the
+      string holds a special token, or ends in the beginning of one (or does without the white space
+      at its end). What a filter makes of such a string is left open. The values of the caller
+      do not change.
+    - The text is one text: what stands before the first special token begins it, every part after
+      one `continues` it. The template writes the beginning-of-sequence token; none is added.
 
     >>> ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"}).render(
     ...     [{"role": "user", "content": "Hi"}])

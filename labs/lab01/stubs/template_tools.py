@@ -94,8 +94,9 @@ def read_named_tokens(folder: Path) -> dict[str, str]:
 def stand_ins(tokens: Iterable[str], *values: Any) -> dict[str, str]:
     """Choose, for each first character of the tokens, a character that occurs nowhere in values.
 
-    Unicode sets 66 code points aside that are never characters of a text, and 137,468 for private
-    use. Raises ChatTemplateError where too few of them are left: nobody would be protected.
+    Give it all that the text is made of: messages, variables, templates, named tokens. Unicode sets
+    66 code points aside that are never characters of a text, and 137,468 for private use. Raises
+    ChatTemplateError where too few of them are left: nobody would be protected.
 
     >>> stand_ins(["<|a|>", "</s>"], ["hello"])
     {'<': '\\ufdd0'}

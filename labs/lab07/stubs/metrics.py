@@ -50,8 +50,8 @@ class Metrics:
       which is an event of sample 0.
     - `step_tokens`: the tokens of all chunks of a Stepped, one observation a step. `prefix_hits`:
       where the first chunk of a request's sample 0 starts; later chunks, and those after a
-      preemption, tell nothing of the prefix cache. A step's Stepped comes last: it also has the
-      chunks of samples that ended in that step, and these count.
+      preemption, tell nothing of the prefix cache. Stepped is the last event of a step. It also has
+      the chunks of samples that ended in the step, and these count.
 
     >>> from nanovllm.batching.events import Queued
     >>> metrics = Metrics("tiny")

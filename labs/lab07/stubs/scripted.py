@@ -63,7 +63,7 @@ class ScriptedEngine:
     max_num_seqs: int = 4
     seconds: float = 0.01  # that a step takes, on `clock`
     pause: float = 0.0  # that it really takes
-    faults: dict[int, Exception | int] = field(default_factory=dict)
+    faults: dict[int, BaseException | int] = field(default_factory=dict)
     clock: ManualClock = field(default_factory=ManualClock)
     steps: int = 0
     threads: set[int] = field(default_factory=set)
@@ -111,7 +111,7 @@ class ScriptedEngine:
         started = self.clock()
         self.clock.advance(self.seconds)
         fault = self.faults.get(self.steps)
-        if isinstance(fault, Exception):
+        if isinstance(fault, BaseException):
             raise fault
         events: list[EngineEvent] = [*self._new]
         self._new.clear()
@@ -189,7 +189,7 @@ class HeldEngine(ScriptedEngine):
         fault, events = None, []
         try:
             events = super().step()
-        except Exception as error:
+        except BaseException as error:
             fault = error
         self.log.append(events)
         if not self.free:

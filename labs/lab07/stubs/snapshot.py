@@ -73,9 +73,9 @@ def kv_facts(store: Any) -> dict[str, Any]:
 
 
 def engine_state(engine: Engine, names: Names) -> dict[str, Any]:
-    """A dict: `kv` (`kv_facts` of the store), and lists of `request_row`, `running` in order of
-    admission and `waiting` (with False) in the order they will be admitted.
+    """A dict: `kv` is `kv_facts` of the store; `running` and `waiting` are lists of `request_row`.
 
+    Who runs stands in the order of admission, who waits in the order of admission to come.
     Only plain data leaves: nothing in it changes when the engine goes on. To be called in the
     engine's thread, between two steps.
     """

@@ -21,8 +21,7 @@ class Stream:
     - `choice(event)`: the number of the choice that an event of a sample belongs to. Choices are
       numbered prompt by prompt.
     - `put(events)`: add events of this request. The caller may change its list afterwards.
-    - `fail(error)`: end the stream with an error; `num_open` stays. A stream that has ended is
-      given nothing more, neither events nor an error.
+    - `fail(error)`: end the stream with an error. Nobody calls `put` or `fail` after the end.
     - Each turn of the `async for` gives all events since the last turn, in their order, and waits
       while there are none. After the last event the iteration ends, or raises the error that the
       stream failed with. A slow reader gets more at once, and keeps nobody waiting.

@@ -29,9 +29,8 @@ def event_stream(steps: AsyncIterator[list[Delta]], writer: ChunkWriter) -> Asyn
     `writer.chunk(delta)`. Before the first event of a choice comes `writer.opening(index)`, where
     that is not None; after the last step `writer.usage()`, where that is not None; at the end DONE.
 
-    If the steps raise, an event with the body of the `api_error` takes the place of all that is
-    missing, usage included; DONE follows. If the reader itself is cancelled or closes the stream,
-    nothing more is given.
+    If the steps raise, what follows is one event with the body of the `api_error`, and DONE; no
+    usage. If the reader itself is cancelled or closes the stream, nothing more is given.
     """
     raise NotImplementedError("lab07 task 3: event_stream")
 
@@ -45,7 +44,8 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
 
     `receive()` waits for the next message of the connection; one of type "http.disconnect" says
     that the client has gone, others mean nothing. When this returns or raises, no task is left
-    that it began, and `work` has ended. An answer that is ready as the client goes counts.
+    that it began, and `work` has ended (unless it is cancelled again while it waits for that).
+    If the client goes at the moment at which the answer is ready, the answer is returned.
 
     Raises:
         ClientGoneError: the client has gone.

@@ -30,7 +30,7 @@ def deadline(loop: Timer, seconds: float | None, cancel: Cancel, stream: Stream)
 
     The block goes on all the same: the stream ends as soon as the engine has heard of it, and its
     reader keeps what came until then. Nothing is called after the block has ended, however it
-    ends. None sets no limit.
+    ends. None sets no limit, 0 does.
     """
     ### BEGIN SOLUTION
     if seconds is None:
@@ -53,10 +53,11 @@ async def drain(
 ) -> int:
     """Wait until no stream is open, for at most so many seconds; then cancel those that are left.
 
-    `streams()` gives those that are open at the moment of the call, each once. The wait is made of
-    `await sleep(...)` of at most `tick` seconds each, and of no other await: it ends within a
-    tick of the moment at which the last stream ends, or within a tick after `seconds`. Those
-    left get the reason "shutdown", each once; returns how many there were.
+    `streams()` gives those that are open at the moment of the call, each once. To wait is to
+    `await sleep(...)` again and again, at most `tick` seconds each time, and nothing else. The wait
+    ends at most a tick after the last stream has ended, and at most a tick after `seconds`, where
+    the time is the sum of what was slept. Each stream that is left is cancelled once, with the
+    reason "shutdown". Returns how many these were, without waiting for their ends.
     """
     ### BEGIN SOLUTION
     waited = 0.0

@@ -129,8 +129,8 @@ class Slo:
     def met(self, record: Record) -> bool:
         """Whether the answer was complete, not empty, and within every limit (equal counts).
 
-        Times are the timeline's: all from `due`, the last to the last token. An answer of one token
-        has no TPOT, and keeps any limit of it.
+        TTFT and e2e count from `due`, and e2e ends with the last token. An answer of one token has
+        no TPOT, and keeps any limit of it.
 
         >>> Slo(ttft=0.5).met(Record(due=1.0, token_times=(1.5, 9.0), ended=9.0))
         True

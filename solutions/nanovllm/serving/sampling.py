@@ -31,8 +31,9 @@ def sampling_params(
 
     Raises:
         BadRequestError: the prompt leaves no room for one token, or more is asked for than the
-            context has left. param is the field that asked for the length (max_tokens or
-            max_completion_tokens), else the prompt's: prompt of a completion, messages of a chat.
+            context has left. If the client asked for a length, param is the field that counts,
+            max_tokens or max_completion_tokens, also where the prompt alone is too long. If not,
+            it is prompt of a completion, messages of a chat.
             The message holds four numbers: the context, all that was asked for (prompt and
             answer, of which at least one token), the prompt's part and the answer's. Or: a
             `top_logprobs` above 0 comes without logprobs; param is top_logprobs.

@@ -20,9 +20,9 @@ def split_special(text: str, tokens: Collection[AddedToken]) -> list[str | Added
     """Cut text at every occurrence of one of the tokens; the text between stays text.
 
     From left to right; where several tokens begin at one place the longest wins. If its `extent`
-    is None it is not there: all its characters are text, and the search goes on behind them, as in
-    the tokenizers library. An extent that reaches back into the one before begins where that one
-    ended. No empty strings in the result.
+    is None, the token is not there: all its characters are text, and the search goes on behind
+    them. Where an extent reaches back into the one before, it begins at the end of that one. A
+    token that stands inside the extent of another is left open. No empty strings in the result.
 
     >>> end = AddedToken("<|end|>", 7)
     >>> [p if isinstance(p, str) else p.id for p in split_special("a<|end|><|end|>b", [end])]
@@ -94,17 +94,16 @@ class Encoder:
     - Special tokens in the text are ordinary text unless `allowed_special` names them or is "all";
       a name that is no special token raises TokenizerError. Added tokens that are not special are
       always found.
-    - Added tokens are cut out of the text as it is given, unless they are `normalized`: those are
-      cut out of the normalized text between the tokens that are not, where their normalized content
-      is looked for (`allowed_special` has the content as given). Lone surrogates in the text become
-      U+FFFD (`well_formed`).
+    - Lone surrogates in the text become U+FFFD (`well_formed`). Then added tokens that are not
+      `normalized` are cut out. The text between them is normalized, and the `normalized` tokens are
+      cut out of that, by their normalized content (`allowed_special` has the content as given).
     - `spec.normalize` and then `spec.words` turn the text between added tokens into words. `start`
       is true for a part at the very beginning of the text, unless the text `continues` an earlier
       one. Merges stay inside a word; a pair that is listed twice has its first rank.
     - A word's pieces are its bytes or, with `spec.model.byte_fallback`, its characters; one without
       a token is replaced by the byte tokens of its UTF-8.
-    - A piece that has no token even so becomes `spec.unk_id`; where that is None it is dropped
-      before merging.
+    - A piece for which there is no token at all becomes `spec.unk_id`; where that is None, the
+      piece is dropped before merging.
     - With `spec.ignore_merges` a word that is in the vocabulary is one token, without merging.
     - With `add_special_tokens` the ids stand between `spec.prefix_ids` and `spec.suffix_ids`.
 

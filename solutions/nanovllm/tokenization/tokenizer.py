@@ -92,9 +92,9 @@ class Tokenizer:
 def read_stop_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
     """Return every id at which the model of a folder stops.
 
-    `eos_token_id` of `generation_config.json` if that has one, else of `config.json`, is one id or
-    a list; `eos_token` of `tokenizer_config.json` (a string, or an entry with `content`) adds its
-    own id, where a special token has that content. All three files may be missing.
+    `eos_token_id`, one id or a list, is that of `generation_config.json`, or of `config.json` where
+    it is missing or null there. `eos_token` of `tokenizer_config.json` (a string, or an entry with
+    `content`) adds its own id, where a special token has that content. All files may be missing.
     """
     ### BEGIN SOLUTION
     stops: set[int] = set()
