@@ -122,14 +122,14 @@ def training_to_the_end(nanovllm, rng):
     from nanovllm.tokenization.bpe import train_bpe
     from nanovllm.tokenization.errors import TokenizerError
 
-    special = rng.permutation(["[ab]", "a|b", ".b", "(c"]).tolist()
+    special = rng.permutation(["[ab]", "a|b", "a|bab", ".b", "(c"]).tolist()
     texts = [_text(rng, 80, [*"aaabbc .", *special]) for _ in range(3)]
     model = train_bpe(texts, 2000, special)
     found = [[list(pair) for pair in model.merges], sorted(model.special_tokens.items())]
     for arguments in (
         (texts, int(rng.integers(256))),
         (texts, 255 + len(special), special),
-        (texts, 300, [*special, special[rng.integers(4)]]),
+        (texts, 300, [*special, special[rng.integers(5)]]),
         (texts, 300, ["", *special]),
         (texts[0], 300, special),
     ):
@@ -208,11 +208,13 @@ def added_tokens_and_normal_forms(nanovllm, rng):
     added = (
         AddedToken("z", 400, special=False, normalized=True),
         AddedToken("A\u030a<x>", 401, special=False),
+        AddedToken("e\u0301e", 403, special=False, normalized=True),
         AddedToken("<r>", 402, lstrip=True, rstrip=True),
     )
     spec = plain_spec(_byte_model())
     spec = replace(spec, added_tokens=spec.added_tokens + added)
-    parts = ["z", "z\u0301", "A\u030a<x>", "\u00c5<x>", " <r> ", *SPECIAL, "ab", " "]
+    parts = ["z", "z\u0301", "A\u030a<x>", "\u00c5<x>", "e\u0301e", "\u00e9e", " <r> ", "ab", " "]
+    parts += SPECIAL
     found = []
     for form in ("NFC", "NFKC"):
         encoder = Encoder(replace(spec, normalizers=(Form(form),)))
@@ -248,7 +250,8 @@ def decoding_random_bytes(nanovllm, rng):
     found = [_or(TokenizerError, tokenizer.token_bytes, -int(rng.integers(1, 300)))]
     for _ in range(20):
         ids = rng.choice([*range(262), *BROKEN * 8, 280, 300, 301, 302, 303, 999], 14).tolist()
-        ids.insert(int(rng.integers(15)), int(rng.integers(300, 304)))
+        for id in (int(rng.integers(300, 304)), 999):
+            ids.insert(int(rng.integers(15)), id)
         found.append([
             tokenizer.decode_bytes(iter(ids)),
             tokenizer.decode(tuple(ids)),
@@ -356,7 +359,8 @@ def streaming_sentencepiece(nanovllm, rng):
             _sentencepiece(rng, Path(name), "first", strips)
             tokenizer = Tokenizer.from_pretrained(name)
         stream = StreamingDetokenizer(tokenizer, skip_special_tokens=bool(rng.integers(2)))
-        for first in ([999, 264], [258, 258, 999], []):  # 258, 264: one and two spaces; 999: none
+        # 258 and 264 are one and two spaces, 999 is nothing, then half a surrogate and no character
+        for first in ([999, 264], [258, 258, 999], [0xEF, 0xA2], [0xF6, 0x92]):
             ids = rng.choice([1, 34, *(b + 2 for b in BROKEN), *range(258, 276)], 8).tolist()
             found.append([[stream.push(id) for id in [*first, *ids]], stream.flush()])
     return found
@@ -426,7 +430,7 @@ def what_templates_see(nanovllm, rng):
 
 @scenario(task=5)
 def tokens_in_pieces(nanovllm, rng):
-    """A special token that two strings of a user make, and what only looks like one."""
+    """A special token in keys, or that two strings of a user make; what only looks like one."""
     from nanovllm.tokenization.chat import ChatTemplate
     from nanovllm.tokenization.tokenizer import Tokenizer
 
@@ -434,13 +438,16 @@ def tokens_in_pieces(nanovllm, rng):
     joined = ChatTemplate("<s>{% for part in messages[0].content %}{{ part | trim }}{% endfor %}")
     shown = ChatTemplate("{{ '<b>' in messages[0].content }}"
                          "{{ messages[0].content.split('</think>')[-1] }}<|end|>")  # fmt: skip
+    told = ChatTemplate("{{ documents | tojson }}<s>")
     found = []
     for token in SPECIAL:
         for space in ("", " ", "\n \t"):
             at = int(rng.integers(1, len(token)))
             parts = [_text(rng, 4) + token[:at] + space, token[at:] + _text(rng, 4)]
             found.append(joined.encode(tokenizer, [{"role": "user", "content": parts}]))
-    for text in ("<b>", "", f"<b>{SPECIAL[rng.integers(4)]}"):
+        deep = [{_text(rng, 3) + token: [token, (token,)]}]
+        found.append(told.encode(tokenizer, [{"role": "user", "content": ""}], documents=deep))
+    for text in ("<b>", "", "<"):
         content = f"{_text(rng, 5)}{text}{_text(rng, 5)}</think>{_text(rng, 5)}"
         found.append(shown.encode(tokenizer, [{"role": "user", "content": content}]))
     return found
