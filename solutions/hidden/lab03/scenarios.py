@@ -61,7 +61,7 @@ def _mixed_requests(rng, patches):
     # A chunked_prefill of task 4 that is right, so that this is about task 1 alone.
     for module in (loop, chunked):
         patches.enter_context(mock.patch.object(module, "chunked_prefill", _in_pieces))
-    for chunk_size in rng.permutation([0, 0, 1, 2, 3, 50]).tolist():
+    for number, chunk_size in enumerate(rng.permutation([0, 0, 1, 2, 3, 50]).tolist()):
         model = _model(rng, window=[None, 4][int(rng.integers(2))])
         rows = []
 
@@ -69,7 +69,7 @@ def _mixed_requests(rng, patches):
             rows.append(logits.clone())
             return argmax_sampler(logits, batch)
 
-        samples = int(rng.integers(1, 4))
+        samples = 1 + number % 3
         params = SamplingParams(
             n=samples,
             max_tokens=[None, 1, 9][int(rng.integers(3))],
@@ -375,7 +375,7 @@ def padded_batches(nanovllm, rng):
     from nanovllm.generation.static_batch import generate_static, padded_mask, padded_positions
 
     seen = []
-    for _ in range(4):
+    for most in (4, 3, int(rng.integers(1, 5)), int(rng.integers(1, 5))):
         model = _model(rng, window=[None, 4][int(rng.integers(2))])
         forward, places = model.forward, []
 
@@ -384,7 +384,7 @@ def padded_batches(nanovllm, rng):
             return forward(token_ids, positions, attend)
 
         model.forward = watching
-        prompts = [_prompt(rng) for _ in range(int(rng.integers(1, 6)))]
+        prompts = [_prompt(rng) for _ in range(int(rng.integers(most // 2 + 1, 6)))]
         params = [
             SamplingParams(
                 n=int(rng.integers(1, 3)),
@@ -402,7 +402,7 @@ def padded_batches(nanovllm, rng):
 
         result = generate_static(
             model, prompts, params, max_model_len=16, seeds=range(len(prompts)),
-            max_num_seqs=int(rng.integers(1, 5)), sampler=recording,
+            max_num_seqs=most, sampler=recording,
         )  # fmt: skip
         seen.append([[[list(c.token_ids), c.finish_reason] for c in s] for s in result.completions])
         waste = result.waste
