@@ -88,6 +88,7 @@ def norms_of_views(nanovllm, rng):
             norm = kind(size, eps)
             norm.load_state_dict(state, assign=True)
             modules[kind.__name__] = norm(x[None, :, None])
+            modules[f"fresh {kind.__name__}"] = kind(size, eps)(x)
         low = RMSNorm(size, eps).half()
         modules["half"] = low((300 * x).half())
         wide = {
@@ -97,6 +98,11 @@ def norms_of_views(nanovllm, rng):
             "layer float16": layer_norm((300 * x).half(), weight.half(), bias.half(), eps),
             "one entry": layer_norm(x[:, :1], weight[:1], bias[:1], eps),
         }
+        # Quotients far below float16's smallest number are 0 before the weight multiplies them.
+        tiny = torch.from_numpy(rng.uniform(0.5e-5, 1.5e-5, 8)).half()
+        tiny[int(rng.integers(8))] = 2000.0
+        large = torch.from_numpy(rng.uniform(3e4, 6e4, 8)).half()
+        wide["tiny"] = 1e6 * rms_norm(tiny, large, eps)[tiny < 1].float()
     low = [str(wide["layer float16"].dtype), str(modules["half"].dtype)]
     return {**wide, **modules, "dtypes": low, "x": x}
 
@@ -114,7 +120,7 @@ def rope_adds_up(nanovllm, rng):
         rotation_angles,
     )
 
-    dim = 2 * int(rng.integers(1, 20))
+    dim = 2 * int(rng.integers(4, 20))
     frequencies = inverse_frequencies(dim, float(rng.uniform(20.0, 1e6)))
     low = float(rng.uniform(0.5, 2.0))
     scaling = RopeScaling(
@@ -122,7 +128,7 @@ def rope_adds_up(nanovllm, rng):
         factor=float(rng.uniform(2.0, 32.0)),
         original_max_position=int(rng.integers(20, 400)),
         low_freq_factor=low,
-        high_freq_factor=low + float(rng.uniform(0.5, 6.0)),
+        high_freq_factor=low + float(rng.uniform(2.0, 6.0)),
     )
     scaled = llama3_frequencies(frequencies, scaling)
     first, second = torch.from_numpy(rng.integers(0, 100, (2, 6)))
@@ -154,7 +160,7 @@ def attention_step_by_step(nanovllm, rng):
 
     groups, group = int(rng.integers(1, 4)), int(rng.integers(1, 5))
     tokens, dim = int(rng.integers(4, 12)), int(rng.integers(3, 12))
-    window = int(rng.integers(1, 6))
+    window = int(rng.integers(1, 4))
     heads = groups * group
     qkv = _tensor(rng, tokens, heads + 2 * groups, dim, scale=2.0)
     q, k, v = qkv.split((heads, groups, groups), dim=1)
@@ -390,6 +396,24 @@ def caches_that_branch(nanovllm, rng):
 
 
 @scenario(task=6)
+def learned_positions_in_a_cache(nanovllm, rng):
+    """GPT-2 counts positions from 0: any offset that all tokens share would show."""
+    import torch
+
+    from nanovllm.model.cache import ContiguousCache, forward_cached
+
+    config = _config(rng, "gpt2")
+    model = _model(rng, config)
+    cache = ContiguousCache(config, capacity=20)
+    seen = []
+    for total in (9, int(rng.integers(10, 14)), int(rng.integers(3, 9))):
+        parts = _ids(rng, config, total).split(_chunks(rng, total))
+        seen.append(torch.cat([forward_cached(model, cache, part) for part in parts if len(part)]))
+        cache.truncate(int(rng.integers(0, 7)))
+    return seen
+
+
+@scenario(task=6)
 def long_lives_of_caches(nanovllm, rng):
     """Two caches, one of them in 16 bits, through 60 calls each: steps that are given up before
     `advance`, layers in another order, refusals, truncations to every length, copies, resets."""
@@ -451,6 +475,8 @@ def costs_of_random_models(nanovllm, rng):
     observed = []
     for family in ("llama", "gpt2", "qwen3"):
         config = _config(rng, family, layers=int(rng.integers(1, 50)))
+        if family == "llama":
+            config = replace(config, num_heads=config.num_kv_heads * int(rng.integers(2, 5)))
         new, cached, rows = (int(n) for n in rng.integers(1, 300, 3))
         size = int(rng.choice([1, 2, 4]))
         per_token = accounting.kv_bytes_per_token(config, size)
@@ -480,7 +506,9 @@ def costs_of_random_models(nanovllm, rng):
                 "moved": accounting.step_bytes(config, new, cached, size),
                 "intensity": accounting.arithmetic_intensity(config, new, cached, size),
                 "seconds": [
-                    accounting.step_seconds(config, n, cached, *rates, size) for n in (1, new)
+                    accounting.step_seconds(config, n, cached, *speeds, size)
+                    for n in (1, new)
+                    for speeds in (rates, rates[::-1])
                 ],
             }
         )

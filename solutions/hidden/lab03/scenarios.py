@@ -1,6 +1,7 @@
 """Hidden scenarios of lab 03."""
 
 import contextlib
+from itertools import product
 from unittest import mock
 
 from grader.checks.scenarios import scenario
@@ -24,14 +25,14 @@ def _prompt(rng, longest=12):
 class _Spelled:
     """A detokenizer with a piece of text for each of 60 ids."""
 
-    def __init__(self, pieces):
-        self.pieces = pieces
+    def __init__(self, pieces, rest="~"):
+        self.pieces, self.rest = pieces, rest
 
     def push(self, token_id):
         return self.pieces[token_id]
 
     def flush(self):
-        return "~"
+        return self.rest
 
 
 @scenario(task=1)
@@ -60,7 +61,7 @@ def _mixed_requests(rng, patches):
     # A chunked_prefill of task 4 that is right, so that this is about task 1 alone.
     for module in (loop, chunked):
         patches.enter_context(mock.patch.object(module, "chunked_prefill", _in_pieces))
-    for _ in range(6):
+    for number, chunk_size in enumerate(rng.permutation([0, 0, 1, 2, 3, 50]).tolist()):
         model = _model(rng, window=[None, 4][int(rng.integers(2))])
         rows = []
 
@@ -68,7 +69,7 @@ def _mixed_requests(rng, patches):
             rows.append(logits.clone())
             return argmax_sampler(logits, batch)
 
-        samples = int(rng.integers(1, 4))
+        samples = 1 + number % 3
         params = SamplingParams(
             n=samples,
             max_tokens=[None, 1, 9][int(rng.integers(3))],
@@ -85,7 +86,7 @@ def _mixed_requests(rng, patches):
             max_model_len=int(rng.integers(13, 30)),
             seed=3,
             clock=lambda: 0.0,
-            chunk_size=[None, 1, 3, 50][int(rng.integers(4))],
+            chunk_size=chunk_size or None,
             request_id=8,
         )
         events, phases = [], []
@@ -115,14 +116,16 @@ def text_and_stop_strings(nanovllm, rng):
             "".join("abc"[int(c)] for c in rng.integers(0, 3, size=int(rng.integers(0, 4))))
             for _ in range(20)
         ]
-        pieces[0] = pieces[19] = "XY"  # the text of a token that ends by its id is no stop string
+        pieces[0] = pieces[18] = pieces[19] = (
+            "XY"  # the text of a token that ends by its id is no stop string
+        )
         stops = [
             "".join("abc"[int(c)] for c in rng.integers(0, 3, size=int(rng.integers(2, 6))))
             for _ in range(int(rng.integers(0, 4)))
         ]
         params = SamplingParams(
             stop=stops,
-            stop_token_ids=[19],
+            stop_token_ids=[[19], [19, 0]][int(rng.integers(2))],
             max_tokens=[12, None][int(rng.integers(2))],
             min_tokens=int(rng.integers(0, 4)),
             ignore_eos=bool(rng.integers(2)),
@@ -130,8 +133,8 @@ def text_and_stop_strings(nanovllm, rng):
             include_stop_str_in_output=bool(rng.integers(2)),
         )
         sequence = Sequence(
-            [7, 8], params, max_model_len=14, seed=0, eos_token_ids=(0,),
-            detokenizer=_Spelled(pieces),
+            [7, 8], params, max_model_len=14, seed=0, eos_token_ids=(0, 18),
+            detokenizer=_Spelled(pieces, ["", "~"][int(rng.integers(2))]),
         )  # fmt: skip
         texts = []
         while not sequence.finished:
@@ -143,6 +146,21 @@ def text_and_stop_strings(nanovllm, rng):
         done = sequence.completion()
         seen.append([texts, done.text, done.finish_reason, done.stop_reason])
         seen.append([list(done.token_ids), done.cumulative_logprob])
+    for _ in range(8):  # stop strings that end, or would end, with the last token that has room
+        ids = rng.permutation(20)[: int(rng.integers(3, 9))].tolist()
+        text = "".join(chr(97 + i) for i in ids)
+        params = SamplingParams(
+            stop=[text[-2:] + ["", "!"][int(rng.integers(2))]],
+            max_tokens=[len(ids), None][int(rng.integers(2))],
+        )
+        sequence = Sequence(
+            [7, 8], params, max_model_len=2 + len(ids), seed=0,
+            detokenizer=_Spelled([chr(97 + i) for i in range(20)], ""),
+        )  # fmt: skip
+        for token in ids:
+            sequence.append(Sampled(token), 0.0)
+        done = sequence.completion()
+        seen.append([done.text, done.finish_reason, done.stop_reason, list(done.token_ids)])
     return seen
 
 
@@ -155,6 +173,7 @@ def processed_logits(nanovllm, rng):
     from nanovllm.generation.params import SamplingParams
     from nanovllm.generation.rows import SamplingRow
 
+    outputs = [*rng.integers(1, 9, size=5).tolist(), 0]  # how long they are, some under min_tokens
     rows = [
         SamplingRow(
             SamplingParams(
@@ -162,15 +181,15 @@ def processed_logits(nanovllm, rng):
                 presence_penalty=float(rng.uniform(-1, 1)),
                 frequency_penalty=float(rng.uniform(-1, 1)),
                 logit_bias={int(t): float(rng.normal()) for t in rng.integers(0, 30, size=3)},
-                min_tokens=int(rng.integers(0, 6)),
-                stop_token_ids=rng.integers(0, 40, size=2).tolist(),
+                min_tokens=length + number % 3 - 1,
+                stop_token_ids=[int(rng.integers(30)), int(rng.integers(30, 40))],
             ),
             rng.integers(0, 30, size=int(rng.integers(1, 9))).tolist(),
-            rng.integers(0, 30, size=int(rng.integers(0, 9))).tolist(),
+            rng.integers(0, 9, size=length).tolist(),
             seed=int(rng.integers(1000)),
             eos_token_ids=(3, 4),
         )
-        for _ in range(6)
+        for number, length in enumerate(outputs)
     ]
     logits = torch.from_numpy(rng.normal(0, 3, size=(6, 30)).round(1)).float()
     uniform = torch.from_numpy(rng.uniform(0.1, 1.0, size=6)).float()
@@ -179,18 +198,25 @@ def processed_logits(nanovllm, rng):
     pushed = chain.apply_penalties(biased, rows)
     cooled = chain.apply_temperature(pushed, uniform * 2)
     ties = logits.round()
+    top_k = torch.tensor([0, *rng.integers(1, 30, size=4), rng.integers(31, 40)])
     equal = torch.zeros(2, 8)
     equal[1, int(rng.integers(8))] = 1.0
     seen = {
         "chain": [ended, biased, pushed, cooled],
         "min_p": chain.apply_min_p(cooled, uniform / 3),
         "min_p of equals": chain.apply_min_p(equal, torch.ones(2)),
-        "top_k": chain.apply_top_k(ties, torch.from_numpy(rng.integers(0, 40, size=6))),
+        "top_k": chain.apply_top_k(ties, top_k),
         "top_p": chain.apply_top_p(logits, uniform),
         "top_p of equals": chain.apply_top_p(
             torch.zeros(4, 8), torch.tensor([0.125, 0.5, 0.75, 1.0])
         ),
         "given": logits,
+        "greedy": chain.apply_temperature(pushed, uniform.floor() + torch.arange(6) % 2),
+        "neutral": [
+            chain.apply_top_p(logits * 20, torch.ones(6)),
+            chain.apply_min_p(logits * 20, torch.zeros(6)),
+            chain.apply_top_k(logits, torch.zeros(6, dtype=torch.int64)),
+        ],
     }
     found = [chain.gather_logprobs(row, int(rng.integers(30)), 0) for row in ties]
     seen["ranks"] = [[token, value.rank] for entry in found for token, value in entry.items()]
@@ -208,7 +234,7 @@ def histories(nanovllm, rng):
 
     params = [
         SamplingParams(
-            temperature=float(rng.choice([0.0, 0.5, 1.0, 1.7])),
+            temperature=temperature,
             top_k=int(rng.integers(0, 20)),
             top_p=float(rng.uniform(0.3, 1.0)),
             min_p=float(rng.uniform(0, 0.1)),
@@ -218,7 +244,7 @@ def histories(nanovllm, rng):
             min_tokens=int(rng.integers(0, 9)),
             logit_bias=[None, {5: 3.0}][int(rng.integers(2))],
         )
-        for _ in range(6)
+        for temperature in (0.0, 0.0, 0.0, 0.5, 1.0, 1.7)
     ]
     prompts = [rng.integers(0, 40, size=int(rng.integers(1, 6))).tolist() for _ in params]
     seeds = [int(seed) for seed in rng.integers(-(2**62), 2**62, size=6)]
@@ -284,16 +310,18 @@ def bookkeeping(nanovllm, rng):
     from nanovllm.generation.beam_state import BeamSearch
 
     seen = []
-    for _ in range(25):
+    for early, penalty, sure in product((True, False, "never"), (0.0, 1.0, 2.5, -1.0), (0, 1)):
         params = BeamSearchParams(
-            beam_width=int(rng.integers(1, 5)),
-            max_tokens=int(rng.integers(1, 7)),
-            length_penalty=float(rng.choice([0.0, 1.0, 2.5, -1.0])),
-            early_stopping=[True, False, "never"][int(rng.integers(3))],
+            beam_width=int(rng.integers(1 + sure, 5)),
+            max_tokens=int(rng.integers(1, 7) + 5 * sure),
+            length_penalty=penalty,
+            early_stopping=early,
         )
-        search = BeamSearch(params, tuple(range(int(rng.integers(0, 4)))))
+        search = BeamSearch(params, tuple(range(int(rng.integers(sure, 4)))))
         while not search.over:
             step = torch.from_numpy(rng.normal(0, 2, size=(len(search.beams), 9))).float()
+            if sure:  # one token is much likelier than an end, which is likelier than the others
+                step = step / 3 + torch.tensor([3.5, *[0.0] * 7, 5.0])
             parents = search.update(step.log_softmax(-1))
             seen.append([parents, [list(beam.token_ids) for beam in search.beams]])
         seen.append([[list(h.token_ids), h.finish_reason] for h in search.finished])
@@ -324,6 +352,11 @@ def chunks(nanovllm, rng):
             seen.append(forward_cached(model, cache, ids[:1]))
         cache.truncate(early)
         seen.append(chunked_prefill(model, cache, ids, 99))
+        for none in (0, -size):
+            try:
+                seen.append(len(plan_chunks(count, none)))
+            except ValueError:
+                seen.append("ValueError")
         plan = plan_chunks(count, size, computed=early)
         seen.append([[chunk.start, chunk.length] for chunk in plan])
         cost = prefill_cost(count, size)
@@ -339,12 +372,19 @@ def padded_batches(nanovllm, rng):
 
     from nanovllm.generation.params import SamplingParams
     from nanovllm.generation.rows import argmax_sampler
-    from nanovllm.generation.static_batch import generate_static, padded_mask
+    from nanovllm.generation.static_batch import generate_static, padded_mask, padded_positions
 
     seen = []
-    for _ in range(4):
+    for most in (4, 3, int(rng.integers(1, 5)), int(rng.integers(1, 5))):
         model = _model(rng, window=[None, 4][int(rng.integers(2))])
-        prompts = [_prompt(rng) for _ in range(int(rng.integers(1, 6)))]
+        forward, places = model.forward, []
+
+        def watching(token_ids, positions, attend, forward=forward, places=places):
+            places.append(sorted(positions.tolist()))
+            return forward(token_ids, positions, attend)
+
+        model.forward = watching
+        prompts = [_prompt(rng) for _ in range(int(rng.integers(most // 2 + 1, 6)))]
         params = [
             SamplingParams(
                 n=int(rng.integers(1, 3)),
@@ -362,16 +402,17 @@ def padded_batches(nanovllm, rng):
 
         result = generate_static(
             model, prompts, params, max_model_len=16, seeds=range(len(prompts)),
-            max_num_seqs=int(rng.integers(1, 5)), sampler=recording,
+            max_num_seqs=most, sampler=recording,
         )  # fmt: skip
         seen.append([[[list(c.token_ids), c.finish_reason] for c in s] for s in result.completions])
         waste = result.waste
         seen.append([waste.prompt, waste.padding, waste.decode, waste.idle])
         seen.append([waste.kv_reserved, waste.kv_used])
-        seen.append(rows)
-        padding = torch.from_numpy(rng.integers(0, 5, size=4))
-        start = int(rng.integers(5, 9))
-        seen.append(padded_mask(padding, start, 3, [None, 3][int(rng.integers(2))]))
+        seen += [rows, places]
+        padding = torch.from_numpy(rng.permutation(5))
+        seen.append(padded_positions(padding, int(rng.integers(4, 9))))
+        for start in (0, int(rng.integers(5, 9))):
+            seen.append(padded_mask(padding, start, 6, [None, 3][int(rng.integers(2))]))
     return seen
 
 
