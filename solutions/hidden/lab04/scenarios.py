@@ -60,7 +60,8 @@ def a_random_queue(nanovllm, rng):
 
     found = {}
     kinds = [kind() for kind in POLICIES] + [SizeQueues(20, 40, 30.0), RoundRobin(3)]
-    kinds.append(PriorityWithAging(patience=480.0, size=512.0))
+    # with so much patience some are in a lower queue still, and the seconds of each stay matter
+    kinds += [SizeQueues(20, 40, 600.0), PriorityWithAging(patience=480.0, size=512.0)]
     for number, policy in enumerate(kinds):
         requests = []
         for i in range(20):
@@ -92,6 +93,8 @@ def a_random_queue(nanovllm, rng):
 
 @scenario(task=3)
 def a_restless_machine(nanovllm, rng):
+    from numbers import Integral
+
     from nanovllm.batching.budget import AdaptiveBudget, token_budget
 
     budget = AdaptiveBudget(
@@ -100,7 +103,7 @@ def a_restless_machine(nanovllm, rng):
     limits = []
     for _ in range(80):
         budget.observe(float(rng.uniform(0.0, 0.1)), float(rng.uniform(0.0, 0.6)))
-        limits.append(budget.limit)
+        limits.append([budget.limit, isinstance(budget.limit, Integral)])
     other = AdaptiveBudget(int(rng.integers(9, 90)), 1, 100, slow=0.5, fast=0.25, scarce=0.375)
     edges = []
     for seconds, free in rng.integers(0, 8, size=(80, 2)).tolist():  # often just at a mark
@@ -127,6 +130,135 @@ def random_histories(nanovllm, rng):
     }
 
 
+@scenario(task=4)
+def a_store_that_remembers(nanovllm, rng):
+    """Suspended tokens are kept until forgotten; a policy that names victims by a list of its own."""
+    from types import SimpleNamespace
+
+    from nanovllm.batching.errors import RequestTooLargeError
+    from nanovllm.batching.policies import ShortestJobFirst
+    from nanovllm.batching.request import Status
+    from nanovllm.batching.scheduler import Scheduler
+    from nanovllm.batching.simulated import CountingStore
+    from nanovllm.generation.latency import ManualClock
+
+    class Keeping(CountingStore):
+        def __init__(self, room):
+            super().__init__(room)
+            self.kept, self.refused, self.unless = {}, None, None
+
+        def admit(self, request):
+            super().admit(request)
+            stored = min(self.kept.pop(request.number, 0), request.num_tokens - 1, self.free_tokens)
+            self.reserved[request] = stored
+            self.free_tokens -= stored
+            return stored
+
+        def reserve(self, request, num_tokens):
+            stubborn = request.number == self.refused and (
+                self.unless is None or self.unless in [one.number for one in self.reserved]
+            )
+            return not stubborn and super().reserve(request, num_tokens)
+
+        def suspend(self, request):
+            self.kept[request.number] = request.num_computed_tokens
+            self.free_tokens += self.reserved.pop(request)
+
+        def forget(self, request):
+            self.kept.pop(request.number, None)
+
+    class Listed(ShortestJobFirst):
+        """Its victims come from a list; who waits as one of the `pushy` sends somebody away."""
+
+        def victim(self, running, now):
+            return max(running, key=lambda request: wish[request.number])
+
+        def displaced(self, first, running, now):
+            last = max(running, key=lambda request: wish[request.number], default=None)
+            return last if first.number in pushy else None
+
+    def ticking():
+        clock.advance(0.0625)
+        return clock.now
+
+    def add(prompt, output):
+        request = _request(len(requests), prompt, output, float(len(requests)))
+        try:
+            scheduler.add(request)
+        except RequestTooLargeError:
+            return steps.append("too large")
+        requests.append(request)
+
+    def step(limit, highest=99, refused=None, unless=None):
+        budget.limit, budget.highest = limit, highest
+        store.refused, store.unless = refused, unless
+        plan = scheduler.schedule()
+        moments = {one.entered for one in (*plan.admitted, *plan.preempted)}
+        scheduler.update(plan)
+        for chunk in plan.chunks:
+            if chunk.completes:
+                chunk.request.sequence.append()
+                if chunk.request.sequence.finished:
+                    scheduler.end(chunk.request, Status.FINISHED)
+        scheduler.check()
+        steps.append(
+            [
+                sorted([c.request.number, c.start, c.length] for c in plan.chunks),
+                plan.budget,
+                sorted(request.number for request in plan.admitted),
+                sorted(request.number for request in plan.preempted),
+                len(moments) < 2,  # one reading of the clock
+                [request.number for request in scheduler.queue()],
+                store.free_tokens,
+                sorted(store.kept.items()),
+            ]
+        )
+
+    steps = []
+    for _ in range(4):
+        clock, store = ManualClock(), Keeping(int(rng.integers(60, 90)))
+        budget = SimpleNamespace(limit=1, highest=1, observe=lambda *_: None)
+        seats, requests, pushy = int(rng.integers(3, 6)), [], {3}
+        wish = [9, 8, 0, -1, *(int(x) for x in rng.permutation(16))]
+        scheduler = Scheduler(store, Listed(), budget, max_num_seqs=seats, clock=ticking)
+        limit = int(rng.integers(8, 14))
+        add(int(rng.integers(1, 4)), 9)
+        add(int(rng.integers(4, 6)), 20)
+        add(91, 1)
+        step(limit)
+        add(4 * limit, int(rng.integers(2, 5)))
+        step(limit)
+        step(limit, refused=1, unless=0)  # request 0 has its chunk, and gives way to a decode
+        step(limit, refused=2, unless=1)  # request 1 gives way to a chunk that the budget cut
+        for _ in range(3):
+            step(limit - 1, int(rng.integers(3, 8)))
+        while len(scheduler.running) < seats and len(requests) < 9:
+            add(1, int(rng.integers(3, 7)))
+            step(limit, refused=len(requests) - 1)  # it is admitted, and waits for a place
+            step(1)  # as many tokens as decodes
+        pushy = set(range(20))
+        while not scheduler.waiting and len(requests) < 12:
+            add(int(rng.integers(1, 3)), 9)
+            step(limit)
+        step(limit)  # the first of the queue comes in, or sends somebody away
+        step(limit)
+        pushy = set(range(int(rng.integers(4, 7)), 20))
+        for _ in range(3):
+            add(int(rng.integers(1, 9)), int(rng.integers(1, 9)))
+        for number in range(8):
+            step(int(rng.integers(1, 9)), refused=int(rng.integers(0, 12)))
+            some = [one for one in requests if not one.ended]
+            if some and number % 2:
+                gone = some[int(rng.integers(len(some)))]
+                scheduler.end(gone, [Status.FINISHED, Status.FAILED][number % 4 // 2])
+        while scheduler.has_work and len(steps) < 400:
+            waiting = scheduler.queue()
+            scheduler.end(waiting[0], Status.FINISHED) if waiting else step(9)
+        steps.append([[r.num_preemptions, r.status.value] for r in requests])
+        steps.append(sorted(store.kept))
+    return {"steps": steps}
+
+
 @scenario(task=5)
 def slots_of_random_plans(nanovllm, rng):
     import torch
@@ -146,7 +278,7 @@ def slots_of_random_plans(nanovllm, rng):
         chunks = []
         for request in live:
             length = 1 if rng.random() < 0.5 else int(rng.integers(2, 5))
-            if store.reserve(request, length):
+            if store.reserve(request, length) and store.reserve(request, length):  # once is enough
                 start = request.num_computed_tokens
                 chunks.append(Chunk(request, start, length, start + length))
         chunks = [chunks[int(i)] for i in rng.permutation(len(chunks))]
@@ -162,7 +294,9 @@ def slots_of_random_plans(nanovllm, rng):
                 if step % 3 == 0:  # computed twice, as after an error
                     attend(layer, q, -k, -v)
                 results.append(attend(layer, q, k, v))
+            stored = [store.free_tokens]
             store.commit(plan)
+            free.append([*stored, store.free_tokens])  # before anybody else counts
             for chunk in chunks:
                 chunk.request.num_computed_tokens = chunk.end
         while live and (not chunks or rng.random() < 0.6):
@@ -182,6 +316,14 @@ def slots_of_random_plans(nanovllm, rng):
     return {"attended": results, "free": free, "blocks": [store.num_blocks, store.total_tokens]}
 
 
+def _through(engine):
+    """The name of what goes through a step, or what the step says."""
+    try:
+        return [type(event).__name__ for event in engine.step()]
+    except (KeyboardInterrupt, NotImplementedError) as error:
+        return type(error).__name__
+
+
 @scenario(task=6)
 def a_busy_engine(nanovllm, rng):
     from nanovllm.batching.config import EngineConfig
@@ -193,19 +335,27 @@ def a_busy_engine(nanovllm, rng):
     from nanovllm.generation.sampling import sample
     from nanovllm.model.loader import dummy_model
 
+    raised = None
+
     def touchy(logits, rows):
-        if any(row.params.min_tokens == 2 and len(row.output_token_ids) == 1 for row in rows):
-            raise ValueError("not this one")
+        if raised is not None:
+            raise raised
+        for row in rows:
+            if row.params.min_tokens == 2 and len(row.output_token_ids) == 1:
+                raise ValueError("not this one")
+            if len(row.output_token_ids) == row.params.max_tokens - 1:
+                engine.abort(ids[row.prompt_token_ids])  # in the step in which it ends
         return sample(logits, rows)
 
     model = dummy_model(_config(), seed=int(rng.integers(1000)))
     config = EngineConfig(
         max_num_seqs=int(rng.integers(2, 5)),
-        max_num_batched_tokens=int(rng.integers(5, 20)),
+        max_num_batched_tokens=int(rng.integers(8, 20)),
+        max_chunk=int(rng.integers(2, 5)),  # what completes may stand behind what does not
         policy=["fcfs", "sjf", "round-robin"][int(rng.integers(3))],
     )
     engine = Engine(model, config, sampler=touchy, clock=ManualClock())
-    tokens, failed, steps = {}, [], []
+    tokens, failed, steps, ids = {}, [], [], {}
     for number in range(12):
         params = SamplingParams(
             temperature=float(rng.integers(2)),
@@ -213,9 +363,10 @@ def a_busy_engine(nanovllm, rng):
             min_tokens=2 if number == 5 else 0,
         )
         prompt = rng.integers(3, 60, size=int(rng.integers(1, 20))).tolist()
-        engine.add_request(prompt, params, seed=number)
+        ids[tuple(prompt)] = engine.add_request(prompt, params, seed=number)
         if number == 7:
-            engine.abort(int(rng.integers(8)))
+            engine.abort(gone := int(rng.integers(8)))
+            engine.abort(gone)  # before a step has read the first note
         steps.append(engine.step())
     while engine.has_unfinished and len(steps) < 300:
         steps.append(engine.step())
@@ -225,9 +376,18 @@ def a_busy_engine(nanovllm, rng):
             tokens.setdefault(str(event.request_id), []).append(event.token_id)
         elif isinstance(event, Failed):
             failed.append([event.request_id, type(event.error).__name__])
+    through = []
+    for error in (KeyboardInterrupt(), NotImplementedError("a task")):
+        engine = Engine(model, config, sampler=touchy, clock=ManualClock())
+        for _ in range(3):
+            engine.add_request([int(rng.integers(3, 60))], SamplingParams(max_tokens=4))
+        raised = error
+        through.append(_through(engine))
+        raised = None
     return {
         "tokens": tokens,
         "failed": failed,
+        "through": through,
         "events": [[type(event).__name__ for event in step] for step in steps],
         "free": engine.store.free_tokens,
     }
@@ -260,6 +420,8 @@ def trouble_of_every_kind(nanovllm, rng):
     clock, model = ManualClock(float(rng.integers(9))), dummy_model(_config())
     model.embed_tokens.weight.data[57] = torch.nan
     plain, sulky = model.forward, rng.integers(0, 12, size=40).tolist()
+    sulky[6] = sulky[7] = 12  # it refuses everybody
+    known, observed, committed = [], [], []
 
     def forward(token_ids, positions, attend):
         if (token_ids == 58).any():
@@ -267,16 +429,31 @@ def trouble_of_every_kind(nanovllm, rng):
         return plain(token_ids, positions, attend)
 
     class Slow(Scheduler):
+        def add(self, request):
+            clock.advance(0.015625)
+            known.append(request)
+            super().add(request)
+
         def schedule(self):
             clock.advance([0.015625, 0.0625][len(steps) % 2])
             return super().schedule()
 
+        def observe(self, seconds):
+            observed.append(seconds)
+            super().observe(seconds)
+
     class Sulky(SlotStore):
         def reserve(self, request, num_tokens):
             wanted = request.sequence.request_id % 12
-            if request.num_preemptions < 3 and sulky[len(steps) % 40] == wanted:
+            if request.num_preemptions < 3 and sulky[len(steps) % 40] in (wanted, 12):
                 return False
             return super().reserve(request, num_tokens)
+
+        def commit(self, plan):
+            for chunk in plan.chunks:
+                counted = chunk.request.num_computed_tokens - chunk.start
+                committed.append([chunk.request.number, chunk.start, chunk.length, counted])
+            super().commit(plan)
 
     model.forward = forward
     config = EngineConfig(
@@ -298,7 +475,7 @@ def trouble_of_every_kind(nanovllm, rng):
     for number in range(14):
         prompt = rng.integers(3, 57, size=int(rng.integers(1, 14))).tolist()
         if number % 5 == 3:
-            prompt[len(prompt) // 2] = 57 + int(rng.integers(2))
+            prompt[len(prompt) // 2] = 57 + number // 5 % 2
         params = SamplingParams(
             temperature=1.0,
             max_tokens=int(rng.integers(1, 9)),
@@ -348,6 +525,9 @@ def trouble_of_every_kind(nanovllm, rng):
 
     return {
         "said": said,
+        "observed": observed,
+        "committed": sorted(committed),
+        "ends": [[r.status.value, r.num_preemptions] for r in known],
         "events": [
             [
                 told(event, [[e.request_id, e.index] for e in step if isinstance(e, Failed)])
@@ -412,14 +592,85 @@ def random_traces_replayed(nanovllm, rng):
     return found
 
 
+@scenario(task=7)
+def a_store_that_takes_its_time(nanovllm, rng):
+    """Steps without chunks, commits, what the budget hears, and arrivals after long pauses."""
+    from nanovllm.batching.budget import FixedBudget
+    from nanovllm.batching.policies import make_policy
+    from nanovllm.batching.scheduler import Scheduler
+    from nanovllm.batching.simulated import CountingStore
+    from nanovllm.batching.simulator import StepCost, simulate
+    from nanovllm.batching.traces import Arrival
+    from nanovllm.generation.latency import ManualClock
+
+    class Slow(CountingStore):
+        """It lets somebody in at every third moment, and after `closes` at none."""
+
+        computed = 0
+
+        def can_admit(self, request):
+            now = round(clock.now / base)
+            asked.append(now)
+            return now % 3 == 2 and now < closes and super().can_admit(request)
+
+        def commit(self, plan):
+            self.computed = plan.num_tokens
+            if plan.chunks:
+                counted = sum(c.request.num_computed_tokens - c.start for c in plan.chunks)
+                heard.append(["commit", clock.now, plan.num_tokens, counted])
+
+    class Watching(FixedBudget):
+        def observe(self, seconds, free_share):
+            if store.computed:  # whether it hears of other steps is left open
+                heard.append(["observe", seconds, free_share])
+            store.computed = 0
+
+    found = {}
+    for name, closes in (("open", 10_000), ("closes", 3 * int(rng.integers(4, 12)))):
+        clock, base, asked, heard = ManualClock(), 0.25 * int(rng.integers(1, 9)), [], []
+        store = Slow(int(rng.integers(40, 60)))
+        scheduler = Scheduler(
+            store,
+            make_policy("fcfs"),
+            Watching(9),
+            max_num_seqs=int(rng.integers(1, 3)),
+            clock=clock,
+        )
+        trace = [
+            Arrival(
+                base * int(rng.integers(0, 40)), int(rng.integers(1, 20)), int(rng.integers(1, 5))
+            )
+            for _ in range(14)
+        ]
+        trace += [Arrival(0.0, 1, 1), Arrival(0.0, 3, 2), Arrival(200.0 * base, 2, 1)]
+        try:
+            run = simulate(trace, scheduler, StepCost(base, 0.0, 0.0))
+            found[name] = [[line.token_times for line in run.timelines], run.tokens_computed]
+        except RuntimeError:
+            found[name] = "RuntimeError"
+        found[f"{name}: heard"], found[f"{name}: last asked"] = heard, max(asked)
+    found["after pauses"] = []  # the clock stands at an arrival itself, whatever rounds
+    for early, late in rng.uniform((0.01, 3.0), (0.5, 9.0), size=(80, 2)).tolist():
+        alone = Scheduler(CountingStore(9), clock=ManualClock())
+        run = simulate([Arrival(early, 1, 1), Arrival(late, 1, 1)], alone, StepCost(1.1, 0.1, 0.2))
+        found["after pauses"].append([line.token_times for line in run.timelines])
+    return found
+
+
 @scenario(task=8)
 def random_lives_by_urgency(nanovllm, rng):
     """Requests that waited and ran at random: their order, and the level of who gives way."""
     from grader.checks.urgent_histories import level
+    from nanovllm.batching.errors import ConfigError
     from nanovllm.batching.request import Status
     from nanovllm.batching.urgent_first import UrgentFirst
 
     found = {}
+    for patience in (0.0, float("nan"), -float(rng.integers(1, 9)), -float("inf")):
+        try:
+            UrgentFirst(patience=patience)
+        except ConfigError:
+            found[f"made with {patience}"] = "ConfigError"
     for patience in (float(rng.integers(1, 9)), 0.75, float("inf")):
         policy, requests = UrgentFirst(patience=patience), []
         for number in range(16):
