@@ -55,12 +55,13 @@ def a_random_life_of_memory(nanovllm, rng):
     from nanovllm.paging.fragmentation import Blocks, Buddy, FirstFit
 
     found = {}
-    for name, memory in (("first", FirstFit(90)), ("buddy", Buddy(128)), ("blocks", Blocks(90, 7))):
-        live, story = [], []
+    kinds = {"first": FirstFit(90), "buddy": Buddy(128), "blocks": Blocks(90, 7)}
+    for name, memory in {**kinds, "small buddies": Buddy(64)}.items():
+        live, story, most = [], [], 5 if "small" in name else 25
         for number in range(80):
             if live and rng.random() < 0.45:
                 memory.free(live.pop(int(rng.integers(len(live)))))
-            elif memory.allocate(number, int(rng.integers(1, 25))):
+            elif memory.allocate(number, int(rng.integers(1, most))):
                 live.append(number)
             stored = {n: int(rng.integers(1, memory.reserved[n] + 1)) for n in live}
             wasted = memory.external_fragmentation(), memory.internal_fragmentation(stored)
@@ -69,6 +70,8 @@ def a_random_life_of_memory(nanovllm, rng):
                 one = live[int(rng.integers(len(live)))]
                 more = memory.reserved[one] + int(rng.integers(-9, memory.num_free + 9))
                 story.append([memory.allocate(one, max(more, 1)), memory.reserved[one]])
+        if memory.largest_hole:
+            story.append([memory.allocate("exactly", memory.largest_hole), memory.num_free])
         found[name] = story
     return found
 
@@ -248,8 +251,9 @@ def random_ragged_attention(nanovllm, rng):
     config, found = _config(), []
     for scale, window in ((None, None), (0.2 + rng.random() / 9, None), (None, 4), (0.9, 3)):
         size, count = int(rng.integers(1, 8)), int(rng.integers(3, 6))
-        queries = [int(q) for q in [1, 3, *rng.choice([1, 1, 3, 7], size=count - 2)]]
+        queries = [1, 3, 1, *rng.choice([1, 1, 3, 7], size=count - 3).tolist()]
         contexts = [q + int(rng.integers(0, 20)) for q in queries]
+        contexts[0] = contexts[2] + int(rng.integers(1, 9))  # not in order of length
         most = -(-max(contexts) // size)
         cache = PagedCache(config, count * most + 2, size)
         order = rng.permutation(count * most + 2)
