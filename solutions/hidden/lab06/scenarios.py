@@ -2,6 +2,7 @@
 
 import torch
 
+from grader.checks.guard_regions import Guard, dirty_memory
 from grader.checks.scenarios import scenario
 
 
@@ -9,15 +10,20 @@ def normal(rng, *shape, dtype=torch.float32):
     return torch.tensor(rng.standard_normal(shape), dtype=torch.float32).to(dtype)
 
 
-def gaps(values):
-    """The same values as a view with room between and behind them, on the kernels' device."""
+def gaps(values, order=None, fill=7.0):
+    """The same values as a view with room between and behind them, on the kernels' device.
+
+    order: the dimensions as they lie in memory.
+    """
     from nanovllm.kernels.runtime import DEVICE
 
-    room = torch.full([2 * size + 1 for size in values.shape], 7.0, dtype=values.dtype)
-    room = torch.nn.functional.pad(room, [0, 2048], value=7.0).to(DEVICE)
+    order = range(values.dim()) if order is None else order
+    values = values.permute(*order)
+    room = torch.full([2 * size + 1 for size in values.shape], fill, dtype=values.dtype)
+    room = torch.nn.functional.pad(room, [0, 2048], value=fill).to(DEVICE)
     view = room[tuple(slice(1, 2 * size, 2) for size in values.shape)]
     view.copy_(values)
-    return view, room
+    return view.permute([list(order).index(dim) for dim in range(values.dim())]), room
 
 
 def changed(room):
@@ -25,6 +31,28 @@ def changed(room):
     flat = room.cpu().flatten().float()
     places = (flat != 7.0).nonzero().flatten()
     return [places.to(torch.int32), flat[places]]
+
+
+def stored_twice(trace):
+    """Elements that two programs of one launch store; None: compiled kernels are not watched."""
+    if trace is None:
+        return None
+    owners, twice = {}, set()
+    for access in trace.accesses:
+        for address in access.addresses.tolist() if access.is_store else ():
+            place = access.launch, address
+            if owners.setdefault(place, access.program) != access.program:
+                twice.add(place)
+    return len(twice)
+
+
+def touched(trace, tensor, stored):
+    """Of each program that stores to (or loads from) a contiguous tensor: which elements."""
+    found = {}
+    for access, elements in trace.elements(tensor) if trace is not None else ():
+        if access.is_store == stored:
+            found.setdefault((access.launch, access.program), set()).update(elements.tolist())
+    return found
 
 
 class Cache:
@@ -69,7 +97,7 @@ def in_place_and_repeated(nanovllm, rng):
         add(x, y[:1].expand(n), x, block=64)
         seen[f"add {n}"] = changed(room)
     for rows, columns in ((1, 1), (3, 13), (2, int(rng.integers(17, 40)))):
-        x, room = gaps(normal(rng, rows, columns) * 20)
+        x, room = gaps(normal(rng, rows, columns) * 20 + 300)
         softmax(x, x)
         seen[f"softmax {rows} {columns}"] = changed(room)
         out, room = gaps(torch.zeros(3, columns))
@@ -80,19 +108,22 @@ def in_place_and_repeated(nanovllm, rng):
 
 @scenario(task=2)
 def a_residual_stream(nanovllm, rng):
-    """Some layers one after another, x in half precision, the residual in float32 or the same."""
+    """Some layers one after another; x, the residual, or both in half precision."""
     from nanovllm.kernels.rms_norm import fused_add_rms_norm_
 
     seen = {}
-    for residual_type in (torch.float32, torch.float16):
+    half, single = torch.float16, torch.float32
+    for x_type, residual_type in ((half, single), (half, half), (single, half)):
         tokens, width = int(rng.integers(1, 5)), int(rng.integers(17, 63))
         residual, room = gaps(normal(rng, tokens, width, dtype=residual_type))
         for layer in range(3):
-            x, other = gaps(normal(rng, tokens, width, dtype=torch.float16) * 100)
+            values = normal(rng, tokens, width, dtype=x_type) * 100
+            x, other = gaps(values, (1, 0), 5.0)
             weight = normal(rng, width, dtype=torch.float32).to(x.device)
             fused_add_rms_norm_(x, residual, weight, 1e-3)
-            seen[f"{residual_type} {layer}"] = changed(other)
-        seen[f"{residual_type}"] = changed(room)
+            seen[f"{x_type} {residual_type} {layer}"] = x.cpu().clone()
+            seen[f"{x_type} {residual_type} {layer} beside"] = int((other.float() == 5.0).sum())
+        seen[f"{x_type} {residual_type}"] = changed(room)
     return seen
 
 
@@ -124,6 +155,8 @@ def gates(nanovllm, rng):
     for width in (1, 70, int(rng.integers(1025, 1400))):
         wide = (normal(rng, 2, 2 * width + 3) * 4).to(DEVICE)
         seen[f"{width}"] = silu_and_mul(wide[:, 2:-1]).cpu()
+        apart, _ = gaps(normal(rng, 2, 2 * width), fill=5.0)
+        seen[f"{width} apart"] = silu_and_mul(apart).cpu()
         out, room = gaps(torch.zeros(2, width))
         silu_and_mul(wide[:, 2:-1].half(), out, block=2 ** int(rng.integers(5, 9)))
         seen[f"{width} of half"] = changed(room)
@@ -139,14 +172,18 @@ def steps_of_a_cache(nanovllm, rng):
     seen = {}
     for kv_heads, dim, size in ((3, 20, 4), (1, 40, 1)):
         (k_cache, room), (v_cache, other) = (
-            gaps(torch.zeros(4, size, kv_heads, dim)) for _ in range(2)
+            gaps(torch.zeros(4, size, kv_heads, dim), order)
+            for order in ((0, 1, 2, 3), (2, 0, 1, 3))
         )
         for step in range(3):
-            tokens = min(4 * size, int(rng.integers(1, 5)))
+            tokens = min(4 * size, int(rng.integers(2, 6)))
             slots = rng.permutation(4 * size)[:tokens].astype("int32")
             slots[rng.random(tokens) < (1.0 if step == 1 else 0.3)] = -1
-            k, v = (gaps(normal(rng, tokens, kv_heads, dim))[0] for _ in range(2))
-            store_kv(k, v, k_cache, v_cache, torch.tensor(slots).to(DEVICE))
+            k, _ = gaps(normal(rng, tokens, kv_heads, dim), fill=5.0)
+            v, _ = gaps(normal(rng, tokens, kv_heads, dim), (2, 0, 1), fill=5.0)
+            between = (slots + 1) % (4 * size)  # beside each slot, and not to be used
+            mapping = torch.tensor([*zip(slots.tolist(), between.tolist(), strict=True)])
+            store_kv(k, v, k_cache, v_cache, mapping.to(torch.int32).to(DEVICE)[:, 0])
         seen[f"{kv_heads} {dim} {size}"] = [changed(room), changed(other)]
     return seen
 
@@ -176,6 +213,47 @@ def growing_contexts(nanovllm, rng):
     return seen
 
 
+@scenario(task=6)
+def long_contexts(nanovllm, rng):
+    """Sharp scores over several tiles, few keys beside them, and none; any layout."""
+    from nanovllm.kernels.paged_decode import paged_decode
+
+    seen = {}
+    for window in (None, int(rng.integers(70, 140))):
+        lens = [int(rng.integers(150, 280)), 0, int(rng.integers(1, 60)), 129]
+        cache = Cache(rng, lens, 2, 20, 16)
+        for sequence, length in enumerate(lens):
+            cache.write(rng, sequence, 0, length)
+        q, _ = gaps(3 * normal(rng, 4, 6, 20), (2, 0, 1), fill=5.0)
+        out, room = gaps(torch.full((4, 6, 20), 9.0), (1, 2, 0))
+        with Guard(cache.device).watched() as trace:
+            paged_decode(q, *cache.given(lens), window=window, out=out)
+        seen[f"{window}"] = [changed(room), stored_twice(trace)]
+    return seen
+
+
+@scenario(task=6)
+def scores_and_sums_of_half(nanovllm, rng):
+    """Scores of hundreds that differ by little; equal weights, whose sum of values is large."""
+    from nanovllm.kernels.paged_decode import paged_decode
+
+    seen = {}
+    for dtype in (torch.float16, torch.bfloat16):
+        lens = [int(rng.integers(20, 60)), int(rng.integers(300, 400))]
+        cache = Cache(rng, lens, 1, 16, 16, dtype)
+        for sequence, length in enumerate(lens):
+            cache.write(rng, sequence, 0, length)
+        cache.k += 100
+        q = torch.ones(2, 3, 16, dtype=dtype, device=cache.device)
+        seen[f"{dtype} scores"] = paged_decode(q, *cache.given(lens)).cpu()
+        cache.k.zero_()
+        values = torch.tensor(rng.integers(8, 24, size=cache.v.shape)) / 8
+        cache.v.copy_(values)
+        out = torch.empty(2, 3, 16, device=cache.device)
+        seen[f"{dtype} sums"] = paged_decode(q, *cache.given(lens), out=out).cpu()
+    return seen
+
+
 @scenario(task=7)
 def splits(nanovllm, rng):
     """One batch by many numbers of splits; sharp scores, so that parts differ in weight."""
@@ -184,18 +262,64 @@ def splits(nanovllm, rng):
     chosen = [choose_splits(n, 84, int(rng.integers(1, 9000)), 32) for n in (1, 8, 90)]
     seen = {"choices": [int(number) for number in chosen]}
     for dtype, window in ((torch.float32, None), (torch.float16, int(rng.integers(30, 150)))):
-        lens = [2, 0, int(rng.integers(100, 220)), 40]
+        lens = [2, 0, int(rng.integers(100, 220))]
         cache = Cache(rng, lens, 2, 24, 8, dtype)
         for sequence, length in enumerate(lens):
             cache.write(rng, sequence, 0, length)
-        q = (6 * normal(rng, 4, 6, 24, dtype=dtype)).to(cache.device)
+        q = (6 * normal(rng, 3, 4, 24, dtype=dtype)).to(cache.device)
         for count in (1, 5):
-            out, room = gaps(torch.zeros(4, 6, 24, dtype=dtype))
-            split_decode(q, *cache.given(lens), count, window=window, out=out)
+            out, room = gaps(torch.zeros(3, 4, 24, dtype=dtype))
+            with Guard(cache.device).watched() as trace, dirty_memory():
+                split_decode(q, *cache.given(lens), count, window=window, out=out)
             seen[f"{dtype} {count}"] = changed(room) if dtype == torch.float32 else out.cpu()
+            seen[f"{dtype} {count} twice"] = stored_twice(trace)
         apart = q.permute(2, 0, 1).contiguous().permute(1, 2, 0)
         new = split_decode(apart, *cache.given(lens), 9, scale=0.3, window=window)
         seen[f"{dtype} new"] = [new.cpu(), new.is_contiguous()]
+    return seen
+
+
+@scenario(task=7)
+def a_long_context_for_many(nanovllm, rng):
+    """What one program reads at most, whatever the window."""
+    from nanovllm.kernels.split_decode import split_decode
+
+    seen, length = {}, int(rng.integers(300, 380))
+    cache = Cache(rng, [length], 1, 16, 32)
+    cache.write(rng, 0, 0, length)
+    for count, window in ((3, None), (4, 270)):
+        q = normal(rng, 1, 2, 16).to(cache.device)
+        with Guard(cache.device).watched() as trace, dirty_memory():
+            out = split_decode(q, *cache.given([length]), count, window=window)
+        most = -(-min(length, window or length) // count)
+        loads = touched(trace, cache.k, stored=False).values()
+        few = [len(elements) // 16 <= -(-most // 128) * 128 for elements in loads]
+        seen[f"{count}"] = [out.cpu(), all(few), stored_twice(trace)]
+    return seen
+
+
+@scenario(task=8)
+def a_long_prompt(nanovllm, rng):
+    """Which keys a program reads: none far behind its last query, or before the first's window."""
+    from nanovllm.kernels.paged_prefill import paged_prefill
+
+    seen, length = {}, int(rng.integers(290, 350))
+    cache = Cache(rng, [length], 1, 16, 32)
+    cache.write(rng, 0, 0, length)
+    where = {block: i for i, block in enumerate(cache.tables[0, : -(-length // 32)].tolist())}
+    for window in (None, 5):
+        q = normal(rng, length, 1, 16).to(cache.device)
+        starts = torch.tensor([0, length], dtype=torch.int32, device=cache.device)
+        out = torch.empty_like(q)
+        with Guard(cache.device).watched() as trace:
+            paged_prefill(q, *cache.given([length]), starts, length, window=window, out=out)
+        loads, near = touched(trace, cache.k, stored=False), []
+        for program, elements in touched(trace, out, stored=True).items():
+            rows = {element // 16 for element in elements}
+            keys = {where[n // 512] * 32 + n // 16 % 32 for n in loads.get(program, ())}
+            first = max(0, min(rows) - (window or length) + 1)
+            near.append(all(first - 128 < key < max(rows) + 128 for key in keys))
+        seen[f"{window}"] = [out.cpu(), all(near), stored_twice(trace)]
     return seen
 
 
@@ -206,9 +330,9 @@ def prompts_in_chunks(nanovllm, rng):
 
     seen = {}
     for heads, kv_heads, dim, size, window in ((3, 1, 20, 8, None), (4, 2, 40, 16, 21)):
-        totals = [int(rng.integers(40, 90)), int(rng.integers(5, 30)), 24]
+        totals = [int(rng.integers(40, 90)), int(rng.integers(5, 30)), 24, 0]
         cache = Cache(rng, totals, kv_heads, dim, size)
-        done = [0, 0, 20]
+        done = [0, 0, 20, 0]
         cache.write(rng, 2, 0, 20)
         step = 0
         while done != totals:
@@ -227,9 +351,10 @@ def prompts_in_chunks(nanovllm, rng):
             apart = q.permute(1, 2, 0).contiguous().permute(2, 0, 1)
             out = paged_prefill(apart, *cache.given(done), starts, max(chunks), None, window)
             seen[f"{heads} {step}"] = [out.cpu(), out.is_contiguous()]
-            out = torch.empty(q.shape, dtype=torch.float16, device=cache.device)
-            more = max(chunks) + int(rng.integers(0, 70))
-            paged_prefill(q, *cache.given(done), starts, more, scale=0.6, out=out)
-            seen[f"{heads} {step} of another type"] = out.cpu()
+            if step % 2 == 0:
+                out = torch.empty(q.shape, dtype=torch.float16, device=cache.device)
+                more = max(chunks) + int(rng.integers(0, 70))
+                paged_prefill(q, *cache.given(done), starts, more, scale=0.6, out=out)
+                seen[f"{heads} {step} of another type"] = out.cpu()
             step += 1
     return seen

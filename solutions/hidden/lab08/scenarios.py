@@ -1,5 +1,9 @@
 """Hidden scenarios of lab 08: other paths than those of the visible checks."""
 
+import gc
+import weakref
+from zlib import crc32
+
 from grader.checks.scenarios import scenario
 
 # task 1
@@ -75,7 +79,11 @@ def a_long_text_that_repeats_itself(nanovllm, rng):
         story += _looked_up(lookup.propose([Ask(request, int(rng.integers(1, 9)))]))
     lookup.forget(request)
     story += _looked_up(lookup.propose([Ask(request, 8)]))
-    return {"story": story}
+    lookup.forget(request)
+    left = weakref.ref(request)
+    del request
+    gc.collect()
+    return {"story": story, "kept": left() is not None}
 
 
 # task 2
@@ -506,6 +514,97 @@ def a_forward_that_fails(nanovllm, rng):
     return story
 
 
+class _Echo:
+    """An engine of a draft without a model: what it says depends on all places of its memory.
+
+    In each lies a number made of the token computed there and of the place before it. spent: the
+    tokens computed so far.
+    """
+
+    def __init__(self, size, limit, **more):
+        from nanovllm.paging.manager import BlockManager
+
+        self.store, self.max_model_len = BlockManager(120, size, **more), limit
+        self.size, self.memory, self.spent = size, {}, 0
+
+    def execute(self, plan):
+        for move in self.store.transfers:
+            for i in range(self.size):
+                self.memory[move.new, i] = self.memory.get((move.old, i))
+        self.store.transfers.clear()
+        return [self.read(chunk) for chunk in plan.chunks]
+
+    def read(self, chunk):
+        blocks, before = self.store.block_ids(chunk.request), None
+        places = [(blocks[i // self.size], i % self.size) for i in range(chunk.end)]
+        tokens = chunk.request.token_ids(chunk.start, chunk.end)
+        if chunk.start:
+            before = self.memory.get(places[chunk.start - 1])
+        for place, token in zip(places[chunk.start :], tokens, strict=True):
+            before = self.memory[place] = crc32(f"{token} {before}".encode())
+        self.spent += len(tokens)
+        return crc32(repr([self.memory.get(place) for place in places]).encode()) % 900
+
+    def draw(self, plan, found):
+        from nanovllm.generation.events import Sampled
+
+        return [Sampled(one) if chunk.completes else None
+                for chunk, one in zip(plan.chunks, found, strict=True)]  # fmt: skip
+
+
+@scenario(task=3)
+def up_to_the_end_of_the_context(nanovllm, rng):
+    """What is guessed and computed when part of the guesses stand, then always another token."""
+    from nanovllm.generation.params import SamplingParams
+    from nanovllm.speculative.draft_model import DraftModel
+    from nanovllm.speculative.proposer import Ask
+
+    engine = _Echo(int(rng.integers(2, 6)), int(rng.integers(24, 30)), enable_prefix_caching=False)
+    draft, story, params = DraftModel(engine), [], SamplingParams(max_tokens=60)
+    requests = [_asked(rng, i, rng.integers(3, 40, size=int(rng.integers(1, 14))).tolist(), params)
+                for i in range(5)]  # fmt: skip
+    for _ in range(12):
+        which = rng.permutation(5)[: int(rng.integers(1, 5))]
+        asks = [Ask(requests[i], int(rng.integers(1, 7))) for i in which]
+        spent, forwards = engine.spent, draft.num_forwards
+        found = [list(one.token_ids) for one in draft.propose(asks)]
+        few = draft.num_forwards - forwards <= max(ask.most for ask in asks)
+        story.append([found, engine.spent - spent, few])
+        for ask, guesses in zip(asks, found, strict=True):
+            stood = int(rng.integers(0, len(guesses) + 1))
+            new = [*guesses[:stood], *rng.integers(1000, 1100, size=int(rng.integers(1, 3)))]
+            ask.request.sequence.output_token_ids += [int(token) for token in new]
+    for request in requests:
+        draft.forget(request)
+    return [story, engine.store.free_tokens == engine.store.total_tokens]
+
+
+@scenario(task=3)
+def who_begins_like_a_guess_that_fell(nanovllm, rng):
+    """Requests that begin with the text and the guesses of another, which is there or has left."""
+    from nanovllm.generation.params import SamplingParams
+    from nanovllm.speculative.draft_model import DraftModel
+    from nanovllm.speculative.proposer import Ask
+
+    found, params = [], SamplingParams(max_tokens=60)
+    for stood in range(4):
+        size = int(rng.integers(2, 4))
+        engine = _Echo(size, 60)
+        draft = DraftModel(engine)
+        one = _asked(rng, 0, rng.integers(3, 40, size=int(rng.integers(3, 9))).tolist(), params)
+        [guesses] = draft.propose([Ask(one, 6 + size)])
+        path = [*one.token_ids(0, one.num_tokens), *guesses.token_ids]
+        one.sequence.output_token_ids += [*guesses.token_ids[:stood], *[1000] * (size + 1)]
+        draft.propose([Ask(one, 5)])
+        if stood % 2:
+            draft.forget(one)
+        for number, prompt in enumerate((path, one.token_ids(0, one.num_tokens)), 1):
+            other = _asked(rng, number, [*prompt, int(rng.integers(3, 40))], params)
+            found.append([list(g.token_ids) for g in draft.propose([Ask(other, 4)])])
+            draft.forget(other)
+    return found
+
+
 # task 4
 
 
@@ -579,10 +678,13 @@ def parts_of_the_rule(nanovllm, rng):
     for _ in range(60):
         vocab = int(rng.integers(1, 30))
         p, q = rng.random((2, vocab)) ** 3 * (rng.random((2, vocab)) < 0.8) + 1e-9
+        p[: int(rng.integers(vocab))] = 0.0  # of the first tokens some are impossible
         p, q = (torch.from_numpy(x / x.sum()) for x in (p, q))
         u = float(rng.random())
         story.append([bool(accepts(float(p[0]), float(q[0]), u)), residual(p, q).float(),
-                      residual(p, p.clone()).float(), int(pick(p, u)),
+                      residual(p, p.clone()).float(), int(pick(p, u)), int(pick(p, 0.0)),
+                      bool(accepts(0.0, float(q[0]), u)), bool(accepts(0.0, float(q[0]), 0.0)),
+                      bool(accepts(float(p[0]), float(q[0]), 0.0)),
                       int(pick(p.float() * 0.98, 1 - 2**-30))])  # fmt: skip
     return story
 
@@ -868,6 +970,64 @@ def traffic_that_changes(nanovllm, rng):
             policy.forget(request)
         found.append(sum(made[-50:]) / 50)
     return [costs.token, found[0] >= 3, found[1] <= 0.3]
+
+
+@scenario(task=7)
+def forwards_for_all(nanovllm, rng):
+    """Eight requests, of which one or all are right; and single rates with dear tokens."""
+    from nanovllm.speculative.adaptive import AdaptivePolicy
+    from nanovllm.speculative.costs import Costs
+    from nanovllm.speculative.guess_policy import FixedPolicy
+    from nanovllm.speculative.replay import RecordedText, gain
+
+    made = {1: 0, 8: 0}
+    for good in (1, 1, 1, 1, 8):
+        policy, batch = AdaptivePolicy(4, Costs(1.0, 0.02, 0.0, 0.25)), [_one(n) for n in range(8)]
+        rates = [0.75 if n < good else 0.02 for n in range(8)]
+        for step in range(160):
+            stood = [int(rng.geometric(1 - rate)) - 1 for rate in rates]
+            counts = _step(policy, batch, (4,) * 8, stood.__getitem__)
+            made[good] += sum(counts) if step >= 80 else 0
+    found = [made[1] <= 4 * 100, made[8] >= 560]
+    for batch in (1, 3):
+        rate, costs = float(rng.uniform(0.72, 0.78)), Costs(1.0, float(rng.uniform(0.8, 1.0)))
+        texts = [RecordedText.of(rng.random(160) < rate) for _ in range(4 * batch)]
+        won = gain(texts, AdaptivePolicy(8, costs), costs, batch)
+        best = max(gain(texts, FixedPolicy(k), costs, batch) for k in range(9))
+        found.append([best, won >= 0.8 * best])
+    return found
+
+
+@scenario(task=7)
+def what_says_nothing(nanovllm, rng):
+    """Places that were never reached; an earlier request of the same number; who has left."""
+    from nanovllm.speculative.adaptive import AdaptivePolicy
+    from nanovllm.speculative.costs import Costs
+    from nanovllm.speculative.proposer import Guesses
+
+    token = float(rng.uniform(0.4, 0.45))
+    policy, one = AdaptivePolicy(8, Costs(1.0, token, 0.0, 0.0)), _one(0)
+    for count in rng.integers(7, 9, size=30):
+        policy.judged(one, Guesses((3,) * int(count), "draft"), 1)
+    found = [token, min(_step(policy, [one], [8], lambda i: 1)[0] for _ in range(5)) >= 1]
+    bad, told = int(rng.integers(8)), []
+    for number in (bad, 99):
+        policy, batch = AdaptivePolicy(4, Costs(1.0, 0.2, 0.05, 0.05)), [_one(n) for n in range(8)]
+        for _ in range(60):
+            _step(policy, batch, (4,) * 8, lambda i: 0 if i == bad else 9)
+        policy.forget(batch[bad])
+        batch[bad] = _one(number)
+        told.append(list(policy.lengths(batch, (4,) * 8, 8)))
+    found.append(told[0] == told[1])
+    gone = []
+    for number in range(300):
+        one = _one(number)
+        _step(policy, [one], [4], lambda i: 9)
+        policy.forget(one)
+        gone.append(weakref.ref(one))
+    del one
+    gc.collect()
+    return [*found, sum(left() is not None for left in gone) <= 100]
 
 
 @scenario(task=7)
