@@ -50,9 +50,9 @@ def rounded(minutes: float) -> int:
 
 
 def stated(lab: Lab) -> str:
-    """The sentence with which a handout says it, to the next half hour."""
-    half = math.ceil(sum(estimate(lab).values()) / 30)
-    return f"Estimated time: {half / 2:g} hours"
+    """The words with which a handout says it."""
+    minutes = sum(estimate(lab).values())
+    return f"Estimated time: {minutes // 60}:{minutes % 60:02d} hours"
 
 
 def solution_lines(lab: Lab) -> dict[int, float]:
