@@ -190,7 +190,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     q, k, v = q.double(), k.double(), v.double()
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = torch.einsum("thd,shd->hts", q, k) * scale
+    scores = torch.einsum("thd,shd->hts", q, k) * scale  # pyright: ignore[reportOperatorIssue]  # a number by now
     keys = torch.arange(len(k))
     queries = torch.arange(len(k) - len(q), len(k))[:, None]
     visible = (keys <= queries) & (keys > queries - (window or len(k) + 1))
