@@ -61,8 +61,8 @@ def test_weighted_mean(generator):
 @pytest.mark.check(task=3, points=2, title="Scores are divided by the root of D")
 def test_scale(generator):
     for dim in (20, 64):
-        q, k, v = _qkv(generator, 1, 5, 3, 3, dim)
         for scale in (None, 0.7, 0.0):
+            q, k, v = _qkv(generator, 1, 5, 3, 3, dim)
             expect(
                 attention(q, k, v, scale=scale),
                 _oracle(q, k, v, _mask(1, 5), scale),

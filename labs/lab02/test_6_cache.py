@@ -73,7 +73,7 @@ def test_one_token_at_a_time(generator):
         [0, 0, 0, 3],
         call="cache.length of a new cache, after attend of 3 tokens in layer 0 and in layer 1, "
         "and after advance(3)",
-        cause="length moves once a step, in advance: every layer writes to the same places.",
+        cause="advance moves length, once a step: every layer writes to the same places.",
     )
     cache = ContiguousCache(CONFIG, capacity=9)
     expect(
@@ -156,6 +156,13 @@ def test_capacity(generator):
         lambda: cache.attend(0, *(x[:2] for x in layers[0])),
         call="cache.attend with 2 tokens, 4 of 5 stored",
         cause="writing behind the end must be refused, not cut short.",
+    )
+    cache.attend(1, *(x[4:5] for x in layers[1]))
+    expect(
+        cache.length,
+        4,
+        call="cache.length after attend of 1 token in the last layer, 4 of 5 stored",
+        cause="advance moves length, attend does not.",
     )
     expect.raises(CacheFullError, lambda: cache.advance(2), call="cache.advance(2), 4 of 5 stored")
     expect(cache.length, 4, call="cache.length after the refused steps")
