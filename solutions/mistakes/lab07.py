@@ -121,8 +121,8 @@ MISTAKES = [
         task=1,
         symbol="async_engine:AsyncEngine._turn",
         old="            self._condition.wait_for(\n                lambda: self._notes or self._stopping or self.engine.has_unfinished\n            )\n",
-        new="            self._condition.wait(0.001)\n",
-        says="Your thread never sleeps: it does not wait for work.",
+        new="            while not (self._notes or self._stopping or self.engine.has_unfinished):\n                self._condition.wait(0.05)\n",
+        says="Your thread looks for work again and again while there is none; it should sleep until it is woken.",
     ),
     Mistake(
         name="usage-upside-down",
@@ -197,14 +197,6 @@ MISTAKES = [
         says="Your stop returns before the engine's thread has ended.",
     ),
     Mistake(
-        name="polls-now-and-then",
-        task=1,
-        symbol="async_engine:AsyncEngine._turn",
-        old="            self._condition.wait_for(\n                lambda: self._notes or self._stopping or self.engine.has_unfinished\n            )\n",
-        new="            while not (self._notes or self._stopping or self.engine.has_unfinished):\n                self._condition.wait(0.05)\n",
-        says="Your thread looks for work again and again while there is none; it should sleep until it is woken.",
-    ),
-    Mistake(
         name="refused-submit-does-not-wake",
         task=1,
         symbol="async_engine:AsyncEngine.submit",
@@ -219,14 +211,6 @@ MISTAKES = [
         old="except BaseException as caught:",
         new="except Exception as caught:",
         says="Your engine's thread reports Exceptions alone; after a SystemExit every reader waits for ever.",
-    ),
-    Mistake(
-        name="stop-answers-calls",
-        task=1,
-        symbol="async_engine:AsyncEngine._turn",
-        old="        if self._stopping:\n            return False\n        for note in notes:\n            note()\n",
-        new="        for note in notes:\n            note()\n        if self._stopping:\n            return False\n",
-        says="Your stop still runs the functions of calls that wait; they fail with an EngineDeadError.",
     ),
     Mistake(
         name="stop-forgets-its-error",
@@ -356,14 +340,6 @@ MISTAKES = [
         old="if request.top_logprobs and not request.logprobs:",
         new="if request.top_logprobs is not None and not request.logprobs:",
         says="Your server refuses top_logprobs 0 without logprobs; only one above 0 is refused.",
-    ),
-    Mistake(
-        name="false-logprobs-forgive",
-        task=2,
-        symbol="sampling:sampling_params",
-        old="if request.top_logprobs and not request.logprobs:",
-        new="if request.top_logprobs and request.logprobs is None:",
-        says="Your server ignores top_logprobs where logprobs is false; it is refused.",
     ),
     Mistake(
         name="long-prompt-blamed",
