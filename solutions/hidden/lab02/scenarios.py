@@ -130,6 +130,7 @@ def rope_adds_up(nanovllm, rng):
         low_freq_factor=low,
         high_freq_factor=low + float(rng.uniform(2.0, 6.0)),
     )
+    usual = RopeScaling("llama3", factor=scaling.factor, original_max_position=300)
     scaled = llama3_frequencies(frequencies, scaling)
     first, second = torch.from_numpy(rng.integers(0, 100, (2, 6)))
     qkv = _tensor(rng, 6, 5, dim)
@@ -140,7 +141,7 @@ def rope_adds_up(nanovllm, rng):
     cos, sin = rotation_angles(first + second, scaled)
     return {
         "frequencies": frequencies,
-        "scaled": scaled,
+        "scaled": [scaled, llama3_frequencies(inverse_frequencies(64, 1e4), usual)],
         "cos": cos,
         "sin": sin,
         "twice": twice,
@@ -171,9 +172,10 @@ def attention_step_by_step(nanovllm, rng):
         start = end
     single = [attention(q[i : i + 1], k[: i + 1], v[: i + 1], scale=0.3) for i in range(tokens)]
     return {
-        "at once": attention(q, k, v),
+        "at once": [attention(q, k, v), attention(q, k, v, window=window)],
         "chunks": torch.cat(parts),
         "one by one": torch.cat(single),
+        "the last": attention(q[-1:], k, v, window=window),
         "fewer keys": attention(q, k[:2], v[:2], window=window),
         "untouched": qkv,
     }

@@ -310,7 +310,9 @@ def bookkeeping(nanovllm, rng):
     from nanovllm.generation.beam_state import BeamSearch
 
     seen = []
-    for early, penalty, sure in product((True, False, "never"), (0.0, 1.0, 2.5, -1.0), (0, 1)):
+    for early, penalty, sure in product(
+        (True, False, "never"), (0.0, 1.0, 2.5, -1.0, -0.6), (0, 1)
+    ):
         params = BeamSearchParams(
             beam_width=int(rng.integers(1 + sure, 5)),
             max_tokens=int(rng.integers(1, 7) + 5 * sure),
