@@ -132,7 +132,7 @@ def random_histories(nanovllm, rng):
 
 @scenario(task=4)
 def a_store_that_remembers(nanovllm, rng):
-    """Suspended tokens are kept until forgotten; a policy that names victims by a list of its own."""
+    """Suspended tokens are kept until forgotten; a policy takes its victims from a list."""
     from types import SimpleNamespace
 
     from nanovllm.batching.errors import RequestTooLargeError
@@ -185,9 +185,9 @@ def a_store_that_remembers(nanovllm, rng):
         request = _request(len(requests), prompt, output, float(len(requests)))
         try:
             scheduler.add(request)
+            requests.append(request)
         except RequestTooLargeError:
-            return steps.append("too large")
-        requests.append(request)
+            steps.append("too large")
 
     def step(limit, highest=99, refused=None, unless=None):
         budget.limit, budget.highest = limit, highest
@@ -376,6 +376,11 @@ def a_busy_engine(nanovllm, rng):
             tokens.setdefault(str(event.request_id), []).append(event.token_id)
         elif isinstance(event, Failed):
             failed.append([event.request_id, type(event.error).__name__])
+    crowd = Engine(model, EngineConfig(max_chunk=1), sampler=sample)
+    for number, size in enumerate((4, 1, 3, 1, 2)):  # what completes is not the first
+        prompt = rng.integers(3, 60, size=size).tolist()
+        crowd.add_request(prompt, SamplingParams(temperature=1.0, max_tokens=4), seed=number)
+    told = [event for event in crowd.run() if isinstance(event, TokenGenerated)]
     through = []
     for error in (KeyboardInterrupt(), NotImplementedError("a task")):
         engine = Engine(model, config, sampler=touchy, clock=ManualClock())
@@ -388,6 +393,7 @@ def a_busy_engine(nanovllm, rng):
         "tokens": tokens,
         "failed": failed,
         "through": through,
+        "crowd": [[event.request_id, event.token_id] for event in told],
         "events": [[type(event).__name__ for event in step] for step in steps],
         "free": engine.store.free_tokens,
     }
@@ -452,7 +458,8 @@ def trouble_of_every_kind(nanovllm, rng):
         def commit(self, plan):
             for chunk in plan.chunks:
                 counted = chunk.request.num_computed_tokens - chunk.start
-                committed.append([chunk.request.number, chunk.start, chunk.length, counted])
+                who = chunk.request.sequence.request_id, chunk.request.sequence.index
+                committed.append([*who, chunk.start, chunk.length, counted])
             super().commit(plan)
 
     model.forward = forward
@@ -483,7 +490,7 @@ def trouble_of_every_kind(nanovllm, rng):
             logit_bias=bias,
         )
         try:
-            engine.add_request(
+            newest = engine.add_request(
                 prompt,
                 params,
                 seed=number,
@@ -494,6 +501,8 @@ def trouble_of_every_kind(nanovllm, rng):
         except DuplicateRequestError:
             said.append(f"{number} is refused")
         clock.advance(0.5)
+        if number in (4, 10):
+            said.append(engine.abort(newest))
         if rng.random() < 0.4:
             said.append(engine.abort(20 * int(rng.integers(2)) + int(rng.integers(9))))
         for _ in range(int(rng.integers(1, 4))):
@@ -626,7 +635,8 @@ def a_store_that_takes_its_time(nanovllm, rng):
             store.computed = 0
 
     found = {}
-    for name, closes in (("open", 10_000), ("closes", 3 * int(rng.integers(4, 12)))):
+    for name in ("open", "closes"):
+        closes = 3 * int(rng.integers(4, 12)) if name == "closes" else 10_000
         clock, base, asked, heard = ManualClock(), 0.25 * int(rng.integers(1, 9)), [], []
         store = Slow(int(rng.integers(40, 60)))
         scheduler = Scheduler(

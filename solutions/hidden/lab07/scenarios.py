@@ -120,6 +120,120 @@ def a_crowd_that_comes_and_goes(nanovllm, rng):
 
 
 @scenario(task=1)
+def engines_that_end(nanovllm, rng):
+    """One is stopped, one dies, while a step is held: who waited, what came, what is left."""
+    import asyncio
+    import threading
+
+    from nanovllm.generation.errors import RequestError
+    from nanovllm.generation.params import SamplingParams
+    from nanovllm.serving.async_engine import AsyncEngine
+    from nanovllm.serving.errors import EngineDeadError
+    from nanovllm.serving.scripted import HeldEngine
+
+    async def turns():
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    async def ended(work):
+        try:
+            return await asyncio.wait_for(work, 20)
+        except (EngineDeadError, KeyError) as error:
+            return type(error).__name__
+
+    async def listen(stream):
+        heard = []
+        try:
+            async for events in stream:
+                heard += events
+        except EngineDeadError as error:
+            return heard, error
+        return heard, None
+
+    def broken(engine):
+        raise KeyError("luck")
+
+    async def one(dies):
+        last, here, seen = int(rng.integers(4, 8)), threading.get_ident(), []
+        lengths = [1, *_numbers(rng, 20, 90, 8)]
+        engine = HeldEngine(
+            script=lambda prompt, index: ["x"] * lengths[prompt[0]],
+            max_num_seqs=int(rng.integers(2, 9)),
+            faults={last: MemoryError("no room")} if dies else {},
+        )
+        front = AsyncEngine(engine, [lambda events, usage: seen.append([len(events), usage])])
+        front.start()
+
+        def ask(function):
+            return asyncio.ensure_future(ended(front.call(function)))
+
+        def submit(prompts, n):
+            try:
+                return front.submit(prompts, SamplingParams(n=n), name="x")
+            except (RequestError, EngineDeadError) as error:
+                return "refused" if isinstance(error, RequestError) else "EngineDeadError"
+
+        told = [await ask(lambda engine: [engine.steps, threading.get_ident() == here])]
+        await asyncio.sleep(0.02)  # its thread has gone to sleep
+        streams = [submit([[0]], 1)]
+        if not await engine.until_held():
+            return "nobody steps the engine"
+        streams += [
+            submit([[int(x)] for x in rng.integers(1, 9, size=rng.integers(1, 4))], k + 1)
+            for k in range(3)
+        ]
+        readers = [asyncio.ensure_future(listen(stream)) for stream in streams]
+        for step in range(1, last):
+            asked = [ask(lambda engine: [engine.steps, threading.get_ident() == here]), ask(broken)]
+            if step == 2:
+                told.append(submit([[3], [int(rng.integers(1, 9))], []], 2))
+                asyncio.get_running_loop().call_soon(ask(lambda engine: 0).cancel)
+                front.cancel(streams[1], "timeout")
+                front.cancel(streams[1], "disconnected")
+            await turns()
+            engine.let_go()
+            told += [await work for work in asked]
+            if not await engine.until_held():
+                return "nobody steps the engine"
+            await turns()
+            told.append([front.num_open, len(front.streams)])
+        aborted = sorted(set(engine.aborted))  # what it is told at its end is nobody's contract
+        asked = ask(lambda engine: engine.steps)
+        await turns()
+        stopping = None if dies else asyncio.ensure_future(front.stop())
+        await turns()
+        told.append(stopping is not None and stopping.done())
+        engine.let_all_go()
+        told.append(await asked)
+        if stopping is not None:
+            await asyncio.wait_for(stopping, 20)
+        heard = await asyncio.wait_for(asyncio.gather(*readers), 20)
+        front.cancel(streams[0], "timeout")  # it ended long ago
+        told += [submit([[1]], 1), await ask(lambda engine: engine.steps)]
+        left = [front.alive, len(front.streams), front.num_open, type(front.error).__name__]
+        await asyncio.wait_for(front.stop(), 20)
+        errors = [error for _, error in heard if error is not None]
+        said = [str(error) for error in errors] if dies else []
+        return {
+            "told": told,
+            "left": [*left, front.alive, engine.steps, aborted],
+            "heard": [
+                _words(stream, events) for stream, (events, _) in zip(streams, heard, strict=True)
+            ],
+            "ends": [type(error).__name__ for _, error in heard],
+            "one error": len(set(map(id, errors))),
+            "its words": ["MemoryError" in text and "no room" in text for text in said],
+            "streams": [[stream.reason, stream.ended] for stream in streams],
+            "seen": seen,
+        }
+
+    async def main():
+        return [await asyncio.wait_for(one(dies), 60) for dies in (False, True)]
+
+    return {"found": asyncio.run(main())}
+
+
+@scenario(task=1)
 def streams_on_their_own(nanovllm, rng):
     """Puts, ends, failures and looks of one reader, in an order that the dice choose."""
     import asyncio
@@ -150,7 +264,9 @@ def streams_on_their_own(nanovllm, rng):
                         [Finished(*who, Completion(who[1], (), "", "stop"), 0.0),
                          Aborted(*who, (), "", 0.0), Failed(*who, ValueError(), 0.0)][dice - 7]
                     )  # fmt: skip
-            stream.put(tuple(events))
+            given = list(events)
+            stream.put(given)
+            given.clear()  # the list is the caller's
             story.append([stream.num_open, stream.ended])
             if rng.random() < 0.08 and not stream.ended:
                 stream.fail(KeyError("luck"))
@@ -163,7 +279,14 @@ def streams_on_their_own(nanovllm, rng):
             story.append("end")
         except KeyError:
             story.append("failed")
-        return story
+        late = Stream([1])  # it fails before anybody has read what came
+        late.put([Admitted(1, 0, 0.0), *[TokenGenerated(1, 0, 3, "x", 0.0)] * len(story)])
+        late.fail(KeyError("luck"))
+        try:
+            story += [[len(batch) async for batch in late]]
+        except KeyError:
+            story.append("failed")
+        return [*story, late.num_open]
 
     async def main():
         return [await asyncio.wait_for(one(), 20) for _ in range(8)]
@@ -174,11 +297,29 @@ def streams_on_their_own(nanovllm, rng):
 @scenario(task=2)
 def requests_with_one_thing_wrong(nanovllm, rng):
     """Each request is right, or wrong in one way: what nobody fixed is not asked for."""
+    import re
     from dataclasses import asdict
+
+    from starlette.exceptions import HTTPException
 
     from nanovllm.serving.failures import api_error
     from nanovllm.serving.protocol import ChatCompletionRequest, CompletionRequest
     from nanovllm.serving.sampling import sampling_params
+
+    def refused(request, prompt):
+        """How a request is refused; the field; which of the four numbers its message holds."""
+        try:
+            return sampling_params(request, prompt, 64).max_tokens
+        except Exception as error:
+            answer = api_error(error)
+            asked = request.max_tokens
+            if isinstance(request, ChatCompletionRequest):
+                more = request.max_completion_tokens
+                asked = asked if more is None else more
+            part = 1 if asked is None else asked
+            said = re.findall(r"\d+", answer.message)
+            numbers = [str(x) in said for x in (64, prompt + part, prompt, part)]
+            return [answer.status, answer.param, numbers if answer.param != "top_logprobs" else []]
 
     pools = {
         "n": [None, 1, 3], "temperature": [None, 0, 0.5], "top_p": [None, 0.25], "top_k": [None, 5],
@@ -216,7 +357,33 @@ def requests_with_one_thing_wrong(nanovllm, rng):
         except Exception as error:
             answer = api_error(error)
             found.append([answer.status, answer.type])
-    return {"params": found}
+    lengths, talk = [], [{"role": "user", "content": "a"}]
+    for _ in range(40):
+        prompt, asked = int(rng.integers(40, 70)), [None, *_numbers(rng, 1, 30, 3)]
+        first, second = (asked[int(i)] for i in rng.integers(4, size=2))
+        lengths += [
+            refused(CompletionRequest(prompt="a", max_tokens=first), prompt),
+            refused(
+                ChatCompletionRequest(
+                    messages=talk, max_tokens=first, max_completion_tokens=second
+                ),
+                prompt,
+            ),
+        ]
+    for said in (None, True, False):
+        tops = int(rng.integers(1, 5))
+        request = ChatCompletionRequest(messages=talk, logprobs=said, top_logprobs=tops)
+        lengths.append(refused(request, 9))
+    secret, answers = f"secret{rng.integers(1000)}", []
+    for error in (
+        ZeroDivisionError(secret), KeyError(secret), HTTPException(404, secret),
+        HTTPException(405, secret, {"Allow": "GET"}), NotImplementedError(secret),
+    ):  # fmt: skip
+        answer = api_error(error)
+        shown = [secret in answer.message, type(error).__name__ in answer.message]
+        headers = sorted(answer.headers.items())
+        answers.append([answer.status, answer.type, answer.param, headers, *shown])
+    return {"params": found, "lengths": lengths, "answers": answers}
 
 
 @scenario(task=2)
@@ -323,6 +490,13 @@ def answers_of_many_kinds(nanovllm, rng):
                     events.append(Failed(*who, ValueError("luck"), 0.0))
                     living.remove(who)
             steps.append(events)
+        if number == 11:  # one sample fails
+            steps.insert(int(rng.integers(0, 2)), [Failed(9, 0, ValueError("luck"), 0.0)])
+        ends = [Aborted(40, 0, said, "", 0.0) for said in ((), (1,))]
+        ends.append(Finished(40, 0, Completion(0, (1,), "", "stop", number), 0.0))
+        for end in ends:
+            [delta] = merge(stream, [Admitted(40, 0, 0.0), end])
+            found.append([delta.index, delta.text, delta.finish_reason, delta.stop_reason])
         dies = int(rng.integers(0, 60))
 
         async def merged(stream=stream, steps=steps, dies=dies):
@@ -345,6 +519,65 @@ def answers_of_many_kinds(nanovllm, rng):
 
 
 @scenario(task=3)
+def readers_that_leave(nanovllm, rng):
+    """A stream whose reader is cancelled, or closes it: what came before, and that is all."""
+    import asyncio
+
+    from nanovllm.serving.deltas import Delta
+    from nanovllm.serving.streaming import event_stream
+    from nanovllm.serving.virtual_time import run_virtual
+
+    class Plain:
+        def opening(self, index):
+            return {"opening": index}
+
+        def chunk(self, delta):
+            return {"chunk": delta.index, "text": delta.text}
+
+        def usage(self):
+            return {"usage": True}
+
+    async def one(count, leaves, closes):
+        story = []
+
+        async def steps():
+            for number in range(count):
+                await asyncio.sleep(1.0)
+                yield [Delta(k, f"{number}", [5]) for k in range(number % 3)]
+
+        pieces = event_stream(steps(), Plain())
+        close = getattr(pieces, "aclose", None)
+
+        async def read():
+            try:
+                async for piece in pieces:
+                    story.append(piece.decode())
+                    if closes and len(story) > leaves:
+                        if close is not None:
+                            await close()
+                        return
+            except BaseException as error:
+                story.append(type(error).__name__)
+                raise
+
+        reader = asyncio.ensure_future(read())
+        if not closes:
+            asyncio.get_running_loop().call_later(leaves + 0.5, reader.cancel)
+        await asyncio.wait([reader])
+        story.append("cancelled" if reader.cancelled() else repr(reader.exception()))
+        if close is not None or not closes:  # nobody is told anything more
+            story += [piece.decode() async for piece in pieces]
+        return story
+
+    return {
+        "stories": [
+            run_virtual(one(int(rng.integers(8, 14)), int(rng.integers(1, 5)), closes))
+            for closes in (False, True) * 3
+        ]
+    }
+
+
+@scenario(task=3)
 def clients_that_leave(nanovllm, rng):
     """Work and hang-ups in virtual time, also within the same turn of the loop."""
     import asyncio
@@ -352,19 +585,21 @@ def clients_that_leave(nanovllm, rng):
     from nanovllm.serving.streaming import ClientGoneError, while_connected
     from nanovllm.serving.virtual_time import run_virtual
 
-    async def one(work_ends, client_ends, fails, stubborn):
+    async def one(work_ends, client_ends, fails, stubborn, patience=99.0):
         story = []
 
         async def receive():
             if story.count("message") < 2:
                 story.append("message")
                 return {"type": "http.request"}
-            await asyncio.sleep(client_ends)
+            if client_ends:
+                await asyncio.sleep(client_ends)
             return {"type": "http.disconnect"}
 
         async def work():
             try:
-                await asyncio.sleep(work_ends)
+                if work_ends:
+                    await asyncio.sleep(work_ends)
                 if fails:
                     raise KeyError("work")
                 return "answer"
@@ -374,8 +609,8 @@ def clients_that_leave(nanovllm, rng):
                 story.append("work is over")
 
         try:
-            story.append(await while_connected(receive, work()))
-        except (ClientGoneError, KeyError) as error:
+            story.append(await asyncio.wait_for(while_connected(receive, work()), patience))
+        except (ClientGoneError, KeyError, TimeoutError) as error:
             story.append(type(error).__name__)
         return [story, len(asyncio.all_tasks()) - 1, asyncio.get_running_loop().time()]
 
@@ -386,7 +621,12 @@ def clients_that_leave(nanovllm, rng):
                     bool(rng.integers(2)), bool(rng.integers(2)))
             )
             for _ in range(12)
-        ]
+        ],
+        "both at once": run_virtual(one(0.0, 0.0, False, False))[0][-1],
+        "nobody waits any longer": [
+            run_virtual(one(60.0, 60.0, False, stubborn, float(rng.uniform(1, 50))))
+            for stubborn in (False, True)
+        ],
     }  # fmt: skip
 
 
@@ -595,7 +835,7 @@ def states_of_a_run(nanovllm, rng):
 
     shape = ModelConfig("qwen3", 50, 32, 2, 4, 2, 8, 48, 40, qk_norm=True, eos_token_ids=(2,))
     clock = ManualClock(float(rng.uniform(0, 50)))
-    policy = ["sjf", "priority-with-ageing", "fcfs"][int(rng.integers(3))]
+    policy = ["sjf", "priority-with-ageing"][int(rng.integers(2))]
     config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=7, policy=policy)
     engine = Engine(dummy_model(shape, seed=int(rng.integers(99))), config, clock=clock)
     states = []
@@ -614,7 +854,9 @@ def states_of_a_run(nanovllm, rng):
     first, second = object(), object()
     held = {first: _numbers(rng, 0, 9, 3), second: ()}
     stores = SimpleNamespace(block_ids=held.__getitem__), object()
-    return {"states": states, "blocks": [blocks_of(s, r) for s in stores for r in held]}
+    blocks = [blocks_of(s, r) for s in stores for r in held]
+    held[first].append(10)  # the engine goes on
+    return {"states": states, "blocks": blocks}
 
 
 @scenario(task=7)
@@ -642,6 +884,7 @@ def random_load(nanovllm, rng):
         error = "503" if rng.random() < 0.2 else None
         ended = float(tokens[-1]) + 0.1 if len(tokens) else float(late) + 0.5
         records.append(Record(float(due), tuple(map(float, tokens)), ended, 5, error))
+    records.append(Record(50.0, (50.5,), float(rng.uniform(70, 80)), 5, "503"))  # the last to end
     slos = [
         Slo(*(None if x < 0.1 else float(x) for x in rng.uniform(0, 2.5, size=3)))
         for _ in range(12)
