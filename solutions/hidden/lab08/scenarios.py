@@ -1083,8 +1083,8 @@ def who_falls_and_comes_back(nanovllm, rng):
         quiet = int(rng.integers(60, 300))
         for stood, steps in ((9, 100), (0, quiet), (9, 200)):
             counts = [_step(policy, [one], [4], lambda i, s=stood: s)[0] for _ in range(steps)]
-            made.append(sum(counts[40:]) / len(counts[40:]) if stood == 0 else sum(counts[-50:]))
-        found.append([token, made[0] >= 140, made[1] <= 0.15, made[2] >= 140])
+            made.append(sum(counts[-50:]))
+        found.append([token, made[0] >= 140, made[2] >= 140])
     return found
 
 
