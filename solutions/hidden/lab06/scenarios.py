@@ -259,10 +259,12 @@ def splits(nanovllm, rng):
     """One batch by many numbers of splits; sharp scores, so that parts differ in weight."""
     from nanovllm.kernels.split_decode import choose_splits, split_decode
 
-    chosen = [choose_splits(n, 84, int(rng.integers(1, 9000)), 32) for n in (1, 8, 90)]
+    few, many = rng.integers(1, 2500, size=3).tolist(), rng.integers(1, 9000, size=3).tolist()
+    asked = [*((1, length) for length in few), *zip((1, 8, 90), many, strict=True)]
+    chosen = [choose_splits(n, 84, length, 32) for n, length in asked]
     seen = {"choices": [int(number) for number in chosen]}
-    for dtype, window in ((torch.float32, None), (torch.float16, int(rng.integers(30, 150)))):
-        lens = [2, 0, int(rng.integers(100, 220))]
+    for dtype, window in ((torch.float32, None), (torch.float16, int(rng.integers(30, 90)))):
+        lens = [2, 0, int(rng.integers(190, 240))]
         cache = Cache(rng, lens, 2, 24, 8, dtype)
         for sequence, length in enumerate(lens):
             cache.write(rng, sequence, 0, length)

@@ -79,8 +79,10 @@ def a_long_text_that_repeats_itself(nanovllm, rng):
         story += _looked_up(lookup.propose([Ask(request, int(rng.integers(1, 9)))]))
     lookup.forget(request)
     story += _looked_up(lookup.propose([Ask(request, 8)]))
-    lookup.forget(request)
+    for one in (request, request, _texts([(1, 2)])[0]):  # once more, and one never seen
+        lookup.forget(one)
     left = weakref.ref(request)
+    del one
     del request
     gc.collect()
     return {"story": story, "kept": left() is not None}
@@ -173,13 +175,64 @@ def random_plans_and_draws(nanovllm, rng):
     return {"places": found, "verdicts": verdicts}
 
 
+def _steps_of(scheduler, rng):
+    """Steps until all have ended: their plans; how many guesses stand is drawn."""
+    from nanovllm.batching.plan import Plan
+    from nanovllm.batching.request import Status
+
+    story = []
+    for _ in range(150):
+        if not scheduler.has_work:
+            break
+        plan = scheduler.schedule()
+        story.append([[_guessed(chunk) for chunk in plan.chunks], plan.budget_left])
+        for chunk in plan.chunks:
+            guesses = _guessed(chunk)[4]
+            known = chunk.end - len(guesses)
+            stood = int(rng.integers(0, len(guesses) + 1))
+            request, done = chunk.request, chunk._replace(length=known + stood - chunk.start)
+            scheduler.update(Plan((done,)))
+            if known == request.num_tokens:
+                for _ in range(stood + 1):
+                    request.sequence.append()
+            if request.sequence.finished:
+                scheduler.end(request, Status.FINISHED)
+        scheduler.check()
+    return story
+
+
+@scenario(task=2)
+def little_budget_and_little_room(nanovllm, rng):
+    """Four requests in decode share what is left; or the store fills up, and some are preempted."""
+    from nanovllm.batching.budget import FixedBudget
+    from nanovllm.batching.policies import make_policy
+    from nanovllm.batching.request import Request
+    from nanovllm.batching.scheduler import Scheduler
+    from nanovllm.batching.simulated import CountingStore, SimulatedSequence
+    from nanovllm.speculative.guess_policy import FixedPolicy
+    from nanovllm.speculative.guessing_scheduler import SpeculativeScheduler
+
+    found = []
+    for room, budget in ((200, 4 + int(rng.integers(1, 4))), (24 + int(rng.integers(4)), 40)):
+        inner = Scheduler(CountingStore(room), make_policy("fcfs"), FixedBudget(budget),
+                          max_num_seqs=4, clock=lambda: 0.0)  # fmt: skip
+        rule = _Rule(lambda request, most: [request.number] * most)
+        scheduler = SpeculativeScheduler(inner, rule, FixedPolicy(3), 9)
+        for number in range(4):
+            prompt, output = int(rng.integers(3, 6)), int(rng.integers(12, 17))
+            sequence = SimulatedSequence(number, prompt, output)
+            scheduler.add(Request(number, sequence, float(number), prompt + output - 1))
+        found += [_steps_of(scheduler, rng)]
+        found.append(sorted(note for note in rule.notes if not isinstance(note, list)))
+    return found
+
+
 @scenario(task=2)
 def plans_of_a_busy_scheduler(nanovllm, rng):
     """Without a model: who guesses what in each step, with preemption, chunks and any policy."""
     from nanovllm.batching.budget import FixedBudget
-    from nanovllm.batching.plan import Plan
     from nanovllm.batching.policies import RoundRobin, make_policy
-    from nanovllm.batching.request import Request, Status
+    from nanovllm.batching.request import Request
     from nanovllm.batching.scheduler import Scheduler
     from nanovllm.batching.simulated import CountingStore, SimulatedSequence
     from nanovllm.speculative.guessing_scheduler import SpeculativeScheduler
@@ -199,23 +252,7 @@ def plans_of_a_busy_scheduler(nanovllm, rng):
             prompt, output = int(rng.integers(1, 14)), int(rng.integers(1, 9))
             sequence = SimulatedSequence(number, prompt, output)
             scheduler.add(Request(number, sequence, float(number), prompt + output - 1))
-        for _ in range(150):
-            if not scheduler.has_work:
-                break
-            plan = scheduler.schedule()
-            story.append([[_guessed(chunk) for chunk in plan.chunks], plan.budget_left])
-            for chunk in plan.chunks:
-                guesses = _guessed(chunk)[4]
-                known = chunk.end - len(guesses)
-                stood = int(rng.integers(0, len(guesses) + 1))
-                request, done = chunk.request, chunk._replace(length=known + stood - chunk.start)
-                scheduler.update(Plan((done,)))
-                if known == request.num_tokens:
-                    for _ in range(stood + 1):
-                        request.sequence.append()
-                if request.sequence.finished:
-                    scheduler.end(request, Status.FINISHED)
-            scheduler.check()
+        story += _steps_of(scheduler, rng)
         asked = [note for note in rule.notes if isinstance(note, list)]
         forgotten = sorted(note for note in rule.notes if not isinstance(note, list))
         story += [asked, forgotten, moody.told]
@@ -561,10 +598,11 @@ def up_to_the_end_of_the_context(nanovllm, rng):
 
     engine = _Echo(int(rng.integers(2, 6)), int(rng.integers(24, 30)), enable_prefix_caching=False)
     draft, story, params = DraftModel(engine), [], SamplingParams(max_tokens=60)
-    requests = [_asked(rng, i, rng.integers(3, 40, size=int(rng.integers(1, 14))).tolist(), params)
-                for i in range(5)]  # fmt: skip
+    sizes = [*rng.integers(1, 14, size=5).tolist(), 50]  # the last never fits
+    requests = [_asked(rng, i, rng.integers(3, 40, size=n).tolist(), params)
+                for i, n in enumerate(sizes)]  # fmt: skip
     for _ in range(12):
-        which = rng.permutation(5)[: int(rng.integers(1, 5))]
+        which = [5, *rng.permutation(5)[: int(rng.integers(1, 5))]]
         asks = [Ask(requests[i], int(rng.integers(1, 7))) for i in which]
         spent, forwards = engine.spent, draft.num_forwards
         found = [list(one.token_ids) for one in draft.propose(asks)]
@@ -763,10 +801,11 @@ def a_text_by_other_trees(nanovllm, rng):
         for array in (cache.k, cache.v):
             array[:, cache.length :] = torch.nan
         while len(text) < 24:
-            right = plain[len(text) : len(text) + int(rng.integers(0, 5))]
+            long = 6 if not story else int(rng.integers(0, 5))  # first beyond the window
+            right = plain[len(text) : len(text) + long]
             tokens, parents, at = [], [], ROOT
             for token in right:
-                for _ in range(int(rng.integers(0, 3))):
+                for _ in range(int(rng.integers(at == ROOT, 3))):
                     tokens.append(int((token + rng.integers(1, 30)) % 40))
                     parents.append(at)
                 tokens.append(token)
@@ -1028,6 +1067,25 @@ def what_says_nothing(nanovllm, rng):
     del one
     gc.collect()
     return [*found, sum(left() is not None for left in gone) <= 100]
+
+
+@scenario(task=7)
+def who_falls_and_comes_back(nanovllm, rng):
+    """One request whose guesses all stand, then fall for a while, then stand again."""
+    from nanovllm.speculative.adaptive import AdaptivePolicy
+    from nanovllm.speculative.costs import Costs
+
+    found = []
+    for _ in range(3):
+        token = float(rng.uniform(0.05, 0.2))
+        small = [token * float(rng.uniform(0.25, 0.5)) for _ in range(2)]
+        policy, one, made = AdaptivePolicy(4, Costs(1.0, token, *small)), _one(0), []
+        quiet = int(rng.integers(60, 300))
+        for stood, steps in ((9, 100), (0, quiet), (9, 200)):
+            counts = [_step(policy, [one], [4], lambda i, s=stood: s)[0] for _ in range(steps)]
+            made.append(sum(counts[-50:]))
+        found.append([token, made[0] >= 140, made[2] >= 140])
+    return found
 
 
 @scenario(task=7)
