@@ -411,7 +411,7 @@ def learned_positions_in_a_cache(nanovllm, rng):
     for total in (9, int(rng.integers(10, 14)), int(rng.integers(3, 9))):
         parts = _ids(rng, config, total).split(_chunks(rng, total))
         seen.append(torch.cat([forward_cached(model, cache, part) for part in parts if len(part)]))
-        cache.truncate(int(rng.integers(0, 7)))
+        cache.truncate(int(rng.integers(0, min(7, cache.length + 1))))
     return seen
 
 
