@@ -34,6 +34,81 @@ def _words(stream, events):
 
 
 @scenario(task=1)
+def streams_on_their_own(nanovllm, rng):
+    """Puts, ends, failures and looks of one reader, in an order that the dice choose."""
+    import asyncio
+
+    from nanovllm.batching.events import Aborted, Admitted, Failed, Preempted
+    from nanovllm.generation.events import Completion, Finished, TokenGenerated
+    from nanovllm.serving.stream import Stream
+
+    async def one():
+        ids, n = sorted(set(_numbers(rng, 0, 50, 3))), int(rng.integers(1, 4))
+        stream, story = Stream(ids, n), []
+        turns = aiter(stream)
+        living = [(i, k) for i in ids for k in range(n)]
+        while living and not stream.ended:
+            events = []
+            for _ in range(int(rng.integers(0, 4))):
+                who = living[int(rng.integers(len(living)))] if living else None
+                dice = int(rng.integers(10))
+                if who is None:
+                    break
+                if dice < 6:
+                    events.append(TokenGenerated(*who, dice, str(dice), 0.0))
+                elif dice == 6:
+                    events.append([Admitted, Preempted][len(living) % 2](*who, 0.0))
+                else:
+                    living.remove(who)
+                    events.append(
+                        [Finished(*who, Completion(who[1], (), "", "stop"), 0.0),
+                         Aborted(*who, (), "", 0.0), Failed(*who, ValueError(), 0.0)][dice - 7]
+                    )  # fmt: skip
+            given = list(events)
+            stream.put(given)
+            given.clear()  # the list is the caller's
+            story.append([stream.num_open, stream.ended])
+            if rng.random() < 0.08 and not stream.ended:
+                stream.fail(KeyError("luck"))
+            if events and rng.random() < 0.5:
+                batch = await anext(turns)
+                story.append([[stream.choice(e), type(e).__name__] for e in batch])
+        try:
+            async for batch in turns:
+                story.append([[stream.choice(e), type(e).__name__] for e in batch])
+            story.append("end")
+        except KeyError:
+            story.append("failed")
+        late = Stream([1])  # it fails before anybody has read what came
+        late.put([Admitted(1, 0, 0.0), *[TokenGenerated(1, 0, 3, "x", 0.0)] * len(story)])
+        late.fail(KeyError("luck"))
+        try:
+            story += [[len(batch) async for batch in late]]
+        except KeyError:
+            story.append("failed")
+        return [*story, late.num_open]
+
+    async def slow():
+        """A reader who waits: nothing comes to it meanwhile, and others go on."""
+        stream, heard = Stream([1, 2]), []
+        turns = aiter(stream)
+        for count in _numbers(rng, 1, 4, 3):
+            reading = asyncio.ensure_future(anext(turns))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            heard.append(reading.done())
+            stream.put([TokenGenerated(1, 0, 3, "x", 0.0)] * count)
+            heard.append(len(await reading))
+        return heard
+
+    async def main():
+        stories = [await asyncio.wait_for(one(), 20) for _ in range(8)]
+        return [*stories, await asyncio.wait_for(slow(), 20)]
+
+    return {"stories": asyncio.run(main())}
+
+
+@scenario(task=1)
 def a_crowd_that_comes_and_goes(nanovllm, rng):
     """Requests, hang-ups, looks at the engine, a failing request, deaths: while steps are held."""
     import asyncio
@@ -233,73 +308,13 @@ def engines_that_end(nanovllm, rng):
     return {"found": asyncio.run(main())}
 
 
-@scenario(task=1)
-def streams_on_their_own(nanovllm, rng):
-    """Puts, ends, failures and looks of one reader, in an order that the dice choose."""
-    import asyncio
-
-    from nanovllm.batching.events import Aborted, Admitted, Failed, Preempted
-    from nanovllm.generation.events import Completion, Finished, TokenGenerated
-    from nanovllm.serving.stream import Stream
-
-    async def one():
-        ids, n = sorted(set(_numbers(rng, 0, 50, 3))), int(rng.integers(1, 4))
-        stream, story = Stream(ids, n), []
-        turns = aiter(stream)
-        living = [(i, k) for i in ids for k in range(n)]
-        while living and not stream.ended:
-            events = []
-            for _ in range(int(rng.integers(0, 4))):
-                who = living[int(rng.integers(len(living)))] if living else None
-                dice = int(rng.integers(10))
-                if who is None:
-                    break
-                if dice < 6:
-                    events.append(TokenGenerated(*who, dice, str(dice), 0.0))
-                elif dice == 6:
-                    events.append([Admitted, Preempted][len(living) % 2](*who, 0.0))
-                else:
-                    living.remove(who)
-                    events.append(
-                        [Finished(*who, Completion(who[1], (), "", "stop"), 0.0),
-                         Aborted(*who, (), "", 0.0), Failed(*who, ValueError(), 0.0)][dice - 7]
-                    )  # fmt: skip
-            given = list(events)
-            stream.put(given)
-            given.clear()  # the list is the caller's
-            story.append([stream.num_open, stream.ended])
-            if rng.random() < 0.08 and not stream.ended:
-                stream.fail(KeyError("luck"))
-            if events and rng.random() < 0.5:
-                batch = await anext(turns)
-                story.append([[stream.choice(e), type(e).__name__] for e in batch])
-        try:
-            async for batch in turns:
-                story.append([[stream.choice(e), type(e).__name__] for e in batch])
-            story.append("end")
-        except KeyError:
-            story.append("failed")
-        late = Stream([1])  # it fails before anybody has read what came
-        late.put([Admitted(1, 0, 0.0), *[TokenGenerated(1, 0, 3, "x", 0.0)] * len(story)])
-        late.fail(KeyError("luck"))
-        try:
-            story += [[len(batch) async for batch in late]]
-        except KeyError:
-            story.append("failed")
-        return [*story, late.num_open]
-
-    async def main():
-        return [await asyncio.wait_for(one(), 20) for _ in range(8)]
-
-    return {"stories": asyncio.run(main())}
-
-
 @scenario(task=2)
 def requests_with_one_thing_wrong(nanovllm, rng):
     """Each request is right, or wrong in one way: what nobody fixed is not asked for."""
     import re
     from dataclasses import asdict
 
+    from fastapi.exceptions import RequestValidationError
     from starlette.exceptions import HTTPException
 
     from nanovllm.serving.failures import api_error
@@ -374,7 +389,14 @@ def requests_with_one_thing_wrong(nanovllm, rng):
         tops = int(rng.integers(1, 5))
         request = ChatCompletionRequest(messages=talk, logprobs=said, top_logprobs=tops)
         lengths.append(refused(request, 9))
+        plain = ChatCompletionRequest(messages=talk, logprobs=said)
+        lengths.append(sampling_params(plain, 9, 64).logprobs)
     secret, answers = f"secret{rng.integers(1000)}", []
+    for place in (("messages", tops, "role"), ("stop", secret), (tops,), (secret,)):
+        wrong = RequestValidationError([{"loc": ("body", *place), "msg": "no luck"}])
+        answer = api_error(wrong)
+        named = [part in answer.message for part in (*place, "no luck") if isinstance(part, str)]
+        answers.append([answer.status, answer.type, answer.param, named])
     for error in (
         ZeroDivisionError(secret), KeyError(secret), HTTPException(404, secret),
         HTTPException(405, secret, {"Allow": "GET"}), NotImplementedError(secret),
@@ -638,27 +660,33 @@ def a_day_at_the_door(nanovllm, rng):
     from nanovllm.serving.config import ServeConfig
     from nanovllm.serving.errors import ApiError
 
-    keys = ("k1", "k22", "k")[: int(rng.integers(0, 4))]
-    clock = ManualClock(float(rng.uniform(0, 100)))
-    config = ServeConfig(
-        api_keys=keys,
-        max_queue=int(rng.integers(0, 9)),
-        rate_limit=[None, int(rng.integers(10, 200))][int(rng.random() < 0.8)],
-    )
-    admission = Admission(config, int(rng.integers(1, 9)), clock)
-    story = [admission.limit]
-    for step in range(120):
-        clock.advance(float(rng.uniform(0, 12)) * (rng.random() < 0.7))
-        key = (*keys, "", "stranger")[int(rng.integers(len(keys) + 2))]
-        admission.draining = 60 < step < 75
-        for _ in range(int(rng.integers(0, 3))):
-            admission.charge(key, int(rng.integers(0, 60)))
-        try:
-            admission.enter(key, int(rng.integers(1, 12)), int(rng.integers(0, 12)))
-            story.append("in")
-        except ApiError as error:
-            after = error.headers.get("Retry-After")  # of a 503 nobody has fixed when
-            story.append([error.status, str(after).isdigit() if error.status == 503 else after])
+    clock, story = ManualClock(float(rng.uniform(0, 100))), []
+    for day in range(4):  # some have limits and little room, others anything
+        keys = ("k1", "k22", "k")[: 3 if day % 2 else int(rng.integers(0, 4))]
+        config = ServeConfig(
+            api_keys=keys,
+            max_queue=int(rng.integers(0, 9)),
+            rate_limit=int(rng.integers(10, 200)) if day % 2 or rng.random() < 0.8 else None,
+        )
+        admission = Admission(config, int(rng.integers(1, 5 if day % 2 else 9)), clock)
+        story.append(admission.limit)
+        for step in range(90):
+            clock.advance(float(rng.uniform(0, 12)) * (rng.random() < 0.7))
+            key = (*keys, "", "stranger")[int(rng.integers(len(keys) + 2))]
+            admission.draining = 30 < step < 60
+            for _ in range(int(rng.integers(0, 3))):
+                admission.charge(key, int(rng.integers(0, 60)))
+            try:
+                admission.enter(key, int(rng.integers(1, 14)), int(rng.integers(0, 12)))
+                story.append("in")
+            except ApiError as error:
+                after = error.headers.get("Retry-After")  # of a 503 nobody has fixed when
+                story.append([error.status, str(after).isdigit() if error.status == 503 else after])
+    even, clock = TokenBucket(60, watch := ManualClock()), ManualClock(float(rng.uniform(0, 100)))
+    for _ in range(12):  # an empty bucket is not enough, to the second
+        even.charge(int(rng.integers(0, 4)) + round(max(even.level, 0.0)))
+        story.append([round(float(even.level), 6), even.wait])
+        watch.advance(float(rng.integers(0, 3)))
     bucket = TokenBucket(float(rng.uniform(5, 500)), clock)
     for _ in range(40):
         bucket.charge(int(rng.integers(0, 200)))
@@ -698,19 +726,21 @@ def timers_and_a_drain(nanovllm, rng):
                 told.append([str(i), "KeyError"])
 
         await asyncio.gather(*(one(i) for i in range(12)))
-        begun = loop.time()
-        lasts = {i: (Stream([i], name=str(i)), begun + ends[i]) for i in range(12)}
-        cut = await drain(
-            lambda: [s for s, end in lasts.values() if loop.time() < end],
-            cancel,
-            patience,
-            tick=0.25,
-        )
-        took = loop.time() - begun
-        wanted = min(patience, max(ends))
-        early, late = (told[:-cut], told[-cut:]) if cut else (told, [])
-        return {"told": early, "given up": sorted(late),
-                "cut": cut, "in time": wanted - 0.001 <= took <= wanted + 0.251}  # fmt: skip
+        found = {"told": list(told)}
+        for name, limit in (("short", patience), ("long", 40.0)):
+            told.clear()
+            begun = loop.time()
+            lasts = {i: (Stream([i], name=str(i)), begun + ends[i]) for i in range(12)}
+            cut = await drain(
+                lambda lasts=lasts: [s for s, end in lasts.values() if loop.time() < end],
+                cancel,
+                limit,
+                tick=0.25,
+            )
+            took, wanted = loop.time() - begun, min(limit, max(ends))
+            in_time = wanted - 0.001 <= took <= wanted + 0.251
+            found[name] = {"given up": sorted(told), "cut": cut, "in time": in_time}
+        return found
 
     return run_virtual(main())
 
