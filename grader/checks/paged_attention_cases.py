@@ -57,14 +57,14 @@ class PagedCase:
         if self.guard.trace is not None:
             expect(
                 self._unused_entries_read(),
-                [],
+                "none",
                 call=f"{call}: entries [sequence, number] of block_tables that were read, but "
                 "belong to no position of the context",
                 given=given,
                 cause="unused entries of a block table are not read",
             )
 
-    def _unused_entries_read(self) -> list[list[int]]:
+    def _unused_entries_read(self) -> str:
         width, size = self.block_tables.stride(0), self.k_cache.shape[1]
         whole = self.block_tables.as_strided((len(self.context_lens) * width,), (1,), 0)
         used = [-(-context // size) for context in self.context_lens.tolist()]
@@ -73,7 +73,8 @@ class PagedCase:
             for _, elements in self.guard.trace.elements(whole)
             for element in elements
         }
-        return sorted([n, entry] for n, entry in found if entry >= used[n])
+        unused = sorted([n, entry] for n, entry in found if entry >= used[n])
+        return ", ".join(map(str, unused)) or "none"
 
     def tokens_written(self, out: Tensor) -> dict[tuple, set[int]]:
         """While watched: (launch, program) -> the tokens of `out` [T, H, D] that it stored."""
