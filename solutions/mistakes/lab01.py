@@ -1067,9 +1067,9 @@ MISTAKES = [
     Mistake(
         name="missing-template-leaks",
         task=5,
-        symbol="chat:ChatTemplate._template",
-        old='raise ChatTemplateError(f"there is no template {name!r}, only {[*self.templates]}.")',
-        new="raise KeyError(name)",
+        symbol="chat:ChatTemplate.render",
+        old="        try:\n",
+        new='        if "default" not in self.templates:\n            raise KeyError("default")\n        try:\n',
         says="A missing default template is a KeyError from you; make it a ChatTemplateError.",
     ),
     Mistake(
