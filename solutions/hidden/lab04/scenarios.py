@@ -683,6 +683,8 @@ def random_lives_by_urgency(nanovllm, rng):
             found[f"made with {patience}"] = "ConfigError"
     for patience in (float(rng.integers(1, 9)), 0.75, float("inf")):
         policy, requests = UrgentFirst(patience=patience), []
+        found["reads"] = [policy.name, *map(bool, (policy.ages, policy.reads_priority))]
+        found["reads"].append(bool(policy.reads_deadline))
         for number in range(16):
             now = float(rng.integers(0, 12))
             request = _request(number, 4, 8, now, int(rng.integers(-3, 4)))
@@ -713,16 +715,19 @@ def two_engines_one_policy(nanovllm, rng):
     from grader.checks.urgent_histories import play, urgent_history
     from nanovllm.batching.urgent_first import UrgentFirst
 
-    found, policy = {}, UrgentFirst(patience=float(rng.integers(2, 9)))
-    for number in range(10):
-        history = urgent_history(int(rng.integers(1 << 30)), tight=number % 2 == 0)
-        history = replace(
-            history,
-            patience=policy.patience,
-            seats=int(rng.integers(1, 6)),
-            ends=tuple((int(rng.integers(0, 25)), i) for i in range(0, len(history.coming), 3)),
-        )
-        played = play(history, policy)
-        ended = [request.ended for request in played.requests]
-        found[str(history)] = [played.broken or "nothing is broken", all(ended)]
+    found = {}
+    for patience in (float(rng.integers(2, 9)), float(rng.integers(30, 50))):
+        policy = UrgentFirst(patience=patience)
+        for number in range(8):
+            history = urgent_history(int(rng.integers(1 << 30)), tight=number % 2 == 0)
+            history = replace(
+                history,
+                patience=patience,
+                seats=int(rng.integers(1, 6)),
+                ends=tuple((int(rng.integers(0, 25)), i) for i in range(0, len(history.coming), 3)),
+            )
+            played = play(history, policy)
+            # with little patience some may go on sending each other away, or not
+            done = patience < 30 or all(request.ended for request in played.requests)
+            found[str(history)] = [played.broken or "nothing is broken", done]
     return found
