@@ -19,8 +19,8 @@ class Weights:
     keep: a folder that gets the copy, made where there is none; None: no copy is kept. It is
     checked when it is needed, too: what damages one disk may have damaged the other.
 
-    Raises ResilienceError where `keep` holds other files of these names, other weights, or the
-    model itself, or cannot be written.
+    Raises ResilienceError where `keep` holds anything but a copy, or a part of one, is the model's
+    own folder, or cannot be written.
     """
 
     def __init__(self, folder: Path, keep: Path | None = None) -> None:
@@ -30,16 +30,16 @@ class Weights:
             self._copy(keep)
 
     def _copy(self, keep: Path) -> None:
+        if keep.exists() and keep.samefile(self.folder):
+            raise ResilienceError(f"{keep} is the model's own folder; give another one for a copy.")
         files = [path for path in self.folder.iterdir() if path.is_file()]
         sums = self._sums | checksums(path for path in files if path.name not in self._sums)
         there = {path.name for path in keep.glob("*")}
-        others = {path.name for path in keep.glob(WEIGHTS)} - set(self._sums)
+        others = {name.removesuffix(".part") for name in there} - set(sums)
         if others or changed({name: sums[name] for name in sums if name in there}, keep):
             raise ResilienceError(
-                f"{keep} holds files of another model or version; give an empty folder."
+                f"{keep} holds other files than a copy of these weights; give an empty folder."
             )
-        if keep.exists() and keep.samefile(self.folder):
-            raise ResilienceError(f"{keep} is the model's own folder; give another one for a copy.")
         try:
             keep.mkdir(parents=True, exist_ok=True)
             for path in files:
