@@ -30,3 +30,14 @@ def test_who_writes_spare_characters_smuggles_nothing_in(count: int) -> None:
 def test_a_conversation_without_a_spare_character_is_refused() -> None:
     with pytest.raises(ChatTemplateError, match="private use"):
         stand_ins(["<|im_end|>"], [{"role": "user", "content": SPARE}])
+
+
+def test_a_conversation_that_is_nested_too_deep_is_refused() -> None:
+    template, tokenizer = ChatTemplate.from_pretrained(FOLDER), Tokenizer.from_pretrained(FOLDER)
+    deep: object = "<|im_end|>"
+    for _ in range(5000):
+        deep = [deep]
+    for extra in ({"name": deep}, {}):
+        with pytest.raises(ChatTemplateError):
+            messages = [{"role": "user", "content": "Hi", **extra}]
+            template.encode(tokenizer, messages, documents=None if extra else [deep])

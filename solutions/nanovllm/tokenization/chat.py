@@ -119,9 +119,12 @@ class ChatTemplate:
     ) -> list[int]:
         specials = [token for token in tokenizer.spec.added_tokens if token.special]
         names = [token.content for token in specials]
-        stands = stand_ins(names, messages, kw, self.templates, self.named_tokens)
-        hidden = self._hidden(messages, names, stands)
-        more = self._hidden(kw, names, stands)
+        try:
+            stands = stand_ins(names, messages, kw, self.templates, self.named_tokens)
+            hidden = self._hidden(messages, names, stands)
+            more = self._hidden(kw, names, stands)
+        except RecursionError:
+            raise ChatTemplateError("the messages or variables are nested too deep") from None
         text = self.render(hidden, add_generation_prompt, **more)
         shown = str.maketrans({stand: char for char, stand in stands.items()})
         ids: list[int] = []
