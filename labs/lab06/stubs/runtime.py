@@ -81,6 +81,7 @@ def _interpret() -> None:
             importlib.reload(module)
     builder: Any = interpreter.InterpreterBuilder  # patched below, against its types
     builder.create_dot = _dot
+    builder.cast_impl = _cast
     # Overflow tests of every integer addition take a third of the time; a GPU has none, either.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
         sanitize_overflow=False
@@ -94,6 +95,19 @@ def _dot(
     a, b = (builder.cast_impl(x, tl.float32) if x.dtype == tl.bfloat16 else x for x in (a, b))
     product = np.matmul(a.data, b.data, dtype=c.data.dtype)
     return interpreter.TensorHandle(product + c.data, c.dtype.scalar)
+
+
+def _cast(_: interpreter.InterpreterBuilder, source: Any, to: Any) -> interpreter.TensorHandle:
+    """A conversion of the interpreter, which would cut off where a GPU rounds to bfloat16."""
+    data = source.data
+    if source.dtype.scalar == tl.bfloat16:  # kept as uint16, the upper half of a float32
+        data = (data.astype(np.uint32) << 16).view(np.float32)
+    if to.scalar == tl.bfloat16:
+        rounded = torch.tensor(data.astype(np.float32)).bfloat16()
+        data = rounded.view(torch.int16).numpy().view(np.uint16)
+    else:
+        data = data.astype(interpreter._get_np_dtype(to))
+    return interpreter.TensorHandle(data, to.scalar)
 
 
 @contextmanager
