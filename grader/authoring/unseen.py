@@ -76,7 +76,7 @@ def _look(work: tuple[Lab, Mistake, dict[str, list[Any]]]) -> Sight:
         its = [one for one in scenarios.load(lab) if one.task == mistake.task]
         for draw in range(max(map(len, right.values()))):
             for one in its:
-                signal.setitimer(signal.ITIMER_PROF, SECONDS)
+                signal.setitimer(signal.ITIMER_PROF, SECONDS, 1.0)
                 try:
                     got = observation_json.encode(one.observe(nanovllm, draw))
                 except BaseException:
