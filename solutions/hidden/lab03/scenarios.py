@@ -192,12 +192,13 @@ def text_at_the_end(nanovllm, rng):
 
     seen = []
     for number in range(60):
+        by_id = number % 6 == 3  # the first token ends it
         pieces = ["".join(rng.choice(list("abc"), int(rng.integers(1, 4)))) for _ in range(18)]
         pieces += ["abcab", "bcabc"]  # of the stop token, and of the end of sequence
         params = SamplingParams(
             stop=["ab", "bca"],
             stop_token_ids=[18],
-            min_tokens=int(rng.integers(0, 7)),
+            min_tokens=0 if by_id else int(rng.integers(0, 7)),
             include_stop_str_in_output=bool(number % 2),
         )
         sequence = Sequence(
@@ -206,7 +207,8 @@ def text_at_the_end(nanovllm, rng):
         )  # fmt: skip
         texts = []
         while not sequence.finished:
-            token = int(rng.choice([*range(18), 18, 18, 18, 19, 19, 19]))
+            others = [] if by_id else range(18)
+            token = int(rng.choice([*others, 18, 18, 18, 19, 19, 19]))
             for event in sequence.append(Sampled(token), 0.0):
                 if isinstance(event, TokenGenerated):
                     texts.append(event.text)
