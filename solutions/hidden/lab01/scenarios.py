@@ -56,7 +56,10 @@ def _sentencepiece(rng, folder, scheme, strips):
         "added_tokens": [
             {"id": i, "content": names[i], "special": True, "normalized": False} for i in (0, 1)
         ]
-        + [{"id": len(names), "content": "<think>", "special": False, "normalized": False}],
+        + [
+            {"id": len(names), "content": "<think>", "special": False, "normalized": False},
+            {"id": len(names) + 1, "content": "<▁n>", "special": False, "normalized": True},
+        ],
         "normalizer": None if scheme else prepend | {"type": "Sequence"},
         "pre_tokenizer": space if scheme else None,
         "post_processor": {
@@ -226,7 +229,11 @@ def added_tokens_and_normal_forms(nanovllm, rng):
         text = "<s><r>" + "".join(rng.permutation(parts * 2)) + "<r><s>"
         cut = split_special(text, spec.added_tokens)
         found.append([part if isinstance(part, str) else part.id for part in cut])
-    return found
+    # a token begins in what would be another one, were it a word
+    words = (AddedToken("abc", 1, single_word=True), AddedToken("c<t>", 2))
+    text = _text(rng, 12, ["x", "abc", "c<t>", "abc<t>", " "]) + "xabc<t>abc abc<t>"
+    cut = split_special(text, words)
+    return [*found, [part if isinstance(part, str) else part.id for part in cut]]
 
 
 @scenario(task=2)
@@ -243,14 +250,20 @@ def merging_random_words(nanovllm, rng):
 
 @scenario(task=3)
 def decoding_random_bytes(nanovllm, rng):
+    from dataclasses import replace
+
     from nanovllm.tokenization.errors import TokenizerError
+    from nanovllm.tokenization.hf_format import plain_spec
+    from nanovllm.tokenization.special import AddedToken
     from nanovllm.tokenization.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer(_byte_model())
+    spec = plain_spec(_byte_model())
+    both = AddedToken("<▁é>", 256, special=False)  # an id that the vocabulary has too
+    tokenizer = Tokenizer(spec.model, replace(spec, added_tokens=(*spec.added_tokens, both)))
     found = [_or(TokenizerError, tokenizer.token_bytes, -int(rng.integers(1, 300)))]
     for _ in range(20):
         ids = rng.choice([*range(262), *BROKEN * 8, 280, 300, 301, 302, 303, 999], 14).tolist()
-        for id in (int(rng.integers(300, 304)), 999):
+        for id in (int(rng.integers(300, 304)), 256, 999):
             ids.insert(int(rng.integers(15)), id)
         found.append([
             tokenizer.decode_bytes(iter(ids)),
@@ -327,7 +340,7 @@ def sentencepiece_files(nanovllm, rng):
         for continues in (False, True):
             for allowed in ("all", (), "all"):
                 text = _text(rng, 12, [*"abcé世x  \n▁", "<s>", "<think>", "🙂", "<0x41>"])
-                text = f"a{text}b<s>c a"
+                text = f"a<▁n>b{text}b<s>c a"
                 ids = tokenizer.encode(text, allowed, bool(rng.integers(2)), continues)
                 found.append([ids, tokenizer.decode(ids), tokenizer.decode(ids, True)])
     return found
@@ -422,6 +435,8 @@ def what_templates_see(nanovllm, rng):
     found = []
     for more in ({}, {"bos_token": _text(rng, 5)}, {"tools": ["x"]}, {"documents": ["x"]}):
         found.append(ChatTemplate(source, {"bos_token": "<s>"}).render(user, **more))
+    for end in ("\n", "\n\n", "{% if 1 %}\n{% endif %}\n", "\n "):
+        found.append(ChatTemplate(source + end).render(user))
     for templates in ({"other": source}, {"tool_use": source}, {}):
         for more in ({}, {"tools": ["x"]}, {"tools": []}):
             found.append(_or(ChatTemplateError, render, templates, more))
@@ -442,11 +457,16 @@ def tokens_in_pieces(nanovllm, rng):
     found = []
     for token in SPECIAL:
         for space in ("", " ", "\n \t"):
-            at = int(rng.integers(1, len(token)))
+            at = int(rng.integers(1, len(token))) if space else len(token) - 1
             parts = [_text(rng, 4) + token[:at] + space, token[at:] + _text(rng, 4)]
             found.append(joined.encode(tokenizer, [{"role": "user", "content": parts}]))
         deep = [{_text(rng, 3) + token: [token, (token,)]}]
         found.append(told.encode(tokenizer, [{"role": "user", "content": ""}], documents=deep))
+    for char in range(0xFDD0, 0xFDD3):  # a template may write what others take for stand-ins
+        told = ChatTemplate("{{ bos_token }}" + chr(char) + "{{ messages[0].content }}<s>",
+                            {"bos_token": chr(char + 1)})  # fmt: skip
+        content = _text(rng, 6, [*LETTERS, *SPECIAL]) + SPECIAL[rng.integers(4)]
+        found.append(told.encode(tokenizer, [{"role": "user", "content": content}]))
     for text in ("<b>", "", "<"):
         content = f"{_text(rng, 5)}{text}{_text(rng, 5)}</think>{_text(rng, 5)}"
         found.append(shown.encode(tokenizer, [{"role": "user", "content": content}]))
@@ -486,6 +506,8 @@ def templates_that_fail(nanovllm, rng):
         "{{ messages.__class__.__mro__ }}",
         "{{ messages.pop() }}",
         "{{ 1 // 0 }}",
+        "{{ messages[0].role.encode('no such code') }}",
+        "{{ '%(name)s' % {} }}",
         "{{ messages[0].content }}",
     )
     found = []
@@ -517,7 +539,7 @@ def batches_and_prices(nanovllm, rng):
         ])  # fmt: skip
     width, costs = int(rng.integers(8, 99)), []
     for tied, dtype in ((False, torch.float16), (True, torch.float32), (True, torch.bfloat16)):
-        texts = iter([_text(rng, 50), _text(rng, 9)])
+        texts = iter([_text(rng, 50), _text(rng, 9, ["\ud83d", *LETTERS]) + "\ude42"])
         costs.append(vars(vocabulary_cost(Tokenizer(_byte_model()), texts, width, tied, dtype, 7)))
     ids = rng.integers(0, 99, 30).tolist()
     cuts = [truncate(ids, limit, keep) for limit, keep in ((9, 2), (30, 0), (1, 1), (0, 0), (2, 1))]

@@ -139,6 +139,8 @@ def rope_adds_up(nanovllm, rng):
         apply_rope(q, *rotation_angles(first, scaled)), *rotation_angles(second, scaled)
     )
     cos, sin = rotation_angles(first + second, scaled)
+    half = q.bfloat16()
+    half[..., dim // 2 :] = 0  # leaves one product of two rounded numbers, in any arithmetic
     return {
         "frequencies": frequencies,
         "scaled": [scaled, llama3_frequencies(inverse_frequencies(64, 1e4), usual)],
@@ -147,6 +149,7 @@ def rope_adds_up(nanovllm, rng):
         "twice": twice,
         "once": apply_rope(k, cos, sin),
         "low": apply_rope(q.half(), cos, sin),
+        "rounded": apply_rope(half, cos, sin).float(),
         "dtypes": [str(apply_rope(k.to(d), cos, sin).dtype) for d in (torch.half, torch.bfloat16)],
         "untouched": qkv,
     }
@@ -176,6 +179,7 @@ def attention_step_by_step(nanovllm, rng):
         "chunks": torch.cat(parts),
         "one by one": torch.cat(single),
         "the last": attention(q[-1:], k, v, window=window),
+        "scale of zero": attention(q, k, v, scale=0.0),
         "fewer keys": attention(q, k[:2], v[:2], window=window),
         "untouched": qkv,
     }
@@ -323,6 +327,31 @@ def checkpoints_written_by_hand(nanovllm, rng):
 
 
 @scenario(task=5)
+def names_of_tensors(nanovllm, rng):
+    """Prefixes that stand inside a name, buffers outside the layers, names that look like them."""
+    from nanovllm.model.checkpoint_names import module_tensors
+
+    layer = f"layers.{int(rng.integers(100))}."
+    observed = []
+    for family, prefix, names in (
+        ("gpt2", "transformer.", (
+            "h.3.side_transformer.weight", "a.transformer.b", "h.10.attn.c_attn.weight",
+            "h.2.attn.bias", "h.2.attn.extra.weight", "wte.weight", "lm_head.weight",
+        )),
+        *((family, "model.", (
+            "rotary_emb.inv_freq", "rotary_emb.inv_freq.scale", f"{layer}rotary_emb.inv_freq",
+            f"{layer}self_attn.rotary_emb.inv_freq", f"{layer}rotary_emb.inv_freqs",
+            f"{layer}model.weight", f"side_model.{layer}bias",
+        )) for family in ("llama", "mistral", "qwen2", "qwen3")),
+    ):  # fmt: skip
+        for name in names:
+            for full in (name, prefix + name):
+                pairs = dict(module_tensors(family, full, _tensor(rng, 4, 12)))
+                observed.append([family, full, [[key, pairs[key]] for key in sorted(pairs)]])
+    return observed
+
+
+@scenario(task=5)
 def rows_of_two_sequences(nanovllm, rng):
     """Tokens of two sequences in one step, in mixed order, as the engine of lab 04 sends them."""
     import torch
@@ -394,7 +423,29 @@ def caches_that_branch(nanovllm, rng):
         "from the start": forward_cached(model, late, _ids(rng, config, 17)),
         "lengths": [branch.length for branch in branches],
         "bytes": [cache.nbytes, late.nbytes, late.capacity],
+        "on the CPU": [branch.device == torch.device("cpu") for branch in (*branches, late)],
     }
+
+
+@scenario(task=6)
+def gradients_stay_outside(nanovllm, rng):
+    """K and V that carry gradients, then some that do not: what is read of both has none."""
+
+    from nanovllm.model.cache import ContiguousCache
+
+    config = _config(rng)
+    cache = ContiguousCache(config, capacity=9)
+    seen = []
+    for carries in (True, False, True):
+        for layer in range(config.num_layers):
+            q, k, v = (
+                _tensor(rng, 3, heads, config.head_dim)
+                for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+            )
+            out = cache.attend(layer, q, k.requires_grad_(carries), v.requires_grad_(carries))
+            seen.append([out.requires_grad, out.detach().clone()])
+        cache.advance(3)
+    return seen
 
 
 @scenario(task=6)
@@ -402,7 +453,7 @@ def learned_positions_in_a_cache(nanovllm, rng):
     """GPT-2 counts positions from 0: any offset that all tokens share would show."""
     import torch
 
-    from nanovllm.model.cache import ContiguousCache, forward_cached
+    from nanovllm.model.cache import CacheFullError, ContiguousCache, forward_cached
 
     config = _config(rng, "gpt2")
     model = _model(rng, config)
@@ -412,6 +463,10 @@ def learned_positions_in_a_cache(nanovllm, rng):
         parts = _ids(rng, config, total).split(_chunks(rng, total))
         seen.append(torch.cat([forward_cached(model, cache, part) for part in parts if len(part)]))
         cache.truncate(int(rng.integers(0, min(7, cache.length + 1))))
+        try:
+            forward_cached(model, cache, _ids(rng, config, 21 - cache.length))
+        except CacheFullError:
+            seen.append(["full", cache.length])
     return seen
 
 
@@ -482,11 +537,19 @@ def costs_of_random_models(nanovllm, rng):
         new, cached, rows = (int(n) for n in rng.integers(1, 300, 3))
         size = int(rng.choice([1, 2, 4]))
         per_token = accounting.kv_bytes_per_token(config, size)
+        huge = replace(
+            config,
+            vocab_size=int(rng.integers(2**28, 2**29)),
+            hidden_size=int(rng.integers(2**28, 2**29)),
+        )
         rates = (float(rng.uniform(1e9, 1e10)), float(rng.uniform(1e9, 1e12)))
         observed.append(
             {
                 "bytes per token": per_token,
-                "tokens": accounting.tokens_in_budget(config, per_token * 7 - 1, size),
+                "tokens": [
+                    accounting.tokens_in_budget(config, per_token * many - 1, size)
+                    for many in (7, int(rng.integers(10**16, 10**17)))
+                ],
                 "computed": [accounting.tokens_computed(new, rows, c) for c in (True, False)],
                 "flops": accounting.step_flops(config, new, cached, rows),
                 "generation": [
@@ -495,6 +558,8 @@ def costs_of_random_models(nanovllm, rng):
                 "weights": [
                     accounting.weight_count(config),
                     accounting.weight_count(replace(config, tie_embeddings=True)),
+                    accounting.weight_count(huge),
+                    accounting.weight_count(replace(huge, tie_embeddings=True)),
                 ],
                 "training": [
                     [

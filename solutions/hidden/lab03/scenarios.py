@@ -35,6 +35,21 @@ class _Spelled:
         return self.rest
 
 
+class _Late:
+    """A detokenizer that gives a token's text when the next one comes."""
+
+    def __init__(self, pieces):
+        self.pieces, self.held = pieces, ""
+
+    def push(self, token_id):
+        shown, self.held = self.held, self.pieces[token_id]
+        return shown
+
+    def flush(self):
+        shown, self.held = self.held, ""
+        return shown
+
+
 @scenario(task=1)
 def mixed_requests(nanovllm, rng):
     """Whole requests with their options on: chunks, several samples, stop ids, short contexts."""
@@ -53,6 +68,7 @@ def _in_pieces(model, cache, token_ids, chunk_size, on_chunk=None):
 def _mixed_requests(rng, patches):
     from nanovllm.generation import chunked, loop
     from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
+    from nanovllm.generation.latency import ManualClock
     from nanovllm.generation.loop import Generation, Phase
     from nanovllm.generation.params import SamplingParams
     from nanovllm.generation.rows import argmax_sampler
@@ -78,6 +94,7 @@ def _mixed_requests(rng, patches):
             min_tokens=int(rng.integers(2)),
         )
         prompt = _prompt(rng)
+        clock = ManualClock(float(rng.integers(1, 1000)))
         generation = Generation(
             model,
             prompt,
@@ -85,7 +102,7 @@ def _mixed_requests(rng, patches):
             sampler=recording,
             max_model_len=int(rng.integers(13, 30)),
             seed=3,
-            clock=lambda: 0.0,
+            clock=clock,
             chunk_size=chunk_size or None,
             request_id=8,
         )
@@ -93,8 +110,10 @@ def _mixed_requests(rng, patches):
         while generation.phase is not Phase.FINISHED and len(phases) < 200:
             events += generation.step()
             phases.append(generation.phase.name)
+            clock.advance(1.0)
         kinds = (Prefilled, TokenGenerated, Finished)
         seen.append([sum(isinstance(event, kind) for event in events) for kind in kinds])
+        seen.append([event.time for event in events])
         seen.append([phases[0], phases[-1], len(phases)])
         ends = [event.completion for event in events if isinstance(event, Finished)]
         ends.sort(key=lambda end: end.index)
@@ -164,6 +183,40 @@ def text_and_stop_strings(nanovllm, rng):
     return seen
 
 
+@scenario(task=1)
+def text_at_the_end(nanovllm, rng):
+    """Texts full of stop strings: of a token that ends by its id, and of what is still held."""
+    from nanovllm.generation.events import Sampled, TokenGenerated
+    from nanovllm.generation.params import SamplingParams
+    from nanovllm.generation.sequence import Sequence
+
+    seen = []
+    for number in range(60):
+        by_id = number % 6 == 3  # the first token ends it
+        pieces = ["".join(rng.choice(list("abc"), int(rng.integers(1, 4)))) for _ in range(18)]
+        pieces += ["abcab", "bcabc"]  # of the stop token, and of the end of sequence
+        params = SamplingParams(
+            stop=["ab", "bca"],
+            stop_token_ids=[18],
+            min_tokens=0 if by_id else int(rng.integers(0, 7)),
+            include_stop_str_in_output=bool(number % 2),
+        )
+        sequence = Sequence(
+            [7, 8], params, max_model_len=int(rng.integers(3, 10)), seed=0, eos_token_ids=(19,),
+            detokenizer=_Late(pieces) if number % 3 else _Spelled(pieces, "cabc"),
+        )  # fmt: skip
+        texts = []
+        while not sequence.finished:
+            others = [] if by_id else range(18)
+            token = int(rng.choice([*others, 18, 18, 18, 19, 19, 19]))
+            for event in sequence.append(Sampled(token), 0.0):
+                if isinstance(event, TokenGenerated):
+                    texts.append(event.text)
+        done = sequence.completion()
+        seen.append([texts, done.text, done.finish_reason, done.stop_reason])
+    return seen
+
+
 @scenario(task=2)
 def processed_logits(nanovllm, rng):
     """The links one after another on logits with ties, in whatever floats the model has."""
@@ -187,7 +240,7 @@ def processed_logits(nanovllm, rng):
             rng.integers(0, 30, size=int(rng.integers(1, 9))).tolist(),
             rng.integers(0, 9, size=length).tolist(),
             seed=int(rng.integers(1000)),
-            eos_token_ids=(3, 4),
+            eos_token_ids=(3, 4, -int(rng.integers(8, 25))),
         )
         for number, length in enumerate(outputs)
     ]
@@ -220,6 +273,16 @@ def processed_logits(nanovllm, rng):
     }
     found = [chain.gather_logprobs(row, int(rng.integers(30)), 0) for row in ties]
     seen["ranks"] = [[token, value.rank] for entry in found for token, value in entry.items()]
+    distinct = torch.from_numpy(rng.permutation(30) / 4)  # in every type the same
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        found = chain.gather_logprobs(distinct.to(dtype), int(rng.integers(30)), 6)
+        seen[str(dtype)] = [
+            [[token, found[token].rank] for token in sorted(found)],
+            torch.tensor([found[token].logprob for token in sorted(found)]),
+        ]
+    large = (logits + 2.0**24).float()  # far above the noise of the draw
+    seeds = torch.from_numpy(rng.integers(-(2**62), 2**62, size=6))
+    seen["large"] = [chain.draw(large, seeds, torch.arange(6) + step) for step in range(4)]
     return seen
 
 
@@ -298,6 +361,9 @@ def beams(nanovllm, rng):
         )  # fmt: skip
         seen.append([[list(h.token_ids), h.finish_reason] for h in found])
         seen.append(torch.tensor([[h.logprob, h.score] for h in found]))
+    params = BeamSearchParams(beam_width=3, max_tokens=int(rng.integers(2, 6)), ignore_eos=True)
+    found = beam_search(_model(rng).bfloat16(), _prompt(rng), params)
+    seen.append([[len(h.token_ids), h.finish_reason] for h in found])
     return seen
 
 
@@ -348,8 +414,12 @@ def chunks(nanovllm, rng):
         early = int(rng.integers(1, count - 1))
         seen.append(chunked_prefill(model, cache, ids[:early], size))
         told = []
-        seen.append(chunked_prefill(model, cache, ids, int(rng.integers(1, 9)), told.append))
-        seen.append([[chunk.start, chunk.length] for chunk in told])
+
+        def tell(chunk, cache=cache, told=told):
+            told.append([chunk.start, chunk.length, cache.length])
+
+        seen.append(chunked_prefill(model, cache, ids, int(rng.integers(1, 9)), tell))
+        seen.append(told)
         with torch.inference_mode():
             seen.append(forward_cached(model, cache, ids[:1]))
         cache.truncate(early)
@@ -436,7 +506,7 @@ def latencies(nanovllm, rng):
             Timeline(float(start), (start + np.cumsum(rng.exponential(size=count))).tolist())
             for start, count in ((0.0, 3), *zip(rng.uniform(0, 5, 4), (1, 4, 1, 2), strict=True))
         ]
-        report = summarize(lines)
+        report = summarize([lines[i] for i in rng.permutation(5)])
         seen.append([report.ttft_p50, report.ttft_p99, report.tpot_p50, report.tpot_p99])
         seen.append([report.itl_p50, report.itl_p99, report.tokens_per_second])
     return seen
