@@ -196,7 +196,7 @@ def a_crowd_that_comes_and_goes(nanovllm, rng):
 
 @scenario(task=1)
 def engines_that_end(nanovllm, rng):
-    """One is stopped, one dies, while a step is held: who waited, what came, what is left."""
+    """One is stopped, two die, while a step is held: who waited, what came, what is left."""
     import asyncio
     import threading
 
@@ -204,7 +204,7 @@ def engines_that_end(nanovllm, rng):
     from nanovllm.generation.params import SamplingParams
     from nanovllm.serving.async_engine import AsyncEngine
     from nanovllm.serving.errors import EngineDeadError
-    from nanovllm.serving.scripted import HeldEngine
+    from nanovllm.serving.scripted import HeldEngine, ScriptedEngine
 
     async def turns():
         for _ in range(10):
@@ -228,15 +228,21 @@ def engines_that_end(nanovllm, rng):
     def broken(engine):
         raise KeyError("luck")
 
-    async def one(dies):
+    async def one(fault):
+        dies = fault is not None
         last, here, seen = int(rng.integers(4, 8)), threading.get_ident(), []
         lengths = [1, *_numbers(rng, 20, 90, 8)]
         engine = HeldEngine(
             script=lambda prompt, index: ["x"] * lengths[prompt[0]],
             max_num_seqs=int(rng.integers(2, 9)),
-            faults={last: MemoryError("no room")} if dies else {},
+            faults={last: fault} if dies else {},
         )
-        front = AsyncEngine(engine, [lambda events, usage: seen.append([len(events), usage])])
+
+        def look(events, usage):  # the streams that end in this step are still there
+            heard_of = {event.request_id for event in events if hasattr(event, "request_id")}
+            seen.append([len(events), usage, sorted(heard_of & {*front.streams})])
+
+        front = AsyncEngine(engine, [look])
         front.start()
 
         def ask(function):
@@ -297,13 +303,32 @@ def engines_that_end(nanovllm, rng):
             ],
             "ends": [type(error).__name__ for _, error in heard],
             "one error": len(set(map(id, errors))),
-            "its words": ["MemoryError" in text and "no room" in text for text in said],
+            "its words": [type(fault).__name__ in text and "no room" in text for text in said],
             "streams": [[stream.reason, stream.ended] for stream in streams],
             "seen": seen,
         }
 
+    async def refused():
+        """An engine that sleeps takes some prompts of a submit, and refuses the last."""
+        engine = ScriptedEngine(script=lambda prompt, index: ["x"] * 300)
+        front = AsyncEngine(engine)
+        front.start()
+        await ended(front.call(lambda engine: 0))
+        await asyncio.sleep(0.05)  # its thread has gone to sleep
+        try:
+            front.submit([*([[5]] * int(rng.integers(1, 9))), []], SamplingParams(n=2))
+        except RequestError:
+            for _ in range(500):
+                if engine.has_unfinished:
+                    await asyncio.sleep(0.01)
+        left = [engine.has_unfinished, sorted(set(engine.aborted)), len(front.streams)]
+        await front.stop()
+        return left
+
     async def main():
-        return [await asyncio.wait_for(one(dies), 60) for dies in (False, True)]
+        faults = (None, MemoryError("no room"), SystemExit("no room"))
+        found = [await asyncio.wait_for(one(fault), 60) for fault in faults]
+        return [*found, await asyncio.wait_for(refused(), 20)]
 
     return {"found": asyncio.run(main())}
 
@@ -341,6 +366,11 @@ def requests_with_one_thing_wrong(nanovllm, rng):
         "seed": [None, 0, 9], "stop": [None, "a", ["b", "c"]], "ignore_eos": [None, True, False],
         "presence_penalty": [None, 0, 0.5], "skip_special_tokens": [None, False],
         "logit_bias": [None, {"7": 3.0}], "max_tokens": [None, 1, 9], "min_p": [None, 0.0, 0.1],
+        "frequency_penalty": [None, 0, 0.5], "repetition_penalty": [None, 1.5],
+        "stop_token_ids": [None, [4, 8]], "min_tokens": [None, 0, 1],
+        "include_stop_str_in_output": [None, True], "allowed_token_ids": [None, [3, 7]],
+        "bad_words": [None, ["d", "e f"]], "prompt_logprobs": [None, 0, 2],
+        "cache_salt": [None, "mine"],
     }  # fmt: skip
     wrong = [{"temperature": -1.0}, {"top_p": 1.5}, {"logit_bias": {"x": 1.0}}, {"max_tokens": 0},
              {"max_tokens": 60}, {"top_p": 0.0}]  # fmt: skip
@@ -391,6 +421,8 @@ def requests_with_one_thing_wrong(nanovllm, rng):
         lengths.append(refused(request, 9))
         plain = ChatCompletionRequest(messages=talk, logprobs=said)
         lengths.append(sampling_params(plain, 9, 64).logprobs)
+        zero = ChatCompletionRequest(messages=talk, logprobs=said, top_logprobs=0)
+        lengths += [refused(zero, 9), sampling_params(zero, 9, 64).logprobs]
     secret, answers = f"secret{rng.integers(1000)}", []
     for place in (("messages", tops, "role"), ("stop", secret), (tops,), (secret,)):
         wrong = RequestValidationError([{"loc": ("body", *place), "msg": "no luck"}])
@@ -706,15 +738,26 @@ def timers_and_a_drain(nanovllm, rng):
 
     works = [float(x) for x in rng.uniform(0.5, 20.0, size=12).round(2)]
     limits = [None if x > 14 else float(x) for x in rng.uniform(1.0, 18.0, size=12).round(2)]
+    limits[int(rng.integers(12))] = 0.0
     patience = float(rng.integers(3, 12))
     # an end near the limit would ask at which tick drain looks, which nobody fixed
     ends = [x + 3 * (abs(x - patience) < 1.0) for x in works]
+    ends[:2] = patience + 4, patience + 5
 
     async def main():
         loop, told = asyncio.get_running_loop(), []
 
         def cancel(stream, reason):
             told.append([stream.name, reason])
+
+        def give_up(stream, reason):
+            cancel(stream, reason)
+            if int(stream.name) % 2:  # it ends at once
+                lasts[int(stream.name)] = stream, 0.0
+
+        async def nap(seconds):
+            naps.append(seconds)
+            await asyncio.sleep(seconds)
 
         async def one(i):
             try:
@@ -729,17 +772,19 @@ def timers_and_a_drain(nanovllm, rng):
         found = {"told": list(told)}
         for name, limit in (("short", patience), ("long", 40.0)):
             told.clear()
-            begun = loop.time()
+            begun, naps = loop.time(), []
             lasts = {i: (Stream([i], name=str(i)), begun + ends[i]) for i in range(12)}
             cut = await drain(
                 lambda lasts=lasts: [s for s, end in lasts.values() if loop.time() < end],
-                cancel,
+                give_up,
                 limit,
+                nap,
                 tick=0.25,
             )
             took, wanted = loop.time() - begun, min(limit, max(ends))
             in_time = wanted - 0.001 <= took <= wanted + 0.251
-            found[name] = {"given up": sorted(told), "cut": cut, "in time": in_time}
+            by_naps = max(naps) <= 0.25 and abs(sum(naps) - took) < 0.001
+            found[name] = {"given up": sorted(told), "cut": cut, "waits": [in_time, by_naps]}
         return found
 
     return run_virtual(main())
