@@ -41,11 +41,12 @@ def _running(manager, request, end=None):
 
 def _refused(call, *args):
     """The name of the error that a call raises."""
+    from nanovllm.batching.errors import InvariantError
     from nanovllm.paging.errors import BlockOwnershipError, OutOfBlocksError
 
     try:
         call(*args)
-    except (BlockOwnershipError, OutOfBlocksError) as error:
+    except (BlockOwnershipError, InvariantError, OutOfBlocksError) as error:
         return type(error).__name__
     return "none"
 
@@ -272,6 +273,8 @@ def random_ragged_attention(nanovllm, rng):
         q = torch.from_numpy(rng.normal(size=(sum(queries), 6, 4)).astype("float32"))
         cached = cache.k[1], cache.v[1]
         found.append(paged_attention(q, *cached, batch, scale=scale, window=window))
+        q, *cached = (x.to(torch.bfloat16) for x in (q, *cached))
+        found.append(str(paged_attention(q, *cached, batch, scale=scale, window=window).dtype))
     return {"attended": found}
 
 
@@ -506,6 +509,65 @@ def suspended_held_and_forgotten(nanovllm, rng):
 
 
 @scenario(task=7)
+def a_sibling_behind_the_cache(nanovllm, rng):
+    """Somebody else has stored the prompt while the sibling still reads it."""
+    from nanovllm.paging.manager import BlockManager
+
+    found, size = [], int(rng.integers(2, 6))
+    for _ in range(3):
+        full = size * int(rng.integers(2, 6))
+        prompt = rng.integers(3, 60, size=full + int(rng.integers(1, size + 1))).tolist()
+        manager = BlockManager(40, size)
+        first, sample = (_request(i, prompt, index=i, group=7) for i in range(2))
+        _running(manager, first, int(rng.integers(1, full)))
+        found.append([_running(manager, _request(5, prompt)), manager.can_admit(sample)])
+        found.append([_refused(manager.check, requests) for requests in ([], [first, sample])])
+        _stored(manager, first, len(prompt))
+        found.append([manager.can_admit(sample), _running(manager, sample), manager.free_tokens])
+    return found
+
+
+@scenario(task=7)
+def cached_blocks_that_are_held(nanovllm, rng):
+    import gc
+    import weakref
+
+    from nanovllm.paging.manager import BlockManager
+
+    found, size = [], int(rng.integers(2, 6))
+    for rounds in range(3):
+        count, more = int(rng.integers(3, 7)), int(rng.integers(3))
+        prompt = rng.integers(3, 60, size=count * size).tolist()
+        manager = BlockManager(count + more, size)
+        request = _request(0, prompt)
+        _running(manager, request)
+        blocks = manager.block_ids(request)  # none of the others is cached
+        if rounds:
+            manager.release(request)
+        else:
+            manager.suspend(request)
+            manager.forget(request)
+            seen = weakref.ref(request)
+            del request
+            gc.collect()
+            found.append(seen() is None)
+        found.append([_refused(manager.hold, blocks, "a transfer"), len(manager.owners())])
+        other = next((b for b in range(count + more) if b not in blocks), count + more)
+        found.append(_refused(manager.drop, [*blocks[1:], other], "a transfer"))
+        found.append([manager.free_tokens, len(manager.cached_blocks())])
+        manager.drop(blocks, "a transfer")
+        found.append([manager.free_tokens, len(manager.cached_blocks())])
+        gone = int(rng.integers(1, count))  # so many of them are evicted, those held last
+        filler = _request(1, rng.integers(60, 90, size=(more + gone) * size).tolist())
+        manager.admit(filler)
+        manager.release(filler)
+        again = _request(2, [*prompt[:-1], 1][: (count + more) * size])
+        found.append(_running(manager, again))
+        manager.check([again])
+    return found
+
+
+@scenario(task=7)
 def many_samples_of_one_prompt(nanovllm, rng):
     from nanovllm.generation.params import SamplingParams
     from nanovllm.paging.store import PagedStore
@@ -551,6 +613,23 @@ def keys_of_one_bit(nanovllm, rng):
         cache.index.check()
         table.free(pool)
     return {"story": story, "hits": [cache.stats.queries, cache.stats.hits]}
+
+
+@scenario(task=6)
+def entries_whose_parent_is_gone(nanovllm, rng):
+    from nanovllm.paging.prefix_index import PrefixIndex
+
+    index, entries, story = PrefixIndex(), [], []
+    for number, block in enumerate(rng.permutation(30)[:12].tolist()):
+        parent = entries[int(rng.integers(number)) if number > 1 else 0] if number else None
+        parent = None if number > 1 and rng.random() < 0.3 else parent
+        tokens = tuple(rng.integers(3, 60, size=2).tolist())
+        entries.append(index.insert(bytes([number]), parent, tokens, "", block))
+        index.check()
+    for number in (0, *(1 + rng.permutation(11)).tolist()):  # the second stands behind the first
+        index.evict(entries[number].block_id)
+        story.append([number, _refused(index.check)])
+    return story
 
 
 @scenario(task=6)
@@ -686,4 +765,19 @@ def a_random_heap(nanovllm, rng):
     compact(manager)
     story.append([span(manager), len(manager.owners())])
     manager.check(live)
+    wide = int(rng.integers(2, 5))
+    manager = BlockManager(5 * wide, 4)
+    prompts = rng.integers(3, 60, size=(6, 4 * wide)).tolist()
+    requests = [_request(number, prompt) for number, prompt in enumerate(prompts)]
+    for request in requests[:5]:
+        manager.admit(request)
+    empty, cached, *held = sorted(requests[:5], key=lambda one: max(manager.block_ids(one)))
+    for request in (cached, *held):
+        _stored(manager, request, 4 * wide)
+    manager.release(cached)
+    manager.release(empty)
+    story.append([compact(manager) > 0, len(manager.cached_blocks())])
+    manager.admit(requests[5])  # takes the blocks whose content was moved, not those cached
+    story.append([len(manager.cached_blocks()), manager.free_tokens])
+    manager.check([*held, requests[5]])
     return {"plans": plans, "story": story}

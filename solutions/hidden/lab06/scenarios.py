@@ -55,6 +55,32 @@ def touched(trace, tensor, stored):
     return found
 
 
+def loaded(trace, *caches):
+    """How many elements of contiguous caches are loaded."""
+    return trace and [
+        sum(len(elements) for access, elements in trace.elements(cache) if not access.is_store)
+        for cache in caches
+    ]
+
+
+def unused_entries(trace, tables, lens, size):
+    """How many entries behind the contexts are read of contiguous block tables."""
+    if trace is None:
+        return None
+    read = {int(n) for _, elements in trace.elements(tables) for n in elements}
+    width = tables.shape[1]
+    return sum(n % width * size >= lens[n // width] for n in read)
+
+
+def idle_readers(trace, *tensors):
+    """How many programs load of contiguous tensors, but store nothing."""
+    if trace is None:
+        return None
+    readers = {program for tensor in tensors for program in touched(trace, tensor, stored=False)}
+    stores = [access for access in trace.accesses if access.is_store and len(access.addresses)]
+    return len(readers - {(access.launch, access.program) for access in stores})
+
+
 class Cache:
     """Sequences that grow in blocks taken at random; some begin with the blocks of another."""
 
@@ -103,6 +129,11 @@ def in_place_and_repeated(nanovllm, rng):
         out, room = gaps(torch.zeros(3, columns))
         softmax(x[:1].expand(3, columns), out)
         seen[f"row three times {columns}"] = changed(room)
+        new = softmax(x.half())
+        seen[f"new {columns}"] = [new.cpu(), str(new.dtype)]
+        out, room = gaps(torch.zeros(rows, columns))
+        softmax(gaps(normal(rng, rows, columns, dtype=torch.bfloat16))[0], out)
+        seen[f"of half {columns}"] = changed(room)
     return seen
 
 
@@ -112,14 +143,19 @@ def a_residual_stream(nanovllm, rng):
     from nanovllm.kernels.rms_norm import fused_add_rms_norm_
 
     seen = {}
-    half, single = torch.float16, torch.float32
-    for x_type, residual_type in ((half, single), (half, half), (single, half)):
+    half, single, brain = torch.float16, torch.float32, torch.bfloat16
+    for x_type, residual_type, weight_type in (
+        (half, single, single),
+        (half, half, single),
+        (single, half, single),
+        (single, single, brain),
+    ):
         tokens, width = int(rng.integers(1, 5)), int(rng.integers(17, 63))
         residual, room = gaps(normal(rng, tokens, width, dtype=residual_type))
         for layer in range(3):
             values = normal(rng, tokens, width, dtype=x_type) * 100
             x, other = gaps(values, (1, 0), 5.0)
-            weight = normal(rng, width, dtype=torch.float32).to(x.device)
+            weight = normal(rng, width, dtype=weight_type).to(x.device)
             fused_add_rms_norm_(x, residual, weight, 1e-3)
             seen[f"{x_type} {residual_type} {layer}"] = x.cpu().clone()
             seen[f"{x_type} {residual_type} {layer} beside"] = int((other.float() == 5.0).sum())
@@ -157,6 +193,8 @@ def gates(nanovllm, rng):
         seen[f"{width}"] = silu_and_mul(wide[:, 2:-1]).cpu()
         apart, _ = gaps(normal(rng, 2, 2 * width), fill=5.0)
         seen[f"{width} apart"] = silu_and_mul(apart).cpu()
+        new = silu_and_mul(wide[:, 2:-1].half())
+        seen[f"{width} new of half"] = [new.cpu(), str(new.dtype)]
         out, room = gaps(torch.zeros(2, width))
         silu_and_mul(wide[:, 2:-1].half(), out, block=2 ** int(rng.integers(5, 9)))
         seen[f"{width} of half"] = changed(room)
@@ -226,9 +264,33 @@ def long_contexts(nanovllm, rng):
             cache.write(rng, sequence, 0, length)
         q, _ = gaps(3 * normal(rng, 4, 6, 20), (2, 0, 1), fill=5.0)
         out, room = gaps(torch.full((4, 6, 20), 9.0), (1, 2, 0))
+        given = cache.given(lens)
         with Guard(cache.device).watched() as trace:
-            paged_decode(q, *cache.given(lens), window=window, out=out)
+            paged_decode(q, *given, window=window, out=out)
         seen[f"{window}"] = [changed(room), stored_twice(trace)]
+        unused = unused_entries(trace, given[2], lens, 16)
+        seen[f"{window} read"] = [loaded(trace, *given[:2]), unused]
+    return seen
+
+
+@scenario(task=6)
+def wide_heads_and_large_groups(nanovllm, rng):
+    """More query heads to a key head than 16, and more dims than 128."""
+    from nanovllm.kernels.paged_decode import paged_decode
+
+    seen = {}
+    for kv_heads, group, dim in (
+        (1, int(rng.integers(17, 40)), int(rng.integers(20, 60))),
+        (2, 2, int(rng.integers(129, 200))),
+    ):
+        lens = [int(rng.integers(2, 40)), int(rng.integers(2, 40))]
+        cache = Cache(rng, lens, kv_heads, dim, 4)
+        for sequence, length in enumerate(lens):
+            cache.write(rng, sequence, 0, length)
+        q, given = normal(rng, 2, kv_heads * group, dim).to(cache.device), cache.given(lens)
+        with Guard(cache.device).watched() as trace:
+            out = paged_decode(q, *given)
+        seen[f"{kv_heads}"] = [out.cpu(), loaded(trace, *given[:2])]
     return seen
 
 
@@ -300,6 +362,22 @@ def a_long_context_for_many(nanovllm, rng):
     return seen
 
 
+@scenario(task=7)
+def many_parts(nanovllm, rng):
+    """More parts than 16, each with keys where a part has as few as it may."""
+    from nanovllm.kernels.split_decode import split_decode
+
+    seen = {}
+    for count in (17, int(rng.integers(18, 40))):
+        length = 64 * count - int(rng.integers(63))
+        cache = Cache(rng, [length], 1, 16, 32)
+        cache.write(rng, 0, 0, length)
+        q = normal(rng, 1, 2, 16).to(cache.device)
+        with dirty_memory():
+            seen[f"{count}"] = split_decode(q, *cache.given([length]), count).cpu()
+    return seen
+
+
 @scenario(task=8)
 def a_long_prompt(nanovllm, rng):
     """Which keys a program reads: none far behind its last query, or before the first's window."""
@@ -313,8 +391,9 @@ def a_long_prompt(nanovllm, rng):
         q = normal(rng, length, 1, 16).to(cache.device)
         starts = torch.tensor([0, length], dtype=torch.int32, device=cache.device)
         out = torch.empty_like(q)
+        more = length + int(rng.integers(70, 200))  # some programs have no query
         with Guard(cache.device).watched() as trace:
-            paged_prefill(q, *cache.given([length]), starts, length, window=window, out=out)
+            paged_prefill(q, *cache.given([length]), starts, more, window=window, out=out)
         loads, near = touched(trace, cache.k, stored=False), []
         for program, elements in touched(trace, out, stored=True).items():
             rows = {element // 16 for element in elements}
@@ -322,6 +401,26 @@ def a_long_prompt(nanovllm, rng):
             first = max(0, min(rows) - (window or length) + 1)
             near.append(all(first - 128 < key < max(rows) + 128 for key in keys))
         seen[f"{window}"] = [out.cpu(), all(near), stored_twice(trace)]
+        seen[f"{window} idle"] = idle_readers(trace, q, cache.k, cache.v)
+    return seen
+
+
+@scenario(task=8)
+def scores_of_hundreds(nanovllm, rng):
+    """All alike, so that nothing is rounded: the mean of the values, though exp overflows."""
+    from nanovllm.kernels.paged_prefill import paged_prefill
+
+    seen = {}
+    for size in (10.0, -10.0):
+        lens = [int(rng.integers(20, 150)), int(rng.integers(20, 150))]
+        cache = Cache(rng, lens, 1, 16, 16)
+        for sequence, length in enumerate(lens):
+            cache.write(rng, sequence, 0, length)
+        cache.k[~cache.k.isnan()] = size
+        chunks = [int(rng.integers(1, 20)) for _ in lens]
+        starts = torch.tensor([0, *chunks]).cumsum(0).to(torch.int32).to(cache.device)
+        q = torch.full((sum(chunks), 2, 16), 10.0, device=cache.device)
+        seen[f"{size}"] = paged_prefill(q, *cache.given(lens), starts, max(chunks)).cpu()
     return seen
 
 
