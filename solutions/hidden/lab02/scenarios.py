@@ -141,6 +141,7 @@ def rope_adds_up(nanovllm, rng):
     cos, sin = rotation_angles(first + second, scaled)
     half = q.bfloat16()
     half[..., dim // 2 :] = 0  # leaves one product of two rounded numbers, in any arithmetic
+    angles = _tensor(rng, 6, dim // 2)  # not the student's: one ulp more may round the other way
     return {
         "frequencies": frequencies,
         "scaled": [scaled, llama3_frequencies(inverse_frequencies(64, 1e4), usual)],
@@ -149,7 +150,7 @@ def rope_adds_up(nanovllm, rng):
         "twice": twice,
         "once": apply_rope(k, cos, sin),
         "low": apply_rope(q.half(), cos, sin),
-        "rounded": apply_rope(half, cos, sin).float(),
+        "rounded": apply_rope(half, angles.cos(), angles.sin()).float(),
         "dtypes": [str(apply_rope(k.to(d), cos, sin).dtype) for d in (torch.half, torch.bfloat16)],
         "untouched": qkv,
     }
