@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +82,9 @@ def everything(files: dict[str, bytes]) -> str:
         if name.endswith(".ipynb"):
             cells = json.loads(data)["cells"]
             texts.append("\n".join("".join(cell["source"]) for cell in cells))
+        elif name.endswith(".zip"):
+            with zipfile.ZipFile(io.BytesIO(data)) as packed:
+                texts += [packed.read(part).decode() for part in packed.namelist()]
         elif not name.endswith((".safetensors", ".png", "checks.json")):
             texts.append(data.decode())
     return "\n" + "\n".join(line.strip() for text in texts for line in text.splitlines()) + "\n"

@@ -86,7 +86,8 @@ def scripts(lab: Lab, torch_index: str) -> dict[str, str]:
 
 def course(lab: Lab) -> Iterator[Path]:
     """The course's files that grading a lab takes: no mistake, no model answer, no other secret."""
-    for folder in (ROOT / "grader", LABS, MODELS, REFERENCE, HIDDEN / lab.key):
+    for folder in (ROOT / "grader", LABS, MODELS, REFERENCE):
         yield from tree(folder)
+    yield from (HIDDEN / lab.key).glob("*.py")
     names = ("nanovllm/__init__.py", "pyproject.toml", "requirements.txt", "constraints.txt")
     yield from (ROOT / name for name in (*names, "LICENSE"))

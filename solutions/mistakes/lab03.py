@@ -317,14 +317,6 @@ MISTAKES = [
         new="self.stops.push(self.detokenizer.flush(), armed=True)",
         says="What the detokenizer holds at the end is searched for stop strings.",
     ),
-    Mistake(
-        name="token-times-by-another-clock",
-        task=1,
-        symbol=LOOP + ".step",
-        old="sequence.append(sampled, self.clock())",
-        new="sequence.append(sampled, time.perf_counter())",
-        says="The times of tokens do not come from clock().",
-    ),
     # Task 2: sampling
     Mistake(
         name="min-tokens-only-eos",

@@ -441,15 +441,6 @@ MISTAKES = [
         says="You ask whose turn is over; the policy's `displaced` says who makes room.",
     ),
     Mistake(
-        name="displaced-waits-a-step",
-        task=4,
-        symbol="scheduler:Scheduler._admit",
-        old="if not self._can_admit(request):",
-        new="if request in draft.preempted or not self._can_admit(request):",
-        says="You never admit a request in the step in which it made room; where there is room "
-        "for it, too, it may come in at once.",
-    ),
-    Mistake(
         name="asked-chunk-grows",
         task=4,
         symbol="scheduler:Scheduler._continue",
