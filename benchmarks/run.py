@@ -24,12 +24,18 @@ ASSISTED = "transformers-assisted"
 Part = Callable[[], runs.Outcome]
 
 
-def parts(quick: bool, threads: int, vllm_python: str | None) -> dict[str, Part]:
+def parts(
+    quick: bool, threads: int, vllm_python: str | None, llama_python: str | None
+) -> dict[str, Part]:
     """What is run, by the name of its record; the peers' share of the time is the largest."""
     rounds, requests = (1, 8) if quick else (5, 64)
     vllm = ["vllm"] if vllm_python else []
     own = ["vllm-own-process"] if vllm_python else []
-    common = {"threads": threads, "vllm_python": vllm_python, "dtype": "bfloat16"}
+    llama = ["llama.cpp"] if llama_python else []
+    common = {
+        "threads": threads, "vllm_python": vllm_python, "llama_python": llama_python,
+        "dtype": "bfloat16",
+    }  # fmt: skip
 
     def throughput(model: str, names: list[str], rounds: int, **other: str) -> Part:
         options = common | other
@@ -64,19 +70,19 @@ def parts(quick: bool, threads: int, vllm_python: str | None) -> dict[str, Part]
             for suffix, kind in (("", {}), ("-float32", {"dtype": "float32"}))
         },
         # one at a time is too slow for every round: it has its own short run
-        "throughput-tiny": throughput("tiny", [*TRANSFORMERS[1:], *vllm, *own], rounds),
+        "throughput-tiny": throughput("tiny", [*TRANSFORMERS[1:], *vllm, *own, *llama], rounds),
         # vLLM's kernels for bfloat16 want a processor that has it
         "throughput-tiny-float32": throughput(
-            "tiny", [*TRANSFORMERS[1:2], *vllm], rounds, dtype="float32"
+            "tiny", [*TRANSFORMERS[1:2], *vllm, *llama], rounds, dtype="float32"
         ),
         "throughput-tiny-one-at-a-time": throughput("tiny", TRANSFORMERS[:1], 1),
-        "throughput-mid": throughput("mid", [*TRANSFORMERS[1:2], *vllm], min(rounds, 3)),
+        "throughput-mid": throughput("mid", [*TRANSFORMERS[1:2], *vllm, *llama], rounds),
         "throughput-moe": throughput(
             "moe", ["nanovllm-plain", *TRANSFORMERS[1:2], *vllm], min(rounds, 3)
         ),
-        "throughput-mid-float32": throughput("mid", vllm, min(rounds, 3), dtype="float32"),
-        "latency-tiny": latency("tiny", [*TRANSFORMERS[:1], *vllm, *own]),
-        "latency-mid": latency("mid", [*TRANSFORMERS[:1], *vllm]),
+        "throughput-mid-float32": throughput("mid", [*vllm, *llama], rounds, dtype="float32"),
+        "latency-tiny": latency("tiny", [*TRANSFORMERS[:1], *vllm, *own, *llama]),
+        "latency-mid": latency("mid", [*TRANSFORMERS[:1], *vllm, *llama]),
     }
 
 
@@ -89,18 +95,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--vllm-python", help="the Python of an environment that has vllm")
+    parser.add_argument("--llama-python", help="of one with llama-cpp-python, gguf, torch")
     parser.add_argument("--threads", type=int, default=usable_cpus())
     parser.add_argument("--quick", action="store_true", help="small numbers, to try it")
     parser.add_argument("--only", nargs="*", help="records to make; all by default")
     given = parser.parse_args()
-    plan = parts(given.quick, given.threads, given.vllm_python)
+    plan = parts(given.quick, given.threads, given.vllm_python, given.llama_python)
     names = given.only or [*plan, "planning_cost"]
     unknown = set(names) - {*plan, "planning_cost"}
     if unknown:
         parser.error(f"no record is called {', '.join(unknown)}; there are {', '.join(plan)}.")
     console, failed, begun = Console(), [], time.monotonic()
-    if given.vllm_python is None:
-        console.print("vllm is left out: name the Python of its environment with --vllm-python.")
+    for peer in ("vllm", "llama"):
+        if getattr(given, f"{peer}_python") is None:
+            console.print(f"{peer} is left out: name its environment's Python by --{peer}-python.")
     for place, name in enumerate(names, 1):
         minutes = (time.monotonic() - begun) / 60
         console.rule(f"{place} of {len(names)}: {name} ({minutes:.0f} min so far)")

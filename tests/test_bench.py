@@ -124,7 +124,9 @@ class TestContestants:
             with pytest.raises(ContestantError, match="how to do 'dance'"):
                 process.ask("dance")
 
-    @pytest.mark.parametrize(("name", "says"), [("ollama", "not known"), ("vllm", "--vllm-python")])
+    @pytest.mark.parametrize(("name", "says"), [
+        ("ollama", "not known"), ("vllm", "--vllm-python"), ("llama.cpp-q8_0", "--llama-python"),
+    ])  # fmt: skip
     def test_those_that_cannot_start(self, name, says):
         with pytest.raises(OptionError, match=says):
             Settings("model").check([name])

@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -28,11 +30,13 @@ from nanovllm.model.loader import dummy_model
 from nanovllm.paging.manager import BlockManager
 from nanovllm.paging.store import PagedStore
 from nanovllm.speculative.adaptive import AdaptivePolicy
+from nanovllm.speculative.costs import Costs
 from nanovllm.speculative.credit import Credit
 from nanovllm.speculative.draft_model import DraftModel
 from nanovllm.speculative.guess_policy import FixedPolicy
 from nanovllm.speculative.lookup import PromptLookup
 from nanovllm.speculative.proposer import Ask, Guesses, NgramThenDraft, Proposer
+from nanovllm.speculative.two_policies import SOURCES, TwoPolicies, WantedOfEach
 from nanovllm.speculative.verify import SpeculativeEngine
 from tests.test_gpu_engine import in_torch, uncaptured
 
@@ -225,10 +229,14 @@ def test_random_histories_have_the_texts_of_the_engine_without_guesses(
         history, said = History(seed), []
         plain = history.engine(kind, model, None)
         wanted, _, _ = history.run(plain, {})
-        policy = AdaptivePolicy if history.adaptive else FixedPolicy
+        policy: Any = (AdaptivePolicy if history.adaptive else FixedPolicy)(history.guesses)
         proposer = proposer_of(history.proposer, random.Random(seed), wanted, kind)
-        guesses = {"proposer": proposer, "guess_policy": policy(history.guesses),
-                   "credit": Credit() if history.adaptive else None,
+        credit = Credit() if history.adaptive else None
+        if history.adaptive and isinstance(proposer, NgramThenDraft):
+            credit = Credit(sources=SOURCES)
+            policy = TwoPolicies(partial(AdaptivePolicy, history.guesses), Costs(), credit)
+            proposer = WantedOfEach(proposer.lookup, proposer.draft, policy)
+        guesses = {"proposer": proposer, "guess_policy": policy, "credit": credit,
                    "warn": said.append}  # fmt: skip
         engine = history.engine(kind, model, guesses)
         found, steps, kinds = history.run(engine, history.aborts)

@@ -32,6 +32,7 @@ from nanovllm.speculative.lookup import NgramIndex, PromptLookup
 from nanovllm.speculative.proposer import Ask, Guesses
 from nanovllm.speculative.rejection import distribution, rejection_sample
 from nanovllm.speculative.tree import ROOT, TokenTree, best_tree, verify_tree
+from nanovllm.speculative.two_policies import SOURCES, TwoPolicies, WantedOfEach
 from tests.test_speculative_engine import CONFIG, spread_out
 
 
@@ -384,6 +385,88 @@ def test_guesses_that_cost_more_than_they_save_are_stopped(batch: int) -> None:
     assert not credit.allows(batch)
     assert run_on_credit(credit, 20_000, gained=0, seconds=1.5, batch=batch) < 1.02
     assert run_on_credit(credit, 5_000, gained=2, seconds=2.0, batch=batch) < 0.85  # tried again
+
+
+def step_of(source: str, stood: int) -> Plan:
+    """A step of one request, with four guesses of a source, of which so many stood."""
+    request = Request(0, SimulatedSequence(0, 4, 99), 0.0, 99)
+    chunk = GuessedChunk.of(Chunk(request, 3, 1, 4), Guesses((7,) * 4, source))
+    for _ in range(1 + stood):
+        request.sequence.append()
+    return Plan((chunk,))
+
+
+def test_each_source_of_guesses_has_debts_of_its_own() -> None:
+    credit = Credit(sources=SOURCES)
+    credit.plain(1, 1.0)
+    for _ in range(40):
+        credit.tried(step_of("ngram", stood=3), 2.0, 0.0, 0.1)
+        if "draft" not in credit.silent(1):
+            credit.tried(step_of("draft", stood=0), 2.0, 1.0, 0.1)
+    assert credit.silent(1) == {"draft"} and credit.allows(1) and not credit.stopped(1)
+    for _ in range(1000):  # time goes by: it may try again
+        credit.tried(step_of("ngram", stood=3), 2.0, 0.0, 0.1)
+    assert credit.silent(1) == set()
+    for source in SOURCES:
+        for _ in range(60):
+            credit.tried(step_of(source, stood=0), 2.0, 0.0, 0.1)
+    assert credit.stopped(1) and not credit.allows(1)
+
+
+class Wants:
+    """A policy that always wants as many, and notes what it hears."""
+
+    def __init__(self, count: int, costs: Costs) -> None:
+        self.count, self.costs = count, costs
+        self.heard: list[int] = []
+
+    def lengths(self, requests, most, tokens):
+        return [self.count] * len(requests)
+
+    def judged(self, request, guesses, accepted):
+        self.heard.append(accepted)
+
+    def forget(self, request):
+        self.heard.append(-1)
+
+
+class Says:
+    """A proposer with the same guesses for all; `match` where it looked them up."""
+
+    def __init__(self, match: int, source: str) -> None:
+        self.match, self.source = match, source
+        self.asked: list[list[int]] = []
+
+    def propose(self, asks):
+        self.asked.append([ask.most for ask in asks])
+        return [Guesses((7,) * ask.most, self.source, self.match) for ask in asks]
+
+    def forget(self, request):
+        pass
+
+
+def test_lookup_and_draft_have_a_policy_each() -> None:
+    costs, credit = Costs(forward=0.5, draft=0.25), Credit(sources=SOURCES)
+    counts = iter([1, 3])
+    policy = TwoPolicies(lambda costs: Wants(next(counts), costs), costs, credit)
+    request = Request(0, SimulatedSequence(0, 4, 99), 0.0, 99)
+    for match, said, asked in ((1, "draft", [[2]]), (2, "ngram", [])):
+        lookup, draft = Says(match, "ngram"), Says(0, "draft")
+        proposer = WantedOfEach(lookup, draft, policy)
+        assert policy.lengths([request], [5], 1) == [3]
+        [guesses] = proposer.propose([Ask(request, 2)])
+        assert guesses.source == said and lookup.asked == [[1]] and draft.asked == asked
+        policy.judged(request, guesses, 1)
+    lookups, drafts = policy.policies.values()
+    assert (lookups.heard, drafts.heard) == ([1], [1])
+    costs.base, costs.token = 4.0, 2.0
+    credit.silent(1).add("draft")
+    assert policy.lengths([request], [5], 1) == [1], "a source that lost too much is not asked"
+    assert lookups.costs.drafting([5]) == 0.0 and lookups.costs.token == 2.0
+    [guesses] = WantedOfEach(Says(0, "ngram"), draft, policy).propose([Ask(request, 2)])
+    assert guesses.source == "ngram", "unsure, but there is nothing else"
+    policy.forget(request)
+    assert (lookups.heard, drafts.heard) == ([1, -1], [1, -1])
 
 
 def plain_step(scheduler: SpeculativeScheduler) -> int:

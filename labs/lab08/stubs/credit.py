@@ -1,6 +1,7 @@
 """Whether guesses pay on this machine, by the clock: the seconds that they have saved (given)."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from nanovllm.batching.plan import Plan
 from nanovllm.speculative.guessed_plan import GuessedChunk
@@ -18,8 +19,14 @@ class Account:
     alone: float = 0.0  # seconds a request, of a step without guesses; 0.0 before one was timed
     since: int = 0  # steps since one without guesses was timed
     recheck: int = 0  # such steps until the next is to be timed
-    saved: float = 0.0  # seconds that guesses saved, less what they cost
-    stopped: bool = False
+    saved: dict[str, float] = field(default_factory=dict)  # by source: seconds, less what it cost
+    stopped: set[str] = field(default_factory=set)  # sources
+
+    def earn(self, source: str, seconds: float, limit: float) -> None:
+        """Add to what a source has saved; it may guess again when it owes nothing."""
+        self.saved[source] = min(self.saved[source] + seconds, limit)
+        if self.saved[source] >= 0:
+            self.stopped.discard(source)
 
 
 class Credit:
@@ -28,7 +35,9 @@ class Credit:
     They may begin anew when the debt is paid: with `allowance` of all time that goes by. After
     `recheck` steps some pass without guesses, to compare with; as long as these take what they
     took, it is twice as many next time, up to `longest`. What holds for few requests need not hold
-    for many: there is an account for 1, for 2, up to 4, up to 8, and so on.
+    for many: there is an account for 1, for 2, up to 4, up to 8, and so on. Of several `sources` of
+    guesses each has debts of its own, and its part of the trust; a step is the last one's of those that
+    guessed in it.
     """
 
     def __init__(
@@ -37,21 +46,22 @@ class Credit:
         trust: float = 16.0,
         recheck: int = 64,
         longest: int = 1024,
+        sources: Sequence[str] = ("",),
     ) -> None:
-        self.allowance, self.trust, self.recheck = allowance, trust, recheck
-        self.longest = longest
+        self.allowance, self.trust, self.recheck = allowance, trust / len(sources), recheck
+        self.longest, self.sources = longest, sources
         self._accounts: dict[int, Account] = {}
 
     def _account(self, requests: int) -> Account:
         which = _bits(requests)
         if which not in self._accounts:
-            self._accounts[which] = Account()
+            self._accounts[which] = Account(saved=dict.fromkeys(self.sources, 0.0))
         return self._accounts[which]
 
     def allows(self, requests: int) -> bool:
         """Whether a step in which so many requests get a token may have guesses."""
         account = self._account(requests)
-        return account.alone > 0.0 and not account.stopped
+        return account.alone > 0.0 and not self.stopped(requests)
 
     def due(self, requests: int) -> bool:
         """Whether steps without guesses are to be timed now."""
@@ -60,14 +70,19 @@ class Credit:
 
     def stopped(self, requests: int) -> bool:
         """Whether guesses have cost more than they saved, and the debt is not paid yet."""
+        return len(self.silent(requests)) == len(self.sources)
+
+    def silent(self, requests: int) -> set[str]:
+        """The sources of which this is so."""
         return self._account(requests).stopped
 
     def slept(self, requests: int, steps: int) -> None:
         """Steps went by for which nobody was asked: each took as long as those before it."""
         account = self._account(requests)
         account.since += steps
-        account.saved += self.allowance * account.alone * requests * steps
-        account.stopped = account.stopped and account.saved < 0
+        for source in self.sources:
+            paid = self.allowance * account.alone * requests * steps
+            account.earn(source, paid, self.trust * account.alone * requests)
 
     def plain(self, requests: int, seconds: float) -> None:
         """A step without guesses, like those before it, took so long."""
@@ -98,8 +113,13 @@ class Credit:
         else:
             seconds = min(seconds, LONGEST * alone)
         limit, cost = self.trust * alone, seconds * (UNSEEN if guesses else 1.0)
-        saved = account.saved + account.alone * tokens - cost + self.allowance * seconds
-        account.saved, account.stopped = min(saved, limit), saved < -limit
+        found = {c.guesses.source for c in complete if isinstance(c, GuessedChunk)}
+        own = [source for source in self.sources if source in found][-1:] or self.sources[:1]
+        for source in self.sources:
+            saved = account.alone * tokens - cost if source in own else 0.0
+            account.earn(source, saved + self.allowance * seconds, limit)
+            if account.saved[source] < -limit:
+                account.stopped.add(source)
         account.since += 1
 
 

@@ -23,7 +23,11 @@ PEERS = {  # name: adapter and its argument
     "transformers-assisted": ("transformers_peer.py", "assisted"),
     "vllm": ("vllm_peer.py", "in-process"),
     "vllm-own-process": ("vllm_peer.py", "own-process"),
+    "llama.cpp": ("llama_peer.py", "as-it-is"),
+    "llama.cpp-q8_0": ("llama_peer.py", "q8_0"),
+    "llama.cpp-q4_0": ("llama_peer.py", "q4_0"),
 }
+ELSEWHERE = {"vllm": "vllm", "llama.cpp": "llama-cpp-python, gguf, torch and safetensors"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Settings:
     max_num_seqs: int = 64
     max_model_len: int = 512
     vllm_python: str | None = None
+    llama_python: str | None = None
     speculative_config: dict[str, Any] | None = None  # of ours alone, as the rest is:
     kv_cache_dtype: str | None = None
     quantization: str | None = None
@@ -52,11 +57,19 @@ class Settings:
                     f"peer {name!r} needs benchmarks/peers/{PEERS[name][0]}, which this copy of "
                     "the course does not have; leave the peer out."
                 )
-            if name.startswith("vllm") and not self.vllm_python:
-                raise OptionError(
-                    f"peer {name!r} needs an environment of its own: make one, install vllm in it "
-                    "and name its Python with --vllm-python."
-                )
+            for package, packages in ELSEWHERE.items():
+                if name.startswith(package) and not self._python(name):
+                    raise OptionError(
+                        f"peer {name!r} needs an environment of its own: make one, install "
+                        f"{packages} in it and name its Python with "
+                        f"--{package.partition('.')[0]}-python."
+                    )
+
+    def _python(self, name: str) -> str | None:
+        """Whose Python runs a peer; None where it is not there."""
+        if name.startswith("vllm"):
+            return self.vllm_python
+        return self.llama_python if name.startswith("llama.cpp") else sys.executable
 
     def command(self, name: str) -> list[str]:
         """The command line of a contestant."""
@@ -73,8 +86,7 @@ class Settings:
                     options[option] = getattr(self, option)
             return [sys.executable, "-m", "nanovllm.bench.ours", json.dumps(options)]
         adapter, argument = PEERS[name]
-        interpreter = self.vllm_python if name.startswith("vllm") else sys.executable
-        return [str(interpreter), str(_ADAPTERS / adapter), argument]
+        return [str(self._python(name)), str(_ADAPTERS / adapter), argument]
 
     def environment(self, name: str) -> dict[str, str]:
         """What its process needs. vLLM asks for Intel's OpenMP, which its packages bring along,

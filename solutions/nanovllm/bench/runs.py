@@ -276,5 +276,5 @@ def _facts(ready: dict) -> dict[str, Any]:
 def _published(model: str, settings: Settings) -> dict[str, Any]:
     """A record is published: where this machine keeps its files is nobody's business."""
     known = asdict(settings) | {"model": Path(model).name}
-    del known["vllm_python"]
+    del known["vllm_python"], known["llama_python"]
     return known

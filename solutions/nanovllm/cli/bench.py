@@ -42,10 +42,14 @@ Peers = Annotated[
     typer.Option(
         "--peer",
         help="nanovllm-plain, transformers, transformers-static, transformers-continuous, "
-        "transformers-assisted, vllm or vllm-own-process; may be repeated.",
+        "transformers-assisted, vllm, vllm-own-process, llama.cpp, llama.cpp-q8_0 or "
+        "llama.cpp-q4_0; may be repeated.",
     ),
 ]
 VllmPython = Annotated[str | None, typer.Option(help="The Python of an environment that has vllm.")]
+LlamaPython = Annotated[
+    str | None, typer.Option(help="That of one with llama-cpp-python, gguf, torch, safetensors.")
+]
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16, for every contestant.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="(default: the processors there are)")]
 Guesses = Annotated[str | None, typer.Option("--speculative-config", help=GUESSES + " Of ours.")]
@@ -60,7 +64,8 @@ Plot = Annotated[Path | None, typer.Option(help="Draw it into this .png file.")]
 @bench.command()
 def throughput(
     model: Model = "tiny", requests: Requests = 64, rounds: Rounds = 3, peers: Peers = None,
-    vllm_python: VllmPython = None, dtype: Dtype = "bfloat16", threads: Threads = None,
+    vllm_python: VllmPython = None, llama_python: LlamaPython = None, dtype: Dtype = "bfloat16",
+    threads: Threads = None,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Most at once.")] = 64,
     speculative_config: Guesses = None, kv_cache_dtype: KvCodes = None,
     quantization: WeightCodes = None,
@@ -73,6 +78,7 @@ def throughput(
         runs.run_throughput(
             model, peers or [], rounds, requests, report, dtype=dtype,
             threads=threads or _cpus(), max_num_seqs=max_num_seqs, vllm_python=vllm_python,
+            llama_python=llama_python,
             speculative_config=speculative_config and speculative(speculative_config),
             kv_cache_dtype=kv_cache_dtype, quantization=quantization,
             tensor_parallel_size=tensor_parallel_size,
@@ -84,7 +90,8 @@ def throughput(
 @bench.command()
 def latency(
     model: Model = "tiny", rounds: Rounds = 3, peers: Peers = None,
-    vllm_python: VllmPython = None, dtype: Dtype = "bfloat16", threads: Threads = None,
+    vllm_python: VllmPython = None, llama_python: LlamaPython = None, dtype: Dtype = "bfloat16",
+    threads: Threads = None,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 256,
     output_tokens: Annotated[int, typer.Option(min=2)] = 64,
     speculative_config: Guesses = None, kv_cache_dtype: KvCodes = None,
@@ -97,7 +104,7 @@ def latency(
     show(
         runs.run_latency(
             model, peers or [], rounds, report, prompt_tokens, output_tokens, dtype=dtype,
-            threads=threads or _cpus(), vllm_python=vllm_python,
+            threads=threads or _cpus(), vllm_python=vllm_python, llama_python=llama_python,
             speculative_config=speculative_config and speculative(speculative_config),
             kv_cache_dtype=kv_cache_dtype, quantization=quantization,
             tensor_parallel_size=tensor_parallel_size,

@@ -20,7 +20,7 @@ from filelock import FileLock
 from nanovllm.fast.availability import FastPathError, find_compiler
 
 SOURCES = Path(__file__).parent / "native"
-FLAGS = ("-std=c++17", "-O2", "-march=native", "-fno-math-errno", "-ffp-contract=fast")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast")
 Say = Callable[[str], None]
 _compiling = threading.Lock()
 

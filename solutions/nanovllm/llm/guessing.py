@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from nanovllm.batching.engine import Engine
@@ -23,6 +24,7 @@ from nanovllm.tokenization.tokenizer import Tokenizer
 if TYPE_CHECKING:  # lab 08 may not be here
     from nanovllm.speculative.config import SpeculativeConfig
     from nanovllm.speculative.costs import Costs
+    from nanovllm.speculative.credit import Credit
     from nanovllm.speculative.guess_policy import GuessPolicy
     from nanovllm.speculative.proposer import Proposer
     from nanovllm.speculative.verify import Judge
@@ -47,18 +49,19 @@ class Guessing:
     def on(self, engine: type[Engine]) -> Callable[..., Engine]:
         """What makes such an engine, with guesses."""
         from nanovllm.speculative.costs import Costs
-        from nanovllm.speculative.credit import Credit
 
         most, costs = self.config.num_speculative_tokens, Costs()
         facts = {"num_speculative_tokens": most}  # a server asks
         kind: Any = scoring(
             type(f"Speculative{engine.__name__}", (_verifier(engine), engine), facts)
         )
+        credit = self._credit()
+        proposer, policy = self._guessers(most, costs, credit)
         parts = {
-            "proposer": self._proposer(),
-            "guess_policy": self._policy(most, costs),
+            "proposer": proposer,
+            "guess_policy": policy,
             "costs": costs,
-            "credit": Credit() if self.config.adaptive else None,
+            "credit": credit,
             "judge": self._judge(),
             "warn": say,
         }
@@ -66,7 +69,18 @@ class Guessing:
 
     # A student may have written only some of what follows: what is not asked for is not imported.
 
-    def _proposer(self) -> Proposer:
+    def _credit(self) -> Credit | None:
+        from nanovllm.speculative.credit import Credit
+        from nanovllm.speculative.two_policies import SOURCES
+
+        if not self.config.adaptive:
+            return None
+        return Credit(sources=SOURCES) if self.config.method == "ngram_then_draft" else Credit()
+
+    def _guessers(
+        self, most: int, costs: Costs, credit: Credit | None
+    ) -> tuple[Proposer, GuessPolicy]:
+        """Who guesses, and who says how many."""
         config, made = self.config, []
         if config.method != "draft_model":
             from nanovllm.speculative.lookup import PromptLookup
@@ -77,20 +91,18 @@ class Guessing:
             standard = config.rejection_sample_method == "standard"
             draft = self.make_draft()
             made.append(_drafter(draft)(draft, sampled=sampled, with_probs=standard))
+        if not config.adaptive:
+            from nanovllm.speculative.guess_policy import FixedPolicy
+            from nanovllm.speculative.proposer import NgramThenDraft
+
+            return made[0] if len(made) == 1 else NgramThenDraft(*made), FixedPolicy(most)
+        from nanovllm.speculative.adaptive import AdaptivePolicy
+        from nanovllm.speculative.two_policies import TwoPolicies, WantedOfEach
+
         if len(made) == 1:
-            return made[0]
-        from nanovllm.speculative.proposer import NgramThenDraft
-
-        return NgramThenDraft(*made)
-
-    def _policy(self, most: int, costs: Costs) -> GuessPolicy:
-        if self.config.adaptive:
-            from nanovllm.speculative.adaptive import AdaptivePolicy
-
-            return AdaptivePolicy(most, costs)
-        from nanovllm.speculative.guess_policy import FixedPolicy
-
-        return FixedPolicy(most)
+            return made[0], AdaptivePolicy(most, costs)
+        policy = TwoPolicies(partial(AdaptivePolicy, most), costs, credit)
+        return WantedOfEach(*made, policy), policy
 
     def _judge(self) -> Judge | None:
         if self.config.rejection_sample_method != "standard":

@@ -40,8 +40,8 @@ class DigitRoom {
 template <int BITS, int M, int V, int J, bool SIGNED = false>
 INLINE void multiply_codes(vint (&acc)[M][V], const Digit* a, long lda,
                            const uint8_t* const (&w)[V / J], long stride, int steps,
-                           const char* ahead = nullptr) {
-  walk_steps<M>(a, lda, 32 / BITS, w, stride, steps, ahead, [&](auto row, auto& columns)
+                           const char* ahead = nullptr, int far = 0) {
+  walk_steps<M>(a, lda, 32 / BITS, w, stride, steps, ahead, far, [&](auto row, auto& columns)
                 __attribute__((always_inline)) {
     vint codes[V];
     repeat<V>(EACH(v) { codes[v] = load<vint>(columns[v / J] + v % J * LANES * 4); });
@@ -96,7 +96,8 @@ INLINE void add_codes(const Left& left, int row, const Matrix& w, int panel, int
     repeat<M>(EACH(m) {
       repeat<V>(EACH(v) { acc[m][v] = K::BY_ROW ? load<vint>(at(m, v)) : vint{}; });
     });
-    multiply_codes<K::BITS, M, V, 2>(acc, a, lda, columns, PANEL * 4, steps, ahead);
+    multiply_codes<K::BITS, M, V, 2>(acc, a, lda, columns, PANEL * 4, steps, ahead,
+                                        ahead ? 0 : reach(ROWS));
     for (int d = 1; d < K::D / D; ++d) {
       repeat<M>(EACH(m) { repeat<V>(EACH(v) { acc[m][v] <<= DIGIT_BITS; }); });
       multiply_codes<K::BITS, M, V, 2>(acc, a + d * left.ld, lda, columns, PANEL * 4, steps);

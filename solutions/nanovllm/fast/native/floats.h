@@ -11,7 +11,8 @@ INLINE void add_products(const Operand* a, long lda, const Matrix& w, int panel,
   for (int p = 0; p < P; ++p) columns[p] = w.bytes() + w.step(panel + p, from);
   auto at = [&](int m, int v) { return sums + v / 2 * ld + m * PANEL + v % 2 * LANES; };
   repeat<M>(EACH(m) { repeat<2 * P>(EACH(v) { acc[m][v] = load<vfloat>(at(m, v)); }); });
-  multiply<M, 2 * P, 2>(acc, a + from * PAIR, lda, columns, PANEL * 4, until - from, ahead);
+  multiply<M, 2 * P, 2>(acc, a + from * PAIR, lda, columns, PANEL * 4, until - from, ahead,
+                        ahead ? 0 : reach(M));
   repeat<M>(EACH(m) { repeat<2 * P>(EACH(v) { store(at(m, v), acc[m][v]); }); });
 }
 

@@ -6,6 +6,10 @@
 
 constexpr int LINE = 64;  // bytes that come from memory together
 
+// How far ahead in its own columns a product asks for memory, where nothing else does: far enough
+// for the memory to answer in time, and near enough that this is still there when it is wanted.
+constexpr int reach(int rows) { return rows == 1 ? 2048 : 4096; }
+
 #define INLINE inline __attribute__((always_inline))
 
 // f(0), f(1), ..., each with a constant of its own: only arrays with constant indices are kept in
@@ -33,10 +37,11 @@ INLINE void pin(T*& pointer) {
 
 // Walks through the inner dimension: f(row, columns) at each step, where row(m) is what row m of `a`
 // has there, and columns[c] what lies at w[c]. A step is `width` values of a row, `stride` of the
-// columns. With each step one line of memory at `ahead` is asked for, if that is not null.
+// columns. With each step one line of memory at `ahead` is asked for, if that is not null; and what
+// lies `far` bytes further on in each of the columns, if that is not 0.
 template <int M, int C, class A, class W, class F>
 INLINE void walk_steps(const A* a, long lda, int width, const W* const (&w)[C], long stride,
-                       int steps, const char* ahead, F f) {
+                       int steps, const char* ahead, int far, F f) {
   constexpr int BASES = (M + 2) / 3;
   const A* rows[BASES];
   const W* columns[C];
@@ -46,6 +51,10 @@ INLINE void walk_steps(const A* a, long lda, int width, const W* const (&w)[C], 
     if (ahead) __builtin_prefetch(ahead + long(s) * LINE, 0, 2);
     repeat<BASES>(EACH(i) { pin(rows[i]); });
     repeat<C>(EACH(i) { pin(columns[i]); });
+    if (far)
+      repeat<C>(EACH(i) {
+        for (int line = 0; line < stride; line += LINE) __builtin_prefetch(columns[i] + far + line);
+      });
     f(EACH(m) { return rows[m / 3] + m % 3 * lda; }, columns);
     repeat<BASES>(EACH(i) { rows[i] += width; });
     repeat<C>(EACH(i) { columns[i] += stride; });
@@ -58,8 +67,8 @@ INLINE void walk_steps(const A* a, long lda, int width, const W* const (&w)[C], 
 template <int M, int V, int J>
 INLINE void multiply(vfloat (&acc)[M][V], const Operand* a, long lda,
                      const uint8_t* const (&w)[V / J], long stride, int steps,
-                     const char* ahead = nullptr) {
-  walk_steps<M>(a, lda, PAIR, w, stride, steps, ahead, [&](auto row, auto& columns)
+                     const char* ahead = nullptr, int far = 0) {
+  walk_steps<M>(a, lda, PAIR, w, stride, steps, ahead, far, [&](auto row, auto& columns)
                 __attribute__((always_inline)) {
 #ifdef NV_BFLOAT16
     vint pairs[V];

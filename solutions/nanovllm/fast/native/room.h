@@ -17,6 +17,7 @@ struct Room {
   std::vector<float> x, qkv;     // [T, E], [T, (H + 2 G) D]
   std::vector<Operand> a, h, q;  // [T, E], [T or R, max(H D, widest)], [G, T, H / G, D]
   std::vector<Token> tokens;
+  std::vector<int> runs;         // where tokens begin that lie in one block, and where the last end
   std::vector<Tile> tiles, final_tiles;
   std::vector<int> output_rows;
   std::vector<AttentionRoom> threads;
@@ -52,6 +53,7 @@ struct Room {
     const int groups = model.num_kv_heads, heads = model.num_heads / groups, size = step.block_size;
     const int most = rows_at_once(step.k_scales ? DIGITS : 1);
     tokens.clear();
+    runs.clear();
     tiles.clear();
     final_tiles.clear();
     output_rows.clear();
@@ -59,8 +61,10 @@ struct Room {
       const int first = step.query_starts[n], last = step.query_starts[n + 1] - 1;
       const int end = step.context_lens[n], start = end - (last - first + 1);
       const int32_t* blocks = step.blocks + step.block_starts[n];
-      for (int p = start; p < end; ++p)
+      for (int p = start; p < end; ++p) {
+        if (p == start || p % size == 0) runs.push_back(int(tokens.size()));
         tokens.push_back({p, blocks[p / size] * size + p % size, p == end - 1});
+      }
       add_tiles(tiles, groups, heads, first, first, end - start, start, blocks, most);
       const int rows = step.completes[n];
       const int row = last - rows + 1;
@@ -68,6 +72,7 @@ struct Room {
                 most);
       for (int t = row; t <= last; ++t) output_rows.push_back(t);
     }
+    runs.push_back(int(tokens.size()));
     // Long ones first, so that no thread is left with one at the end.
     auto longer = [](const Tile& one, const Tile& other) { return one.end() > other.end(); };
     std::stable_sort(tiles.begin(), tiles.end(), longer);

@@ -71,14 +71,17 @@ class Run {
     linear(walk, room.digits, room.a.data(), lda, tokens, layer.qkv, [&](int t, int c, const float* sums) {
       std::memcpy(&room.qkv[t * width + c], sums, std::min<long>(PANEL, width - c) * sizeof(float));
     });
-    walk.share(tokens, [&](int t) {
-      const Token& token = room.tokens[t];
-      place(model, layer, cache, &room.qkv[t * width], t, tokens, token.position, token.slot,
-            token.last, room.q.data(), [&](long row) {
-              if (!cache.k_scales) return;
-              const Operand* q = &room.q[row * cache.dim];
-              room.queries.fill(row, q, cache.dim, DIGITS, largest(DIGITS), cache.dim);
-            });
+    // Positions of one block share cache lines, so they are one thread's.
+    walk.share(int(room.runs.size()) - 1, [&](int run) {
+      for (int t = room.runs[run]; t < room.runs[run + 1]; ++t) {
+        const Token& token = room.tokens[t];
+        place(model, layer, cache, &room.qkv[t * width], t, tokens, token.position, token.slot,
+              token.last, room.q.data(), [&](long row) {
+                if (!cache.k_scales) return;
+                const Operand* q = &room.q[row * cache.dim];
+                room.queries.fill(row, q, cache.dim, DIGITS, largest(DIGITS), cache.dim);
+              });
+      }
     });
     const float scale = 1.0f / std::sqrt(float(model.head_dim));
     const Left left = room.queries.left();
