@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import torch
@@ -23,6 +24,7 @@ from nanovllm.bench.machine import usable_cpus
 from nanovllm.bench.models import CONTEXT, model_folder
 from nanovllm.bench.record import bar_plot, record, save
 from nanovllm.bench.rounds import Rounds, latency, throughput
+from nanovllm.bench.stats import median_ratio
 from nanovllm.bench.workload import random_workload
 from nanovllm.llm.engine_options import AT_LOAD
 from nanovllm.model.loader import load_config, load_model
@@ -94,29 +96,25 @@ def main() -> None:
         vllm_python=given.vllm_python, llama_python=given.llama_python,
     )  # fmt: skip
     with TemporaryDirectory() as home, ExitStack() as stack:
-        ready = {}
+        ready: dict[str, Ready] = {}
         for label, name, own in contestants(folder, settings, Path(home)):
             print(f"  {label} starts", file=sys.stderr, flush=True)
             ready[label] = stack.enter_context(started([name], own))[name]
         found = measure(given, ready, config.vocab_size)
         facts = {label: one.facts | one.process.ask("memory") for label, one in ready.items()}
-    results = {
-        "figures": {
-            label: {name: rounds.summary(name) for name in (AS_IT_IS,)}[AS_IT_IS]
-            for label, rounds in found.items()
-        },
-        "engines": facts,
-    }
+    figures = {label: rounds.summary(AS_IT_IS) for label, rounds in found.items()}
     title = f"{given.model}, {given.threads} threads"
     table = tables.plain(title, "", *found)
     for label in ready:
-        cells = [rounds.summary(AS_IT_IS)[label] for rounds in found.values()]
-        table.add_row(
-            label, *(f"{c['median']:.1f} ({1 / c['reference_is_better_by']:.2f} x)" for c in cells)
-        )
+        own = [rounds.values[label] for rounds in found.values()]
+        alone = [rounds.values[AS_IT_IS] for rounds in found.values()]
+        ratios = [median_ratio(*pair) for pair in zip(own, alone, strict=True)]
+        cells = (f"{median(a):.1f} ({b:.2f} x)" for a, b in zip(own, ratios, strict=True))
+        table.add_row(label, *cells)
     Console().print(table)
     asked = {"model": given.model, "rounds": given.rounds, "requests": given.requests,
              "threads": given.threads, "dtype": "bfloat16"}  # fmt: skip
+    results = {"figures": figures, "engines": facts}
     save(record("quantized speed", asked, results), given.out / "quantized-speed.json")
     panels = {label: rounds.values for label, rounds in found.items()}
     bar_plot(given.out / "quantized-speed.png", title, panels, OURS)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -391,3 +392,17 @@ def test_the_machine_is_described_and_no_path_is_told():
     machine = describe()
     assert machine["cpus"] >= 1 and machine["packages"]["torch"] and machine["python"]
     assert str(ROOT) not in json.dumps(machine)
+
+
+@pytest.mark.proof
+def test_formats_side_by_side(tmp_path):
+    """Without the peers, which need environments of their own."""
+    words = ["--model", "tiny", "--rounds", "1", "--requests", "2", "--threads", "1"]
+    command = [sys.executable, "-m", "benchmarks.quantized_speed", *words, "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "quantized-speed.json").read_text())["results"]
+    everybody = {f"nanovllm {kind}" for kind in ("bfloat16", "int8", "int4", "w8a8")}
+    assert set(results["engines"]) == everybody
+    assert [set(figure) for figure in results["figures"].values()] == [everybody] * 3
+    assert size_of(tmp_path / "quantized-speed.png")[0] > 500

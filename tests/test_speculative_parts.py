@@ -469,6 +469,31 @@ def test_lookup_and_draft_have_a_policy_each() -> None:
     assert (lookups.heard, drafts.heard) == ([1, -1], [1, -1])
 
 
+def test_who_wants_nothing_rests_while_the_other_guesses() -> None:
+    """Lookup wants two, the draft nothing: asked again after seven steps, or for others at once."""
+
+    class Rests(Wants):
+        asked = 0
+
+        def lengths(self, requests, most, tokens):
+            self.asked += 1
+            return super().lengths(requests, most, tokens)
+
+        def rest(self, steps):
+            return min(steps, 7)
+
+    counts = iter([2, 0])
+    policy = TwoPolicies(lambda costs: Rests(next(counts), costs), Costs())
+    one, other = (Request(i, SimulatedSequence(i, 4, 99), 0.0, 99) for i in range(2))
+    lookups, drafts = policy.policies.values()
+    for _ in range(16):
+        assert policy.lengths([one], [5], 1) == [2]
+    assert (lookups.asked, drafts.asked) == (16, 2)
+    assert policy.rest(16) == 7, "lookup's own, where it found nothing"
+    assert policy.lengths([one, other], [5, 5], 2) == [2, 2]
+    assert drafts.asked == 3
+
+
 def plain_step(scheduler: SpeculativeScheduler) -> int:
     """A step of which no guess stands; how many requests had guesses."""
     plan = scheduler.schedule()

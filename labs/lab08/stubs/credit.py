@@ -36,8 +36,8 @@ class Credit:
     `recheck` steps some pass without guesses, to compare with; as long as these take what they
     took, it is twice as many next time, up to `longest`. What holds for few requests need not hold
     for many: there is an account for 1, for 2, up to 4, up to 8, and so on. Of several `sources` of
-    guesses each has debts of its own, and its part of the trust; a step is the last one's of those that
-    guessed in it.
+    guesses each has debts of its own, and its part of the trust; a step counts as the last one's of
+    those that guessed in it.
     """
 
     def __init__(

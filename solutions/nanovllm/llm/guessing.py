@@ -102,7 +102,8 @@ class Guessing:
         if len(made) == 1:
             return made[0], AdaptivePolicy(most, costs)
         policy = TwoPolicies(partial(AdaptivePolicy, most), costs, credit)
-        return WantedOfEach(*made, policy), policy
+        lookup, draft = made
+        return WantedOfEach(lookup, draft, policy), policy
 
     def _judge(self) -> Judge | None:
         if self.config.rejection_sample_method != "standard":

@@ -16,6 +16,7 @@ from nanovllm.speculative.guess_policy import GuessPolicy
 from nanovllm.speculative.proposer import Ask, Guesses, NgramThenDraft, Proposer
 
 SOURCES = ("ngram", "draft")
+NAP = 16  # steps in a row at most in which one who wants nothing is not asked
 
 
 class TwoPolicies:
@@ -32,6 +33,8 @@ class TwoPolicies:
         self.costs, self._undrafted, self.credit = costs, Costs(), credit
         self.policies = {"ngram": make_policy(self._undrafted), "draft": make_policy(costs)}
         self._asked = SOURCES  # in this step
+        self._requests: Sequence[Request] = ()
+        self._naps = dict.fromkeys(SOURCES, 0)  # steps, as long as the same requests run
         self.wanted: dict[Request, dict[str, int]] = {}
 
     def lengths(self, requests: Sequence[Request], most: Sequence[int], tokens: int) -> list[int]:
@@ -40,8 +43,15 @@ class TwoPolicies:
         silent = self.credit.silent(len(requests)) if self.credit and requests else ()
         self._asked = tuple(source for source in SOURCES if source not in silent)
         self.wanted = {request: {} for request in requests}
+        if requests != self._requests:
+            self._requests, self._naps = requests, dict.fromkeys(SOURCES, 0)
         for source in self._asked:
+            if self._naps[source]:
+                self._naps[source] -= 1
+                continue
             counts = self.policies[source].lengths(requests, most, tokens)
+            if not any(counts):
+                self._naps[source] = self._rest(source, NAP)
             for request, count in zip(requests, counts, strict=True):
                 self.wanted[request][source] = count
         return [max(counts.values(), default=0) for counts in self.wanted.values()]
@@ -53,8 +63,14 @@ class TwoPolicies:
     def rest(self, steps: int) -> int:
         """As GuessPolicy; where the draft's allows fewer, lookup's has counted a few too many."""
         for source in self._asked:
-            steps = getattr(self.policies[source], "rest", lambda steps: 0)(steps)
+            nap = self._naps[source]
+            steps = min(steps, nap) if nap else self._rest(source, steps)
+        for source in self._asked:
+            self._naps[source] = max(self._naps[source] - steps, 0)
         return steps
+
+    def _rest(self, source: str, steps: int) -> int:
+        return getattr(self.policies[source], "rest", lambda steps: 0)(steps)
 
     def forget(self, request: Request) -> None:
         """As GuessPolicy."""

@@ -108,8 +108,7 @@ inline float to_digits(const Operand* x, int count, int digits, int most, int bl
       const vfloat value = lane < until - i ? load_floats(x + i) : vfloat{};
       // Only where numbers are to be another implementation's, a division has to be one.
       const vfloat steps = most == 127 ? value / scale : value * inverse;
-      vint number;
-      for (int j = 0; j < LANES; ++j) number[j] = int32_t(std::rint(steps[j]));
+      vint number = nearest(steps);
       number = number > most ? most - vint{} : number < ~most ? ~most - vint{} : number;
       sum += to_floats(number);
       for (int d = digits - 1; d >= 0; --d) {

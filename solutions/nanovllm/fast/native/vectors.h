@@ -54,6 +54,19 @@ inline void store(T* to, V v) {
 
 inline vfloat to_floats(vint x) { return __builtin_convertvector(x, vfloat); }
 
+// To the nearest whole number, ties to even.
+inline vint nearest(vfloat x) {
+#if defined(__AVX512F__)
+  return (vint)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__)
+  return (vint)_mm256_cvtps_epi32((__m256)x);
+#else
+  vint number;
+  for (int i = 0; i < LANES; ++i) number[i] = int32_t(std::rint(x[i]));
+  return number;
+#endif
+}
+
 inline float widen(float x) { return x; }
 
 inline float widen(uint16_t x) {
