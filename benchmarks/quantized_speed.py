@@ -103,7 +103,7 @@ def main() -> None:
         found = measure(given, ready, config.vocab_size)
         facts = {label: one.facts | one.process.ask("memory") for label, one in ready.items()}
     figures = {label: rounds.summary(AS_IT_IS) for label, rounds in found.items()}
-    title = f"{given.model}, {given.threads} threads"
+    title = f"{given.model}, {given.threads} threads (times {AS_IT_IS}'s)"
     table = tables.plain(title, "", *found)
     for label in ready:
         own = [rounds.values[label] for rounds in found.values()]
