@@ -9,6 +9,7 @@ from importlib import metadata
 
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from grader.course.paths import ROOT
@@ -48,6 +49,16 @@ def test_all_that_is_named_is_locked_with_all_that_it_brings_along() -> None:
             there = needed.marker is None or needed.marker.evaluate({"extra": ""})
             found = {canonicalize_name(needed.name)}
             assert not there or found <= locked.keys() | {"setuptools"}, f"{name} needs {needed}"
+
+
+def test_every_pin_has_a_version_for_the_oldest_python() -> None:
+    """Debian 12 has 3.11.2, and its pip says no more than that versions conflict."""
+    locked = pins(text("constraints.txt").splitlines())
+    asked = {name: metadata.metadata(name)["Requires-Python"] or "" for name in locked}
+    assert {n: asks for n, asks in asked.items() if "3.11.0" not in SpecifierSet(asks)} == {}
+    assert {n: locked[n] for n in locked if locked[n] != f"=={metadata.version(n)}"}.keys() <= {
+        "torch"
+    }, "what is looked at is what is locked"
 
 
 def test_students_get_nothing_of_the_others() -> None:

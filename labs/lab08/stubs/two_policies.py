@@ -15,7 +15,7 @@ from nanovllm.speculative.credit import Credit
 from nanovllm.speculative.guess_policy import GuessPolicy
 from nanovllm.speculative.proposer import Ask, Guesses, NgramThenDraft, Proposer
 
-SOURCES = ("ngram", "draft")
+SOURCES: tuple[str, ...] = ("ngram", "draft")
 NAP = 16  # steps in a row at most in which one who wants nothing is not asked
 
 
