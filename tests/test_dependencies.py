@@ -54,7 +54,8 @@ def test_all_that_is_named_is_locked_with_all_that_it_brings_along() -> None:
 def test_every_pin_has_a_version_for_the_oldest_python() -> None:
     """Debian 12 has 3.11.2, and its pip says no more than that versions conflict."""
     locked = pins(text("constraints.txt").splitlines())
-    asked = {name: metadata.metadata(name)["Requires-Python"] or "" for name in locked}
+    about = {name: dict(metadata.metadata(name).items()) for name in locked}
+    asked = {name: its.get("Requires-Python", "") for name, its in about.items()}
     assert {n: asks for n, asks in asked.items() if "3.11.0" not in SpecifierSet(asks)} == {}
     assert {n: locked[n] for n in locked if locked[n] != f"=={metadata.version(n)}"}.keys() <= {
         "torch"
