@@ -4,6 +4,7 @@
 weights, which else the first start does. Formats are gguf's names, or `as-it-is`: the dtype asked.
 """
 
+import hashlib
 import os
 import sys
 from pathlib import Path
@@ -23,9 +24,13 @@ CHUNK = 512  # tokens of prompts in one call: llama.cpp's own default
 
 
 def file_of(folder: str, kind: str) -> Path:
-    """The weights of a Qwen3 folder as GGUF, made when first asked for and kept beside them."""
+    """The weights of a Qwen3 folder as GGUF, made when first asked for and when they change."""
+    own = [
+        (str(each), each.stat().st_mtime_ns) for each in sorted(Path(folder).resolve().iterdir())
+    ]
+    digest = hashlib.sha256(repr(own).encode()).hexdigest()[:12]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanovllm" / "gguf"
-    file = home / f"{Path(folder).name}-{kind}.gguf"
+    file = home / f"{Path(folder).name}-{kind}-{digest}.gguf"
     if not file.is_file():
         home.mkdir(parents=True, exist_ok=True)
         write(Path(folder), kind, file.with_suffix(".part"))

@@ -70,11 +70,11 @@ class Guessing:
     # A student may have written only some of what follows: what is not asked for is not imported.
 
     def _credit(self) -> Credit | None:
+        if not self.config.adaptive:
+            return None
         from nanovllm.speculative.credit import Credit
         from nanovllm.speculative.two_policies import SOURCES
 
-        if not self.config.adaptive:
-            return None
         return Credit(sources=SOURCES) if self.config.method == "ngram_then_draft" else Credit()
 
     def _guessers(
