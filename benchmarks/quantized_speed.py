@@ -20,7 +20,7 @@ from rich.progress import Progress
 
 from nanovllm.bench import tables
 from nanovllm.bench.contestants import OURS, Ready, Settings, started
-from nanovllm.bench.machine import usable_cpus
+from nanovllm.bench.machine import require_quiet, usable_cpus
 from nanovllm.bench.models import CONTEXT, model_folder
 from nanovllm.bench.record import bar_plot, record, save
 from nanovllm.bench.rounds import Rounds, latency, throughput
@@ -88,7 +88,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of 64 requests; of one, four times")
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--threads", type=int, default=usable_cpus())
+    parser.add_argument("--anyway", action="store_true", help="on a busy machine, too")
     given = parser.parse_args()
+    require_quiet(given.anyway)
     folder = model_folder(given.model)
     config = load_config(folder)
     settings = Settings(

@@ -15,7 +15,7 @@ from rich.console import Console
 from benchmarks import planning_cost
 from nanovllm.bench import runs
 from nanovllm.bench.guessing_prompts import KINDS
-from nanovllm.bench.machine import usable_cpus
+from nanovllm.bench.machine import require_quiet, usable_cpus
 from nanovllm.bench.process import ContestantError
 from nanovllm.bench.record import save
 
@@ -99,7 +99,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=usable_cpus())
     parser.add_argument("--quick", action="store_true", help="small numbers, to try it")
     parser.add_argument("--only", nargs="*", help="records to make; all by default")
+    parser.add_argument("--anyway", action="store_true", help="on a busy machine, too")
     given = parser.parse_args()
+    require_quiet(given.anyway or given.quick)
     plan = parts(given.quick, given.threads, given.vllm_python, given.llama_python)
     names = given.only or [*plan, "planning_cost"]
     unknown = set(names) - {*plan, "planning_cost"}

@@ -4,19 +4,20 @@ import json
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
 from transformers import AutoModelForCausalLM
 
-from benchmarks import planning_cost
+from benchmarks import growth, planning_cost
 from nanovllm.batching.events import ChunkRun, Stepped
 from nanovllm.bench import compare_policies, memory
 from nanovllm.bench.contestants import Settings, started
 from nanovllm.bench.forced import Forced, judge
 from nanovllm.bench.loop import peak_bytes
-from nanovllm.bench.machine import describe
+from nanovllm.bench.machine import describe, require_quiet
 from nanovllm.bench.models import SIZES, model_folder
 from nanovllm.bench.process import ContestantError, Process
 from nanovllm.bench.progression import yours
@@ -388,17 +389,58 @@ def test_planning_is_recorded_and_drawn(tmp_path, monkeypatch):
     assert size_of(tmp_path / "planning_cost.png")[0] > 1000
 
 
-def test_the_machine_is_described_and_no_path_is_told():
+def test_the_machine_is_described_and_no_path_is_told(monkeypatch):
+    words = [f"{ROOT}/benchmarks/run.py", "--vllm-python", f"{ROOT}/bin/python", f"--out={ROOT}/x"]
+    monkeypatch.setattr(sys, "argv", words)
     machine = describe()
+    assert machine["command"] == ["run.py", "--vllm-python", "python", "--out=x"]
     assert machine["cpus"] >= 1 and machine["packages"]["torch"] and machine["python"]
     assert str(ROOT) not in json.dumps(machine)
+
+
+def test_a_busy_machine_makes_no_record_unless_told(monkeypatch):
+    monkeypatch.setattr("os.getloadavg", lambda: (3.4, 0.1, 0.1))
+    with pytest.raises(SystemExit, match=r"load of this machine is 3\.4.*--anyway"):
+        require_quiet()
+    require_quiet(anyway=True)
+    monkeypatch.setattr("os.getloadavg", lambda: (0.4, 9.9, 9.9))
+    require_quiet()
+
+
+@pytest.mark.proof
+def test_growth_in_cells(tmp_path):
+    """Every cell is measured and drawn."""
+    words = ["--threads", "1", "--rounds", "1", "--contexts", "64", "--together", "1", "2"]
+    command = [sys.executable, "-m", "benchmarks.growth", *words, "--anyway", "--out", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "growth-tiny.json").read_text())["results"]
+    assert [(row["context"], row["together"], row["shared"]) for row in results["cells"]] == [
+        (64, 1, False), (64, 2, False), (64, 2, True)
+    ]  # fmt: skip
+    for row in results["cells"]:
+        assert row["engines"]["nanovllm"]["tokens_per_second"][0] > 0
+    assert size_of(tmp_path / "growth-tiny.png")[0] > 500
+
+
+def test_what_growth_leaves_out():
+    ready, said = {}, SimpleNamespace(contexts=[512], together=[1, 4, 1024], rounds=1)
+    seconds = {growth.Cell(512, 1, False): 3.0, growth.Cell(512, 4, False): 8.0}
+    assert growth.foretold(growth.Cell(512, 1024, False), seconds) == 2048
+    assert growth.foretold(growth.Cell(512, 4, True), seconds) == 0
+    said.together = [1024]
+    done, left_out = growth.measure(ready, said, 99, bytes_a_token=1 << 15)
+    assert done == [] and left_out == [
+        "1024 x 512: K and V of 16 GiB", "1024 x 512, begin alike: K and V of 16 GiB"
+    ]  # fmt: skip
 
 
 @pytest.mark.proof
 def test_formats_side_by_side(tmp_path):
     """Without the peers, which need environments of their own."""
     words = ["--model", "tiny", "--rounds", "1", "--requests", "2", "--threads", "1"]
-    command = [sys.executable, "-m", "benchmarks.quantized_speed", *words, "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "benchmarks.quantized_speed", *words, "--anyway"]
+    command += ["--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "quantized-speed.json").read_text())["results"]

@@ -44,6 +44,7 @@ class Settings:
     speculative_config: dict[str, Any] | None = None  # of ours alone, as the rest is:
     kv_cache_dtype: str | None = None
     quantization: str | None = None
+    kv_cache_memory_bytes: int | None = None  # of ours and of vLLM, by default 1 GiB each
     tensor_parallel_size: int = 1  # of OURS, not of PLAIN
     pipeline_parallel_size: int = 1
 
@@ -81,7 +82,7 @@ class Settings:
             }
             if name == PLAIN:
                 options = {"enforce_eager": True}
-            for option in ("kv_cache_dtype", "quantization"):
+            for option in ("kv_cache_dtype", "quantization", "kv_cache_memory_bytes"):
                 if getattr(self, option) is not None:
                     options[option] = getattr(self, option)
             return [sys.executable, "-m", "nanovllm.bench.ours", json.dumps(options)]
@@ -96,7 +97,10 @@ class Settings:
         openmp = Path(self.vllm_python or "").parent.parent / "lib" / "libiomp5.so"
         wanted = [str(openmp.absolute()) if openmp.is_file() else None]
         wanted.append(find_library("tcmalloc") or find_library("tcmalloc_minimal"))
-        return {"LD_PRELOAD": os.pathsep.join(filter(None, wanted))}
+        found = {"LD_PRELOAD": os.pathsep.join(filter(None, wanted))}
+        if self.kv_cache_memory_bytes:
+            found["VLLM_CPU_KVCACHE_SPACE"] = str(self.kv_cache_memory_bytes >> 30)
+        return found
 
 
 @dataclass(frozen=True)

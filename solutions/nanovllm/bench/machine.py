@@ -2,6 +2,9 @@
 
 import os
 import platform
+import re
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,34 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "load_average": os.getloadavg()[0],
+        "command": [re.sub(r"(^|=)/.*/", r"\1", word) for word in sys.argv],
+        "commit": _commit(),
     }
+
+
+def require_quiet(anyway: bool = False, most: float = 1.0) -> None:
+    """End the program with a sentence where others use the machine, unless told to go on."""
+    load = os.getloadavg()[0]
+    if load > most and not anyway:
+        sys.exit(
+            f"The load of this machine is {load:.1f}, and a record wants at most {most:.0f}: wait "
+            "until others are done, or go on with --anyway."
+        )
+
+
+def _commit() -> str | None:
+    """The commit that is measured, with a plus where files differ from it."""
+    git = ["git", "-C", str(Path(__file__).resolve().parent)]
+    try:
+        found, changes = (
+            subprocess.run(
+                [*git, *words], capture_output=True, text=True, check=True
+            ).stdout.strip()
+            for words in (["rev-parse", "--short=10", "HEAD"], ["status", "--porcelain", "-uno"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found + "+" * bool(changes)
 
 
 def _cpu() -> str:

@@ -75,7 +75,8 @@ def run_latency(
     """One request alone: time to first token, time per further token, start, memory."""
     folder = model_folder(model)
     config = load_config(folder)
-    settings = Settings(str(folder), max_model_len=min(CONTEXT, config.max_position), **options)
+    context = min(max(CONTEXT, prompt_tokens + output_tokens), config.max_position)
+    settings = Settings(str(folder), max_model_len=context, **options)
     with started([OURS, *names], settings) as ready:
         ttft, tpot = latency(ready, config.vocab_size, rounds, report, prompt_tokens, output_tokens)
         title = f"{model}, one request of {prompt_tokens} tokens, {settings.dtype}, "
