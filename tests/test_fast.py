@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Failed, Preempted
 from nanovllm.fast import FastPathError, available, fast_engine
 from nanovllm.fast.build import load_library
+from nanovllm.fast.cache import untouched
 from nanovllm.fast.engine import FastEngine
 from nanovllm.fast.step import NativeStep, StepInput
 from nanovllm.fast.store import FastStore
@@ -351,3 +353,21 @@ def test_a_process_ends_while_the_native_step_is_made(seconds: float) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, "terminate" in done.stderr) == (0, False), done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_k_and_v_take_memory_once_they_are_written(dtype):
+    """Of a pool that is hardly used, most stays the system's; what is not written is zero."""
+
+    def resident():
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
+
+    before = resident()
+    k = untouched((4, 1 << 11, 8, 16, 32, 2), dtype)
+    assert k.data_ptr() % 64 == 0 and k.dtype == dtype and k.nbytes >= 1 << 25
+    assert resident() - before < k.nbytes / 8
+    assert not k[1, 77].any() and not k[-1, -1].any()
+    k[2, 5] = 1
+    assert k[2, 5].all() and not k[2, 4].any() and not k[2, 6].any()

@@ -1,7 +1,10 @@
 """K and V as the native step reads them, and the plain way to read and write them."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -13,10 +16,20 @@ from nanovllm.paging.attention import paged_attention
 from nanovllm.paging.batch import PagedBatch
 from nanovllm.paging.cache import PagedCache, Pairs, resized
 
+_LINE = 64  # bytes that a processor reads at once: no vector lies in two
+
 
 def padded_dim(config: ModelConfig) -> int:
     """D filled up to whole vectors, two at a time, of any machine."""
     return padded(config.head_dim, 2 * BLOCK_MULTIPLE)
+
+
+def untouched(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros that take memory once they are written, as calloc gives them; torch's are written."""
+    size = math.prod(shape) * dtype.itemsize
+    room = torch.from_numpy(np.zeros(size + _LINE, np.uint8))
+    start = -room.data_ptr() % _LINE
+    return room[start : start + size].view(dtype).view(shape)
 
 
 class FastCache(PagedCache):
@@ -37,8 +50,8 @@ class FastCache(PagedCache):
         pair, dim, layers = pair_of(dtype), padded_dim(config), config.num_layers
         k_block = (config.num_kv_heads, dim // pair, block_size, pair)
         v_block = (config.num_kv_heads, block_size // pair, dim, pair)
-        self.k = torch.zeros(layers, num_blocks, *k_block, dtype=dtype)
-        self.v = torch.zeros(layers, num_blocks, *v_block, dtype=dtype)
+        self.k = untouched((layers, num_blocks, *k_block), dtype)
+        self.v = untouched((layers, num_blocks, *v_block), dtype)
         self.host_k = torch.empty(layers, num_host_blocks, *k_block, dtype=dtype)
         self.host_v = torch.empty(layers, num_host_blocks, *v_block, dtype=dtype)
 
