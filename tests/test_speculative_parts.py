@@ -498,7 +498,7 @@ def plain_step(scheduler: SpeculativeScheduler) -> int:
     """A step of which no guess stands; how many requests had guesses."""
     plan = scheduler.schedule()
     for chunk in plan.chunks:
-        chunk.request.num_computed_tokens = chunk.end
+        chunk.request.num_computed_tokens = min(chunk.end, chunk.request.num_tokens)
         if chunk.completes:
             chunk.request.sequence.append()
     scheduler.inner.store.commit(plan)
@@ -571,6 +571,34 @@ def test_steps_that_pass_are_timed_once_they_are_alike() -> None:
         now[0] += seconds
         scheduler.observe(seconds)
     assert credit._account(1).alone == 1.0
+
+
+def test_the_first_step_in_a_row_with_guesses_teaches_no_costs() -> None:
+    """It takes 9 s, of them 4 s for guesses, as caches are cold; those after it 2 s, with 1 s."""
+    costs, now = Costs(), [0.0]
+
+    class Slow(Sixes):
+        def propose(self, asks: Sequence[Ask]) -> list[Guesses]:
+            now[0] += 4.0 if cold else 1.0
+            return [Guesses((6,) * ask.most, "draft") for ask in asks]
+
+    scheduler = SpeculativeScheduler(
+        Scheduler(CountingStore(10_000), clock=lambda: now[0]),
+        Slow(),
+        FixedPolicy(0),
+        10,
+        costs=costs,
+    )
+    scheduler.add(Request(0, SimulatedSequence(0, 1, 5000), arrival=0.0, limit=5000))
+    for step in range(120):
+        scheduler.guessing = FixedPolicy(4 if step % 6 else 0)
+        cold = step % 6 == 1
+        guessed = plain_step(scheduler)
+        now[0] += 5.0 if cold else 1.0
+        scheduler.observe(1.0)
+        assert guessed == (step % 6 > 0)
+    assert costs.base + 5 * costs.token == pytest.approx(1.0, rel=0.01)
+    assert costs.drafting([4]) == pytest.approx(1.0, rel=0.2)  # the very first is all there is
 
 
 @pytest.mark.parametrize("most", [1, 3, 16])

@@ -58,6 +58,10 @@ class SpeculativeScheduler:
         self._slept, self._stopped = 0, False  # its steps so far; whether guesses do not pay
         self._times: list[float] | None = None  # of a nap's steps, where these are timed
         self._plan, self._tried, self._started, self._drafting = Plan(), True, 0.0, 0.0  # this step
+        self._drafts: list[int] = []  # guesses of the draft model in this step, of each request
+        # Whether the step before this one had guesses (of the draft model) too: the first one in a
+        # row finds cold caches, and says little about those that follow.
+        self._warm = self._warm_draft = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -103,6 +107,7 @@ class SpeculativeScheduler:
 
     def _pass(self) -> Plan:
         """The plan of a step for which nobody is asked; the nap's last, where it is of others."""
+        self._warm = self._warm_draft = False
         if self._times is not None:
             self._started = self._timer()
         plan = self.inner.schedule()
@@ -169,9 +174,7 @@ class SpeculativeScheduler:
             return {}
         guessed = {ask.request: self._usable(guesses.first(ask.most)) for ask, guesses in pairs}
         self._drafting = self._timer() - started
-        self.costs.guessing(
-            [len(g.token_ids) for g in guessed.values() if g.source == "draft"], self._drafting
-        )
+        self._drafts = [len(g.token_ids) for g in guessed.values() if g.source == "draft"]
         return guessed
 
     def _usable(self, guesses: Guesses) -> Guesses:
@@ -215,11 +218,19 @@ class SpeculativeScheduler:
             return
         own = self._timer() - self._started
         if self._tried:
-            self.costs.step(self._plan.num_tokens, own - self._drafting)
+            self._learn(own)
         if self.credit is not None and self._plan.chunks:
             self._plan_nap(self.credit, own)
-        self._drafting = 0.0
+        self._drafting, self._drafts = 0.0, []
         self.inner.observe(seconds)
+
+    def _learn(self, own: float) -> None:
+        """What steps and guesses cost."""
+        if self._warm or not self._lengthened:
+            self.costs.step(self._plan.num_tokens, own - self._drafting)
+        if self._warm_draft or not self.costs.forward:
+            self.costs.guessing(self._drafts, self._drafting)
+        self._warm, self._warm_draft = bool(self._lengthened), any(self._drafts)
 
     def _plan_nap(self, credit: Credit, own: float) -> None:
         """After a step that took so long: for how many steps nobody is asked now."""
