@@ -17,7 +17,7 @@ from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Failed, Preempted
 from nanovllm.fast import FastPathError, available, fast_engine
-from nanovllm.fast.build import load_library
+from nanovllm.fast.build import ISA, _processor, instructions, load_library
 from nanovllm.fast.cache import untouched
 from nanovllm.fast.engine import FastEngine
 from nanovllm.fast.step import NativeStep, StepInput
@@ -32,6 +32,7 @@ from nanovllm.model.loader import dummy_model
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.store import PagedStore
 from nanovllm.performance.moe import MoE
+from tests.processes import ROOT
 
 BIASES = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
 YARN = RopeScaling("yarn", factor=2.0, original_max_position=64)
@@ -255,6 +256,47 @@ def test_same_events_as_the_plain_engine() -> None:
     _, fast = run(ready_engine(model, config, 20), jobs)
     assert fast == plain
     assert {Prefilled, TokenGenerated, Finished} <= fast
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("isa", "lanes"), [("sse2", 4), ("avx2", 8), ("avx512", 16)])
+def test_less_than_the_processor_has_gives_the_same_text(isa: str, lanes: int) -> None:
+    """What others' processors get: this file's comparisons and those of codes, once more."""
+    if isa == "avx512" and "avx512f" not in _processor().split():
+        pytest.skip("no AVX-512 here")
+    code = "import torch; from nanovllm.fast.build import load_library as load; "
+    code += "print(*{load(dtype).nv_lanes() for dtype in (torch.float32, torch.bfloat16)})"
+    environment = os.environ | {ISA: isa}
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert said.stdout.split() == [str(lanes)], said.stderr
+    files = ["tests/test_fast.py", "tests/test_fast_quantized.py"]
+    chosen = ["-m", "not proof or few", "-k", "not processor_has and not process_ends"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *files, *chosen, "-p", "no:cacheprovider"],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_an_instruction_set_that_nobody_knows_leaves_the_plain_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(ISA, "avx3")
+    said: list[str] = []
+    model = dummy_model(FAMILIES["qwen3"])
+    engine = FastEngine(model, EngineConfig(), num_blocks=8, notify=said.append)
+    assert not engine.wait()
+    assert "NANOVLLM_MAX_CPU_ISA is 'avx3'; it can be sse2, avx2" in said[-1]
+    monkeypatch.setattr("nanovllm.fast.build._processor", lambda: "flags : fpu sse2 avx2")
+    for wanted, options in (
+        ("", ["-march=native"]),
+        ("avx2", ["-march=x86-64-v3"]),
+        ("avx512", ["-march=native"]),
+    ):
+        monkeypatch.setenv(ISA, wanted)
+        assert instructions() == options
 
 
 def test_without_a_compiler_it_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

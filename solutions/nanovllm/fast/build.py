@@ -20,7 +20,14 @@ from filelock import FileLock
 from nanovllm.fast.availability import FastPathError, find_compiler
 
 SOURCES = Path(__file__).parent / "native"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast")
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast")
+ISA = "NANOVLLM_MAX_CPU_ISA"  # asks for less than the processor has, to test what others get
+_ISAS = {  # of x86: what is asked of the compiler, and the processor's flag that it needs
+    "sse2": (["-march=x86-64"], "sse2"),
+    "avx2": (["-march=x86-64-v3"], "avx2"),
+    "avx512": (["-march=x86-64-v4"], "avx512f"),
+    "avx512_bf16": (["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"], "avx512_bf16"),
+}
 Say = Callable[[str], None]
 _compiling = threading.Lock()
 
@@ -41,7 +48,8 @@ def load_library(
     compiler = find_compiler()
     if compiler is None:
         raise FastPathError("there is no C++ compiler")
-    flags = (*FLAGS, *(["-DNV_BFLOAT16"] if dtype == torch.bfloat16 else []), *defines)
+    stored = ["-DNV_BFLOAT16"] if dtype == torch.bfloat16 else []
+    flags = (*FLAGS, *instructions(), *stored, *defines)
     path = library_path(compiler, flags)
     try:
         with _compiling:  # a target and its draft want the same
@@ -58,6 +66,18 @@ def load_library(
     library.nv_step.argtypes = [ctypes.c_void_p] * 3
     library.nv_guess.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int32, ctypes.c_void_p]
     return library
+
+
+def instructions() -> list[str]:
+    """The compiler's options for this processor, or for less where NANOVLLM_MAX_CPU_ISA says so.
+
+    Raises FastPathError for a name that is not known.
+    """
+    wanted = os.environ.get(ISA, "")
+    if wanted and wanted not in _ISAS:
+        raise FastPathError(f"{ISA} is {wanted!r}; it can be {', '.join(_ISAS)}, or not set")
+    options, flag = _ISAS.get(wanted, ([], None))
+    return options if flag in _processor().split() else ["-march=native"]  # else it has less
 
 
 def library_path(compiler: str, flags: tuple[str, ...]) -> Path:

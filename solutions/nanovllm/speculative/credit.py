@@ -1,43 +1,70 @@
-"""Whether guesses pay on this machine, by the clock: the seconds that they have saved (given)."""
+"""Who may guess on this machine, by the clock: whoever brings the most tokens a second (given)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from nanovllm.batching.plan import Plan
 from nanovllm.speculative.guessed_plan import GuessedChunk
 
-UNSEEN = 1.05  # guesses also cost what is done for them outside of the time that is taken
-LONGEST = (
-    4.0  # a step with guesses counts as no longer, in steps without: the rest is the machine's
-)
+Arm = frozenset[str]  # sources of guesses that are asked
+NOBODY: Arm = frozenset()
+WINDOW = 32  # steps that are judged together
+MEMORY = 0.7  # what the windows before the newest weigh
+COLD = 4  # of a trial, those before it do not count: caches are cold, and costs not yet learnt
+LONGEST = 4.0, 12.0  # a cold step, and another, count as no longer, in steps without guesses
+OUTSIDE = 1.03  # guesses also cost what is done for them outside of the time that is taken
+
+
+@dataclass
+class Window:
+    """Some steps with one arm; all of it in steps without guesses, and tokens of one request."""
+
+    trial: bool = False
+    steps: int = 0
+    time: float = 0.0
+    tokens: float = 0.0
+    lost: float = 0.0  # time over what as many tokens take with the best arm
+
+    def add(self, steps: int, time: float, tokens: float, best: float) -> None:
+        """Steps that took so long; `best`: what a token takes with the best arm that is known."""
+        if self.trial and self.steps < COLD <= self.steps + steps:
+            self.time = self.tokens = 0.0
+        self.steps += steps
+        self.lost += time - best * tokens
+        self.time += time
+        self.tokens += tokens
 
 
 @dataclass
 class Account:
-    """Of steps in which about as many requests get a token."""
+    """Of steps in which about as many requests get a token; times as in Window."""
 
+    budget: float  # time that trials may yet lose
     alone: float = 0.0  # seconds a request, of a step without guesses; 0.0 before one was timed
     since: int = 0  # steps since one without guesses was timed
     recheck: int = 0  # such steps until the next is to be timed
-    saved: dict[str, float] = field(default_factory=dict)  # by source: seconds, less what it cost
-    stopped: set[str] = field(default_factory=set)  # sources
+    arm: Arm = NOBODY
+    window: Window = field(default_factory=Window)
+    worth: dict[Arm, float] = field(default_factory=lambda: {NOBODY: 1.0})  # time a token
+    seen: dict[Arm, tuple[float, float]] = field(default_factory=dict)  # its time, and tokens
+    price: dict[Arm, float] = field(default_factory=dict)  # what the last trial has lost
 
-    def earn(self, source: str, seconds: float, limit: float) -> None:
-        """Add to what a source has saved; it may guess again when it owes nothing."""
-        self.saved[source] = min(self.saved[source] + seconds, limit)
-        if self.saved[source] >= 0:
-            self.stopped.discard(source)
+    @property
+    def best(self) -> Arm:
+        """Of those that are known, the arm with the least time a token."""
+        return min(self.worth, key=lambda arm: self.worth[arm])
 
 
 class Credit:
-    """Nobody guesses once guesses have cost more time than they saved, by `trust` steps.
+    """Of all sets of `sources` that brings the most tokens a second, or nobody, guesses.
 
-    They may begin anew when the debt is paid: with `allowance` of all time that goes by. After
-    `recheck` steps some pass without guesses, to compare with; as long as these take what they
-    took, it is twice as many next time, up to `longest`. What holds for few requests need not hold
-    for many: there is an account for 1, for 2, up to 4, up to 8, and so on. Of several `sources` of
-    guesses each has debts of its own, and its part of the trust; a step counts as the last one's of
-    those that guessed in it.
+    Each set is tried for a few steps, if need be again and again: trials may lose `trust` steps'
+    time at first, and `allowance` of all time that goes by. A trial ends when it has lost its part
+    of the trust; who guesses makes way, whatever was known, after losing all of it. After `recheck`
+    steps some pass without guesses, to compare with; as long as these take what they took, it is
+    twice as many next time, up to `longest`. What holds for few requests need not hold for many:
+    there is an account for 1, for 2, up to 4, up to 8, and so on.
     """
 
     def __init__(
@@ -48,20 +75,18 @@ class Credit:
         longest: int = 1024,
         sources: Sequence[str] = ("",),
     ) -> None:
-        self.allowance, self.trust, self.recheck = allowance, trust / len(sources), recheck
-        self.longest, self.sources = longest, sources
+        sizes = range(1, len(sources) + 1)
+        self.arms = [Arm(some) for size in sizes for some in combinations(sources, size)]
+        self.allowance, self.trust, self.part = allowance, trust, trust / len(self.arms)
+        self.recheck, self.longest, self.sources = recheck, longest, frozenset(sources)
         self._accounts: dict[int, Account] = {}
 
     def _account(self, requests: int) -> Account:
-        which = _bits(requests)
-        if which not in self._accounts:
-            self._accounts[which] = Account(saved=dict.fromkeys(self.sources, 0.0))
-        return self._accounts[which]
+        return self._accounts.setdefault(_bits(requests), Account(self.trust))
 
     def allows(self, requests: int) -> bool:
         """Whether a step in which so many requests get a token may have guesses."""
-        account = self._account(requests)
-        return account.alone > 0.0 and not self.stopped(requests)
+        return not self.stopped(requests)
 
     def due(self, requests: int) -> bool:
         """Whether steps without guesses are to be timed now."""
@@ -69,31 +94,35 @@ class Credit:
         return account.alone == 0.0 or account.since >= account.recheck
 
     def stopped(self, requests: int) -> bool:
-        """Whether guesses have cost more than they saved, and the debt is not paid yet."""
-        return len(self.silent(requests)) == len(self.sources)
+        """Whether nobody may guess."""
+        return not self._account(requests).arm
 
-    def silent(self, requests: int) -> set[str]:
-        """The sources of which this is so."""
-        return self._account(requests).stopped
+    def silent(self, requests: int) -> Arm:
+        """The sources that may not guess."""
+        return self.sources - self._account(requests).arm
 
-    def slept(self, requests: int, steps: int) -> None:
-        """Steps went by for which nobody was asked: each took as long as those before it."""
+    def slept(self, requests: int, steps: int, of_arm: bool = True) -> None:
+        """Steps went by for which nobody was asked: each took as long as those before it.
+
+        of_arm: since who may guess wanted to rest, not since they were to be timed.
+        """
         account = self._account(requests)
         account.since += steps
-        for source in self.sources:
-            paid = self.allowance * account.alone * requests * steps
-            account.earn(source, paid, self.trust * account.alone * requests)
+        if of_arm:
+            self._went_by(account, steps, float(steps), float(steps))
 
     def plain(self, requests: int, seconds: float) -> None:
         """A step without guesses, like those before it, took so long."""
         if seconds <= 0.0:
             return  # a clock that stands still
         account, each = self._account(requests), seconds / requests
-        known = account.alone or each
+        first, known = account.alone == 0.0, account.alone or each
         account.alone = known + 0.5 * (min(each, 2 * known) - known)
         as_before = abs(account.alone - known) < 0.1 * known and account.recheck
         account.recheck = min(2 * account.recheck, self.longest) if as_before else self.recheck
         account.since = 0
+        if first:
+            self._choose(account)
 
     def tried(self, plan: Plan, seconds: float, drafting: float, token: float) -> None:
         """The step of a plan that might have guesses took so long, of it `drafting` to guess.
@@ -105,22 +134,44 @@ class Credit:
         if not complete:
             return
         account, requests = self._account(len(complete)), len(complete)
+        account.since += 1
+        if account.alone == 0.0:
+            return
         guesses = sum(len(c.guesses.token_ids) for c in complete if isinstance(c, GuessedChunk))
         tokens = sum(chunk.request.num_tokens - chunk.total for chunk in complete) + guesses
         alone = account.alone * requests
         if plan.num_tokens - guesses > requests:
             seconds = alone + drafting + token * guesses
-        else:
-            seconds = min(seconds, LONGEST * alone)
-        limit, cost = self.trust * alone, seconds * (UNSEEN if guesses else 1.0)
-        found = {c.guesses.source for c in complete if isinstance(c, GuessedChunk)}
-        own = [source for source in self.sources if source in found][-1:] or self.sources[:1]
-        for source in self.sources:
-            saved = account.alone * tokens - cost if source in own else 0.0
-            account.earn(source, saved + self.allowance * seconds, limit)
-            if account.saved[source] < -limit:
-                account.stopped.add(source)
-        account.since += 1
+        time = min(seconds / alone, LONGEST[account.window.steps >= COLD])
+        time *= OUTSIDE if guesses else 1.0
+        self._went_by(account, 1, time, tokens / requests)
+
+    def _went_by(self, account: Account, steps: int, time: float, tokens: float) -> None:
+        """Steps of an account's arm; where it is judged, who guesses next is chosen."""
+        account.budget = min(account.budget + self.allowance * time, self.trust)
+        window, arm = account.window, account.arm
+        window.add(steps, time, tokens, account.worth[account.best])
+        given_up = window.lost > (self.part if window.trial else self.trust)
+        if window.steps < WINDOW and not given_up:
+            return
+        if arm:
+            memory = MEMORY if window.trial or not given_up else 0.0  # it is no longer what it was
+            old_time, old_tokens = account.seen.get(arm, (0.0, 0.0))
+            seen = memory * old_time + window.time, memory * old_tokens + window.tokens
+            account.seen[arm], account.worth[arm] = seen, seen[0] / seen[1]
+        if window.trial:
+            account.budget -= max(window.lost, 0.0)
+            account.price.pop(arm, None)
+            account.price[arm] = min(window.lost, self.trust)  # the last one in the queue
+        self._choose(account)
+
+    def _choose(self, account: Account) -> None:
+        """The best arm that is known; or a trial of the one whose last is longest ago, if what that
+        may lose is there."""
+        best, untried = account.best, [arm for arm in self.arms if arm not in account.price]
+        [arm, *_] = *(arm for arm in (*untried, *account.price) if arm != best), best
+        tries = arm != best and account.budget >= max(account.price.get(arm, 0.0), self.part)
+        account.arm, account.window = arm if tries else best, Window(trial=tries)
 
 
 def alike(one: int, other: int) -> bool:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from nanovllm.batching.interface import SchedulerInterface
@@ -277,9 +277,9 @@ class SpeculativeScheduler:
 
     def _wake(self, credit: Credit) -> None:
         """After a nap."""
-        credit.slept(self._requests, self._slept)
+        credit.slept(self._requests, self._slept, of_arm=self._times is None)
         if self._times:  # the first ones still differ
-            credit.plain(self._requests, median(self._times[len(self._times) // 2 :]))
+            credit.plain(self._requests, fmean(self._times[len(self._times) // 2 :]))
         self._times, self._slept = None, 0
 
     def end(self, request: Request, status: Status) -> None:
