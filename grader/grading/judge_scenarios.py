@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
+from grader.checks.kernel_text import ALONE, kernels
 from grader.course.lab_toml import Lab
 from grader.grading.report import ScenarioReport
 from grader.grading.run_items import Result, Rounds
@@ -21,14 +23,18 @@ Task = dict[str, Any]
 class Scenarios:
     """The scenarios of one submission and what has come of them; `box` runs a task in the box.
 
-    hidden: False: there are none, and nothing of them is read or sent.
+    apart: runs a task in a box of its own, which holds nothing of the submission. files: the
+    submission's, of which kernels are taken. hidden: False: there are none, and nothing of them is
+    read or sent.
     """
 
     def __init__(
         self, lab: Lab, seeds: list[int], sandbox: Sandbox, box: Callable[[Task], Answer],
-        hidden: bool = True,
+        hidden: bool = True, apart: Callable[[Task], Answer] = lambda task: Answer(),
+        files: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self.lab, self.seeds, self.sandbox, self.box = lab, seeds, sandbox, box
+        self.apart, self.files = apart, files
         self.reports: dict[str, ScenarioReport] = {}
         self._judged: dict[str, tuple[Result, Task]] = {}  # item -> result, verdict
         self.of_task: dict[int, list[str]] = {task.id: [] for task in lab.tasks}
@@ -81,6 +87,7 @@ class Scenarios:
 
         An answer at which that process is lost differs: it costs neither the others nor a regrade.
         """
+        results = results | self._replayed(results)
         found, why = self._verdicts(results) if results else ({}, "")
         for item in results.keys() - found.keys():
             found |= self._verdicts({item: results[item]})[0]
@@ -90,6 +97,26 @@ class Scenarios:
                     raise BoxError(f"the reference did not answer: {why}")
                 found |= {item: {"where": "it could not be judged", **alone[item]}}
         return found
+
+    def _replayed(self, results: dict[str, Result]) -> dict[str, Result]:
+        """What the kernels of the submission come to by its plans, each where it had planned."""
+        plans = {
+            item: found["data"] for item, found in results.items()
+            if item.startswith(ALONE) and "data" in found
+        }  # fmt: skip
+        if not plans:
+            return {}
+        nothing: dict[str, Result] = {item: {"raised": "no kernel"} for item in plans}
+        modules = kernels(self.files, self.lab.package)
+        found = self._run_apart(plans, modules)
+        for item in plans.keys() - found.keys():  # another one may have ended the process
+            found |= self._run_apart({item: plans[item]}, modules)
+        return nothing | found
+
+    def _run_apart(self, plans: Task, modules: Task) -> dict[str, Result]:
+        task = {**self._task(list(plans), "replay"), "plans": plans, "modules": modules}
+        events = self.apart(task).events
+        return {e["item"]: e for e in events if e.get("item") in plans and ("data" in e)}
 
     def _verdicts(self, results: dict[str, Result]) -> tuple[dict[str, Task], str]:
         """What the process of the reference says of these answers, and how it ended."""

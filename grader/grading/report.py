@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from grader.checks.kernel_text import ALONE
+
 PASSED, FAILED, BLOCKED = "passed", "failed", "blocked"
 AGREES, DIFFERS, RAISED, STOPPED, BROKEN = "agrees", "differs", "raised", "stopped", "broken"
 
@@ -47,7 +49,8 @@ class TaskReport:
 
     A check runs beside the student's code and could be faked; a scenario's verdict is made where
     that code is not. So a task earns min(points of passed checks, maximum x agreeing scenarios /
-    scenarios): with one scenario, nothing unless it agrees.
+    scenarios): with one scenario, nothing unless it agrees. Nothing, too, where kernels that were
+    run by themselves do not: then anything may have computed what other scenarios saw.
     """
 
     id: int
@@ -65,6 +68,8 @@ class TaskReport:
     def share(self) -> float:
         """The part of the scenarios that agrees; those that fail on the reference do not count."""
         usable = [scenario for scenario in self.scenarios if scenario.status != BROKEN]
+        if any(s.status != AGREES for s in usable if s.name.startswith(ALONE)):
+            return 0.0
         return sum(s.status == AGREES for s in usable) / len(usable) if usable else 1.0
 
     @property

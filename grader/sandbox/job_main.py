@@ -66,6 +66,7 @@ def _work(task: dict[str, Any]) -> Callable[[dict[str, Any], Emit], None]:
     return {
         "visible": job_checks.run,
         "hidden": job_scenarios.run,
+        "replay": job_scenarios.replay,
         "judge": job_scenarios.judge,
         "listing": job_scenarios.listing,
         "probe": escape_probe.run,

@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from grader.checks import observation_json, scenarios
+from grader.checks import kernel_plans, observation_json, scenarios
+from grader.checks.kernel_text import ALONE
 from grader.checks.scenarios import Scenario
 from grader.course.lab_toml import find_lab
 from grader.sandbox.job import Emit
@@ -25,7 +26,26 @@ def run(task: dict[str, Any], emit: Emit) -> None:
 
     for item, scenario, seed in _items(task):
         emit({"start": item})
+        planned = scenario.name.startswith(ALONE)
+        kernel_plans.mode = kernel_plans.Planned() if planned else kernel_plans.Direct()
         emit({"item": item, **_observe(scenario, nanovllm, seed)})
+    emit({"done": True})
+
+
+def replay(task: dict[str, Any], emit: Emit) -> None:
+    """Run plans of kernels, where nothing of the student is but these kernels."""
+    import nanovllm
+
+    for item, scenario, seed in _items(task):
+        emit({"start": item})
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                plans = iter(observation_json.decode(task["plans"][item]).values())
+                kernel_plans.mode = kernel_plans.Replayed(plans, task["modules"], folder)
+                found = _observe(scenario, nanovllm, seed)
+            except Exception as error:  # whatever was sent, it is no plan
+                found = {"raised": type(error).__name__[:100]}
+        emit({"item": item, **found})
     emit({"done": True})
 
 

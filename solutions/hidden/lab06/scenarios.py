@@ -3,6 +3,7 @@
 import torch
 
 from grader.checks.guard_regions import Guard, dirty_memory
+from grader.checks.kernel_plans import launched
 from grader.checks.scenarios import scenario
 
 
@@ -111,6 +112,16 @@ class Cache:
 
 
 @scenario(task=1)
+def kernels_of_the_warmup(nanovllm, rng):
+    """The kernels by themselves, in an ordinary case: what is computed in torch comes to nothing.
+
+    Without it a task has no points (`grading/report.py`), so any kernel that works passes here.
+    """
+    x, y = normal(rng, int(rng.integers(40, 90))), normal(rng, 3, int(rng.integers(5, 40)))
+    return {"add": launched("add:add", x, x.flip(0)), "softmax": launched("softmax:softmax", y)}
+
+
+@scenario(task=1)
 def in_place_and_repeated(nanovllm, rng):
     """The result over one of the operands; one number or one row repeated by a stride of 0."""
     from nanovllm.kernels.add import add
@@ -135,6 +146,14 @@ def in_place_and_repeated(nanovllm, rng):
         softmax(gaps(normal(rng, rows, columns, dtype=torch.bfloat16))[0], out)
         seen[f"of half {columns}"] = changed(room)
     return seen
+
+
+@scenario(task=2)
+def kernels_of_the_norm(nanovllm, rng):
+    """The kernel by itself."""
+    tokens, width = int(rng.integers(2, 5)), int(rng.integers(17, 63))
+    x, residual, weight = (normal(rng, *size) for size in [(tokens, width)] * 2 + [(width,)])
+    return {"norm": launched("rms_norm:fused_add_rms_norm_", x, residual, weight, 1e-3)}
 
 
 @scenario(task=2)
@@ -164,6 +183,14 @@ def a_residual_stream(nanovllm, rng):
 
 
 @scenario(task=3)
+def kernels_of_rope(nanovllm, rng):
+    """The kernel by itself."""
+    q, k = normal(rng, 3, int(rng.integers(2, 6)), 16), normal(rng, 3, 2, 16)
+    angles = torch.tensor(rng.uniform(-3, 3, size=(3, 8)), dtype=torch.float32)
+    return {"rope": launched("rope:rope_", q, k, angles.cos(), angles.sin())}
+
+
+@scenario(task=3)
 def there_and_back(nanovllm, rng):
     """Turned forwards in one step and backwards in the next, by slices of a table of angles."""
     from nanovllm.kernels.rope import rope_
@@ -179,6 +206,12 @@ def there_and_back(nanovllm, rng):
         rope_(q, k, cos[:, 1::2], -sin[:, 1::2])
         seen[f"{heads} backwards"] = changed(room)
     return seen
+
+
+@scenario(task=4)
+def kernels_of_the_gate(nanovllm, rng):
+    """The kernel by itself."""
+    return {"silu": launched("silu:silu_and_mul", normal(rng, 2, 2 * int(rng.integers(20, 90))))}
 
 
 @scenario(task=4)
@@ -199,6 +232,14 @@ def gates(nanovllm, rng):
         silu_and_mul(wide[:, 2:-1].half(), out, block=2 ** int(rng.integers(5, 9)))
         seen[f"{width} of half"] = changed(room)
     return seen
+
+
+@scenario(task=5)
+def kernels_of_the_store(nanovllm, rng):
+    """The kernel by itself."""
+    caches, rows = torch.zeros(2, 4, 4, 2, 16), normal(rng, 2, 4, 2, 16)
+    slots = torch.tensor(rng.permutation(16)[:4].astype("int32"))
+    return {"store": launched("store_kv:store_kv", *map(torch.clone, (*rows, *caches)), slots)}
 
 
 @scenario(task=5)
@@ -224,6 +265,23 @@ def steps_of_a_cache(nanovllm, rng):
             store_kv(k, v, k_cache, v_cache, mapping.to(torch.int32).to(DEVICE)[:, 0])
         seen[f"{kv_heads} {dim} {size}"] = [changed(room), changed(other)]
     return seen
+
+
+def filled(rng, lens):
+    """A cache that holds these sequences, as the kernels are given it; nothing in it is NaN."""
+    cache = Cache(rng, lens, 2, 16, 16)
+    cache.device = "cpu"
+    for sequence, length in enumerate(lens):
+        cache.write(rng, sequence, 0, length)
+    k_cache, v_cache, *rest = cache.given(lens)
+    return k_cache.nan_to_num(7.0), v_cache.nan_to_num(7.0), *rest
+
+
+@scenario(task=6)
+def kernels_of_decode(nanovllm, rng):
+    """The kernels by themselves."""
+    given = filled(rng, [int(rng.integers(20, 90)), int(rng.integers(1, 20))])
+    return {"decode": launched("paged_decode:paged_decode", normal(rng, 2, 4, 16), *given)}
 
 
 @scenario(task=6)
@@ -317,6 +375,13 @@ def scores_and_sums_of_half(nanovllm, rng):
 
 
 @scenario(task=7)
+def kernels_of_split_decode(nanovllm, rng):
+    """The kernels by themselves: what they leave for each other is their own."""
+    given = filled(rng, [int(rng.integers(90, 180)), int(rng.integers(1, 20))])
+    return {"split": launched("split_decode:split_decode", normal(rng, 2, 4, 16), *given, 2)}
+
+
+@scenario(task=7)
 def splits(nanovllm, rng):
     """One batch by many numbers of splits; sharp scores, so that parts differ in weight."""
     from nanovllm.kernels.split_decode import choose_splits, split_decode
@@ -376,6 +441,16 @@ def many_parts(nanovllm, rng):
         with dirty_memory():
             seen[f"{count}"] = split_decode(q, *cache.given([length]), count).cpu()
     return seen
+
+
+@scenario(task=8)
+def kernels_of_prefill(nanovllm, rng):
+    """The kernels by themselves."""
+    chunks = [int(rng.integers(1, 20)), int(rng.integers(20, 40))]
+    starts = torch.tensor([0, *chunks]).cumsum(0).to(torch.int32)
+    given = *filled(rng, [chunks[0] + 30, chunks[1]]), starts, max(chunks)
+    q = normal(rng, sum(chunks), 4, 16)
+    return {"prefill": launched("paged_prefill:paged_prefill", q, *given)}
 
 
 @scenario(task=8)

@@ -1,0 +1,158 @@
+"""Lab 06's kernels run apart from the submission: torch in their place earns nothing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grader.authoring import variants
+from grader.checks.kernel_text import kernels
+from grader.course.lab_toml import find_lab
+from grader.grading import LabReport, Sandbox, grade_lab
+from grader.grading.report import AGREES
+from grader.sandbox.limits import Limits
+from tests.grading_corpus import SECRET
+from tests.system_tools import require
+
+LAB = find_lab("06")
+LIMITS = Limits(seconds=400, item_seconds=120, processes=64)
+HEAD = "import torch\nimport triton\nfrom nanovllm.kernels.runtime import launch\n\n\n"
+IDLE = """
+@triton.jit
+def idle(x, BLOCK: triton.language.constexpr):
+    pass
+
+"""
+TORCH = {  # right numbers, and now and then a kernel that does nothing
+    "add.py": "def add(x, y, out=None, block=1024):\n    launch(idle, (1,), x, BLOCK=1)\n"
+    "    out = torch.empty_like(x) if out is None else out\n    return out.copy_(x + y)\n",
+    "softmax.py": "def softmax(x, out=None):\n    made = x.float().softmax(-1)\n"
+    "    return made.to(x.dtype) if out is None else out.copy_(made)\n",
+    "rms_norm.py": "def fused_add_rms_norm_(x, residual, weight, eps):\n    residual += x\n"
+    "    total = residual.float()\n    scale = (total.pow(2).mean(-1, True) + eps).rsqrt()\n"
+    "    x.copy_(total * scale * weight.float())\n",
+    "silu.py": "def silu_and_mul(gate_up, out=None, block=1024):\n"
+    "    gate, up = gate_up.float().chunk(2, -1)\n    made = torch.nn.functional.silu(gate) * up\n"
+    "    return made.to(gate_up.dtype) if out is None else out.copy_(made)\n",
+    "store_kv.py": "def store_kv(k, v, k_cache, v_cache, slot_mapping):\n"
+    "    kept = slot_mapping >= 0\n    slots, size = slot_mapping[kept].long(), k_cache.shape[1]\n"
+    "    k_cache[slots // size, slots % size] = k[kept]\n"
+    "    v_cache[slots // size, slots % size] = v[kept]\n",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    require("bubblewrap")
+    with Sandbox.open() as box:
+        yield box
+
+
+def apart(report: LabReport) -> dict[int, list[bool]]:
+    """By task, whether the scenarios of kernels alone agree."""
+    return {
+        task.id: [s.status == AGREES for s in task.scenarios if s.name.startswith("kernels_")]
+        for task in report.tasks.values()
+    }
+
+
+@pytest.mark.timeout(600)
+def test_torch_in_place_of_kernels_earns_nothing(sandbox: Sandbox, tmp_path: Path) -> None:
+    package = tmp_path / LAB.package
+    shutil.copytree(LAB.reference, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in TORCH.items():
+        (package / name).write_text(HEAD + IDLE * (name == "add.py") + text, encoding="utf-8")
+    report = grade_lab(tmp_path, LAB, "ann", SECRET, LIMITS, sandbox)
+    assert apart(report) == {
+        1: [False], 2: [False], 3: [True], 4: [False], 5: [False], 6: [True], 7: [True], 8: [True],
+    }  # fmt: skip
+    for task in (1, 2, 4, 5):
+        assert report.tasks[task].points == 0, report.tasks[task]
+    for task in (3, 6, 7, 8):
+        assert report.tasks[task].points == LAB.task(task).points, report.tasks[task]
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("variant", variants.kept(LAB), ids=lambda path: path.stem)
+def test_right_kernels_of_any_shape_have_every_point(
+    sandbox: Sandbox, tmp_path: Path, variant: Path
+) -> None:
+    variants.write(variant, LAB, tmp_path)
+    report = grade_lab(tmp_path, LAB, "ann", SECRET, LIMITS, sandbox)
+    assert all(all(found) and found for found in apart(report).values())
+    assert report.points == LAB.points
+
+
+def module(body: str, head: str = "") -> dict[str, bytes]:
+    text = "import triton\nimport triton.language as tl\n" + head + "\n@triton.jit\n"
+    text += "def kernel(x, N: tl.constexpr):\n" + textwrap.indent(textwrap.dedent(body), "    ")
+    return {"add.py": text.encode()}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import torch\n",
+        "x.handle.data.sum()\n",
+        "tl.core.torch\n",
+        "np.matmul(x, x)\n",
+        "().__class__\n",
+        "open('/etc/passwd')\n",
+        "(lambda: 1)()\n",
+        "def inner():\n    pass\n",
+        "try:\n    pass\nfinally:\n    pass\n",
+        "exec('1')\n",
+        "[torch for torch in (x,) if numpy]\n",
+        "triton.runtime\n",
+        "__builtins__\n",
+    ],
+)
+def test_a_kernel_that_is_more_than_triton_is_left_out(body: str) -> None:
+    found = kernels(module(body, "@triton.jit\ndef other(x):\n    pass\n"), "kernels")["add"]
+    assert re.fullmatch(r"line \d+: .* is not Triton's", found["left_out"]["kernel"])
+    assert "def other(x)" in found["text"] and "def kernel" not in found["text"]
+
+
+def test_of_a_module_nothing_runs_but_kernels_and_constants() -> None:
+    head = """
+import os, torch
+print("hello")
+WIDE = tl.constexpr(2 * 8)
+LOG2E = 1.44
+SECRET = os.environ
+BIG = 9 ** 9 ** 9
+WORD = 1 << 20
+TABLE = [1, 2]
+class Other: pass
+@torch.no_grad()
+def host(x): return kernel[(1,)](x, 4)
+@triton.jit
+def helper(a): return a * WIDE
+"""
+    body = "y = helper(tl.load(x + tl.arange(0, N)))\ntl.store(x + tl.arange(0, N), y * LOG2E)\n"
+    text = kernels(module(body, head), "kernels")["add"]["text"]
+    assert (
+        "WIDE = tl.constexpr(2 * 8)" in text
+        and "LOG2E = 1.44" in text
+        and "helper" in text
+        and "1 << 20" in text
+    )
+    for word in ("print", "os", "SECRET", "BIG", "TABLE", "Other", "host", "import", "triton.jit"):
+        assert word not in text
+
+
+def test_defaults_and_annotations_run_nothing() -> None:
+    text = (
+        b"import triton\n@triton.jit\ndef k(x: print('a'), n: 'b' = 3) -> print('c'):\n    pass\n"
+    )
+    assert kernels({"add.py": text}, "kernels")["add"]["text"].count("print") == 0
+    (found,) = kernels({"add.py": text.replace(b"= 3", b"= print('d')")}, "kernels").values()
+    assert "default" in found["left_out"]["k"] and "def k" not in found["text"]
+    for broken in (b"def (", b"\xff\xfe", b"(" * 100_000, b"x = " + b"1+" * 200_000 + b"1"):
+        assert kernels({"add.py": broken}, "kernels")["add"]["text"].strip() == ""
