@@ -51,8 +51,9 @@ ENGINE = {  # parts by name: their tests, and the packages or folders that these
         ("grader/sandbox", "grader/grading", "grader/classroom", "grader/README.md"),
     ),
     "attacks": (
-        ("grading_attacks", "grading_fuzzing"),
-        ("grader/sandbox", "grader/grading", "grader/classroom"),
+        ("grading_attacks", "grading_fuzzing", "grading_kernels"),
+        ("grader/sandbox", "grader/grading", "grader/classroom", "grader/checks/kernel_plans.py",
+         "grader/checks/kernel_text.py"),
     ),
     "grader": (
         ("release", "mistake_records", "collect_limits"), ("grader/release", "grader/checks")

@@ -6,6 +6,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,37 @@ def test_torch_in_place_of_kernels_earns_nothing(sandbox: Sandbox, tmp_path: Pat
         assert report.tasks[task].points == 0, report.tasks[task]
     for task in (3, 6, 7, 8):
         assert report.tasks[task].points == LAB.task(task).points, report.tasks[task]
+
+
+W4A16 = """
+import torch
+
+
+def w4a16(x, words, scales, zeros, group_of, out=None):
+    shifts = 4 * torch.arange(8)
+    codes = (words[:, :, None] >> shifts & 15).flatten(1)[:, : x.shape[1]]
+    group = group_of.long()
+    weight = (codes - zeros.int()[:, group]).float() * scales.float()[:, group]
+    made = (x.float() @ weight.to(x.dtype).float().t()).to(x.dtype if out is None else out.dtype)
+    return made if out is None else out.copy_(made)
+"""
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("text", "points"), [(W4A16, 0), (None, 1)])
+def test_so_does_the_kernel_of_lab_09(
+    sandbox: Sandbox, tmp_path: Path, text: str | None, points: int
+) -> None:
+    lab = find_lab("09")
+    lab = replace(lab, tasks=(lab.task(6),))
+    package = tmp_path / lab.package
+    shutil.copytree(lab.reference, package, ignore=shutil.ignore_patterns("__pycache__"))
+    if text:
+        (package / "w4a16.py").write_text(text, encoding="utf-8")
+    report = grade_lab(tmp_path, lab, "ann", SECRET, LIMITS, sandbox)
+    assert report.points == points * lab.task(6).points
+    assert [s.status == AGREES for s in report.tasks[6].scenarios] == [bool(points), True]
 
 
 @pytest.mark.proof

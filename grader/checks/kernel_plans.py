@@ -93,7 +93,7 @@ mode: Direct | Planned | Replayed = Direct()
 
 
 def launched(name: str, *args: Any, **options: Any) -> Any:
-    """Call `module:function` of the lab's package as this process does it: one of the modes."""
+    """Call `module:function` of nanovllm as this process does it: one of the modes."""
     return mode.call(name, args, options)
 
 
@@ -174,7 +174,7 @@ class _Plan:
 
 def _function(name: str) -> Any:
     module, _, function = name.partition(":")
-    return getattr(importlib.import_module(f"nanovllm.kernels.{module}"), function)
+    return getattr(importlib.import_module(f"nanovllm.{module}"), function)
 
 
 def _instead_of_launch(launch: Any) -> Any:
@@ -188,7 +188,7 @@ def _instead_of_launch(launch: Any) -> Any:
             self.patches = [
                 patch.object(module, name, launch)
                 for key, module in list(sys.modules.items())
-                if key.startswith("nanovllm.kernels")
+                if key.startswith("nanovllm.")
                 for name, value in list(vars(module).items())
                 if value is runtime.launch
             ]

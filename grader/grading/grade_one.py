@@ -118,22 +118,21 @@ class Marking:
     def _visible(self, items: list[str]) -> dict[str, Any]:
         return {"kind": "visible", "lab": self.lab.key, "items": items}
 
-    def _box(self, *tasks: dict[str, Any]) -> list[Answer]:
-        """An answer for each task that was begun; there is always a first."""
+    def _box(self, *tasks: dict[str, Any], files: dict[str, str] | None = None) -> list[Answer]:
+        """An answer for each task that was begun; there is always a first.
+
+        files: in place of the submission's.
+        """
         if self.left <= 0:
             return [Answer([], f"the submission used up its {self.limits.seconds} seconds")]
-        work = Work(self.lab.key, list(tasks), self.files)
+        work = Work(self.lab.key, list(tasks), self.files if files is None else files)
         answers = self.sandbox.run(self.lab, work, self.limits, self.left)
         self.left -= answers.seconds
         return answers.of_tasks
 
     def _apart(self, task: dict[str, Any]) -> Answer:
-        """A task in a box that holds stubs in place of the submission, within the time left."""
-        files, self.files = self.files, boxed_files(Submission({}), self.lab)
-        try:
-            return self._box(task)[0]
-        finally:
-            self.files = files
+        """A task in a box that holds stubs in place of the submission."""
+        return self._box(task, files=boxed_files(Submission({}), self.lab))[0]
 
     def _task(self, task: Any) -> TaskReport:
         entries = [entry for entry in self._entries if entry.task == task.id]

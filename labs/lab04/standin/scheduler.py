@@ -39,7 +39,8 @@ class Scheduler(SchedulerBase):
                 self.store.suspend(request)
                 break
             request.num_computed_tokens = known
-            request.move_to(Status.SCHEDULED, self.clock())
+            now = self.clock()
+            request.move_to(Status.SCHEDULED, now)
             self.waiting.remove(request)
             self.running.append(request)
             admitted.append(request)

@@ -118,7 +118,10 @@ def kernels_of_the_warmup(nanovllm, rng):
     Without it a task has no points (`grading/report.py`), so any kernel that works passes here.
     """
     x, y = normal(rng, int(rng.integers(40, 90))), normal(rng, 3, int(rng.integers(5, 40)))
-    return {"add": launched("add:add", x, x.flip(0)), "softmax": launched("softmax:softmax", y)}
+    return {
+        "add": launched("kernels.add:add", x, x.flip(0)),
+        "softmax": launched("kernels.softmax:softmax", y),
+    }
 
 
 @scenario(task=1)
@@ -153,7 +156,7 @@ def kernels_of_the_norm(nanovllm, rng):
     """The kernel by itself."""
     tokens, width = int(rng.integers(2, 5)), int(rng.integers(17, 63))
     x, residual, weight = (normal(rng, *size) for size in [(tokens, width)] * 2 + [(width,)])
-    return {"norm": launched("rms_norm:fused_add_rms_norm_", x, residual, weight, 1e-3)}
+    return {"norm": launched("kernels.rms_norm:fused_add_rms_norm_", x, residual, weight, 1e-3)}
 
 
 @scenario(task=2)
@@ -187,7 +190,7 @@ def kernels_of_rope(nanovllm, rng):
     """The kernel by itself."""
     q, k = normal(rng, 3, int(rng.integers(2, 6)), 16), normal(rng, 3, 2, 16)
     angles = torch.tensor(rng.uniform(-3, 3, size=(3, 8)), dtype=torch.float32)
-    return {"rope": launched("rope:rope_", q, k, angles.cos(), angles.sin())}
+    return {"rope": launched("kernels.rope:rope_", q, k, angles.cos(), angles.sin())}
 
 
 @scenario(task=3)
@@ -211,7 +214,9 @@ def there_and_back(nanovllm, rng):
 @scenario(task=4)
 def kernels_of_the_gate(nanovllm, rng):
     """The kernel by itself."""
-    return {"silu": launched("silu:silu_and_mul", normal(rng, 2, 2 * int(rng.integers(20, 90))))}
+    return {
+        "silu": launched("kernels.silu:silu_and_mul", normal(rng, 2, 2 * int(rng.integers(20, 90))))
+    }
 
 
 @scenario(task=4)
@@ -239,7 +244,9 @@ def kernels_of_the_store(nanovllm, rng):
     """The kernel by itself."""
     caches, rows = torch.zeros(2, 4, 4, 2, 16), normal(rng, 2, 4, 2, 16)
     slots = torch.tensor(rng.permutation(16)[:4].astype("int32"))
-    return {"store": launched("store_kv:store_kv", *map(torch.clone, (*rows, *caches)), slots)}
+    return {
+        "store": launched("kernels.store_kv:store_kv", *map(torch.clone, (*rows, *caches)), slots)
+    }
 
 
 @scenario(task=5)
@@ -281,7 +288,7 @@ def filled(rng, lens):
 def kernels_of_decode(nanovllm, rng):
     """The kernels by themselves."""
     given = filled(rng, [int(rng.integers(20, 90)), int(rng.integers(1, 20))])
-    return {"decode": launched("paged_decode:paged_decode", normal(rng, 2, 4, 16), *given)}
+    return {"decode": launched("kernels.paged_decode:paged_decode", normal(rng, 2, 4, 16), *given)}
 
 
 @scenario(task=6)
@@ -378,7 +385,9 @@ def scores_and_sums_of_half(nanovllm, rng):
 def kernels_of_split_decode(nanovllm, rng):
     """The kernels by themselves: what they leave for each other is their own."""
     given = filled(rng, [int(rng.integers(90, 180)), int(rng.integers(1, 20))])
-    return {"split": launched("split_decode:split_decode", normal(rng, 2, 4, 16), *given, 2)}
+    return {
+        "split": launched("kernels.split_decode:split_decode", normal(rng, 2, 4, 16), *given, 2)
+    }
 
 
 @scenario(task=7)
@@ -450,7 +459,7 @@ def kernels_of_prefill(nanovllm, rng):
     starts = torch.tensor([0, *chunks]).cumsum(0).to(torch.int32)
     given = *filled(rng, [chunks[0] + 30, chunks[1]]), starts, max(chunks)
     q = normal(rng, sum(chunks), 4, 16)
-    return {"prefill": launched("paged_prefill:paged_prefill", q, *given)}
+    return {"prefill": launched("kernels.paged_prefill:paged_prefill", q, *given)}
 
 
 @scenario(task=8)

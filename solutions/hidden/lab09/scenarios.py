@@ -1,5 +1,6 @@
 """Hidden scenarios of lab 09: other paths than those of the visible checks."""
 
+from grader.checks.kernel_plans import launched
 from grader.checks.scenarios import scenario
 
 # task 1
@@ -691,6 +692,19 @@ def smoothing_of_random_blocks(nanovllm, rng):
 
 
 # task 6
+
+
+@scenario(task=6)
+def kernels_of_w4a16(nanovllm, rng):
+    """The kernel by itself, in an ordinary case: what is computed in torch comes to nothing."""
+    import torch
+
+    x = torch.from_numpy(rng.integers(-2, 3, size=(int(rng.integers(1, 9)), 64))).float()
+    words = torch.from_numpy(rng.integers(-(1 << 31), 1 << 31, size=(32, 8))).int()
+    scales = torch.from_numpy(rng.choice([0.5, 1.0, 2.0], size=(32, 2)))
+    zeros = torch.from_numpy(rng.integers(0, 16, size=(32, 2))).to(torch.uint8)
+    parts = x, words, scales.half(), zeros, torch.arange(64, dtype=torch.int32) // 32
+    return {"product": launched("quantization.w4a16:w4a16", *parts)}
 
 
 @scenario(task=6)
