@@ -122,7 +122,8 @@ def test_right_kernels_of_any_shape_have_every_point(
 
 
 def module(body: str, head: str = "") -> dict[str, bytes]:
-    text = "import triton\nimport triton.language as tl\n" + head + "\n@triton.jit\n"
+    text = "import triton\nimport triton.language as tl\nfrom triton.language import core\n"
+    text += "from triton.runtime import interpreter\n" + head + "\n@triton.jit\n"
     text += "def kernel(x, N: tl.constexpr):\n" + textwrap.indent(textwrap.dedent(body), "    ")
     return {"add.py": text.encode()}
 
@@ -142,6 +143,8 @@ def module(body: str, head: str = "") -> dict[str, bytes]:
         "exec('1')\n",
         "[torch for torch in (x,) if numpy]\n",
         "triton.runtime\n",
+        "core.builtin\n",
+        "interpreter.np\n",
         "__builtins__\n",
     ],
 )

@@ -13,6 +13,7 @@ import linecache
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import count, islice
 from typing import Any
 
@@ -117,7 +118,8 @@ def load(modules: Mapping[str, Any], folder: str) -> dict[str, dict[str, Any]]:
         with open(path, "w", encoding="utf-8") as file:  # Triton reads a kernel's own lines
             file.write(module["text"])
         linecache.checkcache(path)
-        exec(compile(module["text"], path, "exec", dont_inherit=True), space)
+        with suppress(Exception):  # it cannot be imported either; the others' kernels may run
+            exec(compile(module["text"], path, "exec", dont_inherit=True), space)
         jitted = {f"kernel {k}": v for k, v in space.items() if hasattr(v, "fn")}
         space |= jitted
     for name, module in modules.items():

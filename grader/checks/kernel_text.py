@@ -50,7 +50,8 @@ def _module(data: bytes, package: str) -> dict[str, Any]:
     left_out: dict[str, str] = {}
     for name, module, attribute in _imports(tree):
         if module.partition(".")[0] in ("triton", "math"):
-            names[name] = f"{module}:{attribute}"
+            if not attribute or attribute == "jit" or attribute in _attributes():
+                names[name] = f"{module}:{attribute}"
         elif module.startswith(f"nanovllm.{package}."):
             linked[name] = [module.rpartition(".")[2], attribute]
     constants: list[ast.Assign] = []

@@ -28,8 +28,8 @@ class TwoPolicies:
         costs: Costs,
         credit: Credit | None = None,
     ) -> None:
-        """costs: of steps and drafts, learnt as they run. credit: of both sources; one that has
-        lost too much by it is not asked."""
+        """costs: of steps and drafts, learnt as they run. credit: of both sources; one that may not
+        guess now is not asked."""
         self.costs, self._undrafted, self.credit = costs, Costs(), credit
         self.policies = {"ngram": make_policy(self._undrafted), "draft": make_policy(costs)}
         self._asked = SOURCES  # in this step
