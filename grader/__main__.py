@@ -66,7 +66,7 @@ def mistakes(
 
     chosen = find_lab(lab)
     if scenarios:
-        raise typer.Exit(_unseen(chosen, scenarios))
+        raise typer.Exit(_unseen(chosen, scenarios, only))
     with console.status("planting"):
         planted = [mistake for mistake in bank.bank(chosen) if only in ("", mistake.name)]
         found = list(bank.findings(chosen, planted))
@@ -88,12 +88,12 @@ def mistakes(
     raise typer.Exit(1 if missed else 0)
 
 
-def _unseen(lab: Lab, draws: int) -> int:
+def _unseen(lab: Lab, draws: int, only: str) -> int:
     """List the mistakes that the scenarios do not see; how many no draw sees."""
     from grader.authoring.unseen import only_counted, sights
 
     with console.status("planting"):
-        found = list(sights(lab, draws))
+        found = list(sights(lab, draws, only))
     shown = Table("mistake", "task", "seen")
     for sight in found:
         if not sight.at_once:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,70 @@ def test_a_notebooks_processes_share_one_limit(tmp_path: Path) -> None:
         done = subprocess.run(group.entered_by(command), timeout=120)
         assert done.returncode and group.out_of_memory
     assert subprocess.run(command, timeout=120).returncode == 0, "nothing else stops it"
+
+
+SPIN = """
+import os, sys, time
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+os.mkdir(sys.argv[1])
+while len(os.listdir()) < 2:
+    time.sleep(0.01)
+for _ in range(int(sys.argv[1])):
+    os.fork()
+end = time.monotonic() + 4
+while time.monotonic() < end:
+    pass
+print(time.process_time())
+"""
+READ = """
+import mmap, os, sys, time
+with open("held", "wb") as file:
+    file.write(bytes(8 << 20))
+    os.fsync(file.fileno())
+handle, space = os.open("held", os.O_RDONLY | os.O_DIRECT), mmap.mmap(-1, 1 << 20)
+begin = time.monotonic()
+while os.readv(handle, [space]):
+    pass
+print(time.monotonic() - begin)
+"""
+
+
+def seconds(program: str, *arguments: str, folder: Path, inside: bool) -> float:
+    """The sum of what all processes of a program print, in a group of its own or in none."""
+    command = [sys.executable, "-c", program, *arguments]
+    with cgroup.group(500, 100) if inside else nullcontext(cgroup.Group([])) as group:
+        done = subprocess.run(group.entered_by(command), cwd=folder, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    return sum(map(float, done.stdout.split()))
+
+
+def test_a_submissions_processes_weigh_as_one(tmp_path: Path) -> None:
+    if not any((parent / "cpu.stat").exists() for parent in cgroup._parents()):
+        pytest.skip("this machine gives the grader no groups of processors")
+
+    def share_beside_eight(inside: bool) -> float:
+        folder = tmp_path / str(inside)
+        folder.mkdir()
+        with ThreadPoolExecutor(2) as pool:
+            eight, one = pool.map(
+                lambda forks: seconds(SPIN, forks, folder=folder, inside=inside), "30"
+            )
+        return one / (one + eight)
+
+    assert share_beside_eight(True) > 0.35
+    assert share_beside_eight(False) < 0.25, "nothing else would hold the eight back"
+
+
+def test_a_submission_reads_a_disk_at_a_limited_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = ("io.stat", "blkio.throttle.io_serviced")
+    grouped = any((parent / kind).exists() for parent in cgroup._parents() for kind in kinds)
+    if not grouped or not cgroup.disks():
+        pytest.skip("this machine gives the grader no groups of disks")
+    monkeypatch.setattr(cgroup, "DISK_MB", 4)
+    assert seconds(READ, folder=tmp_path, inside=True) > 1, "eight megabytes, four a second"
+    assert seconds(READ, folder=tmp_path, inside=False) < 1
 
 
 def free_landlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

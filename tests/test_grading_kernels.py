@@ -109,6 +109,23 @@ def test_so_does_the_kernel_of_lab_09(
     assert [s.status == AGREES for s in report.tasks[6].scenarios] == [bool(points), True]
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("line", "agrees"), [("wide = 0.0", True), ("wide = 0", False)])
+def test_what_the_compiler_refuses_is_no_kernel(
+    sandbox: Sandbox, tmp_path: Path, line: str, agrees: bool
+) -> None:
+    lab = replace(LAB, tasks=(LAB.task(1),))
+    package = tmp_path / lab.package
+    shutil.copytree(lab.reference, package, ignore=shutil.ignore_patterns("__pycache__"))
+    add = package / "add.py"
+    text = add.read_text(encoding="utf-8")
+    # The interpreter lets a number become another's type in a loop.
+    more = f"    {line}\n    for _ in range(n):\n        wide = wide * 1.0\n"
+    add.write_text(text.replace("    tl.store(", f"{more}    tl.store(", 1), encoding="utf-8")
+    report = grade_lab(tmp_path, lab, "ann", SECRET, LIMITS, sandbox)
+    assert apart(report) == {1: [agrees]}
+
+
 @pytest.mark.proof
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("variant", variants.kept(LAB), ids=lambda path: path.stem)

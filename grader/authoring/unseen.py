@@ -15,7 +15,11 @@ from typing import Any
 from grader.authoring import mistakes
 from grader.authoring.mistakes import Mistake
 from grader.checks import observation_json, scenarios
+from grader.checks.compiled import compiled
+from grader.checks.kernel_plans import COMPILED_FOR
+from grader.checks.kernel_text import ALONE
 from grader.checks.run_checks import fresh_processes
+from grader.checks.scenarios import Scenario
 from grader.course.lab_toml import Lab
 from grader.course.paths import HIDDEN
 
@@ -43,11 +47,12 @@ def only_counted(lab: Lab) -> dict[str, str]:
     return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def sights(lab: Lab, draws: int, jobs: int = 0) -> Iterator[Sight]:
-    """Plant each mistake that results may show, and run the scenarios of its task."""
+def sights(lab: Lab, draws: int, only: str = "", jobs: int = 0) -> Iterator[Sight]:
+    """Plant each mistake that results may show, or only one, and run the scenarios of its task."""
     [right] = fresh_processes(_right, [(lab, draws)], 1)
     left_out = only_counted(lab)
-    planted = [mistake for mistake in mistakes.bank(lab) if mistake.name not in left_out]
+    planted = [one for one in mistakes.bank(lab) if one.name not in left_out]
+    planted = [one for one in planted if only in ("", one.name)]
     yield from fresh_processes(_look, [(lab, mistake, right) for mistake in planted], jobs)
 
 
@@ -84,7 +89,15 @@ def _look(work: tuple[Lab, Mistake, dict[str, list[Any]]]) -> Sight:
                 expected = observation_json.decode(right[one.name][draw])
                 if scenarios.judge(observation_json.decode(got), expected):
                     return Sight(mistake, draw, one.name)
+                if not draw and one.name.startswith(ALONE) and _is_refused(one, nanovllm):
+                    return Sight(mistake, draw, one.name)
     return Sight(mistake, None)
+
+
+def _is_refused(kernels: Scenario, nanovllm: Any) -> bool:
+    """Whether the compiler does not take a kernel, as in the box where kernels run alone."""
+    found = compiled(lambda *_: kernels.observe(nanovllm, 0), COMPILED_FOR, quick=True)
+    return any(one.refused for one in found)
 
 
 class _TooLong(BaseException):

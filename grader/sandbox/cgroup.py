@@ -1,8 +1,9 @@
 """A control group of the kernel for each submission: all its memory and processes, in one sum.
 
 Version 2 where this process's own group was handed over to it, as systemd's `Delegate=yes` and
-containers do; else version 1's memory and pids, as root. Without either the worker's looks into
-/proc are all there is, which see no memory of the kernel.
+containers do; else version 1's, as root. Without either the worker's looks into /proc are all there
+is, which see no memory of the kernel. Where processors and disks have groups too, a submission's
+processes together weigh as much as one of another's, and read and write at a limited rate.
 """
 
 from __future__ import annotations
@@ -12,12 +13,18 @@ import functools
 import os
 import shlex
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-KINDS = ("memory", "pids")
+from grader.course.paths import ROOT
+
+KINDS = ("memory", "pids")  # without these there is no group
+SHARES = ("cpu", "io", "blkio")  # with these where they are; version 1 says blkio for io
+DISK_MB = 100  # that a group may read a second, and write
+DISK_CALLS = 2000
 LEAF = "grader"  # where the grader itself moves: a group of version 2 has processes or groups
 OWN_MB = 512  # what a fork may come to copy of the memory that it shares with its fork server
 END_SECONDS = 5
@@ -79,12 +86,32 @@ def group(memory_mb: int, processes: int) -> Iterator[Group]:
 
 
 def _limit(folder: Path, memory: int, processes: int) -> None:
-    limits = {"memory.max": memory, "memory.swap.max": 0, "memory.limit_in_bytes": memory,
-              "memory.memsw.limit_in_bytes": memory, "memory.kmem.tcp.limit_in_bytes": memory // 4,
-              "pids.max": processes}  # fmt: skip
-    for name, limit in limits.items():
+    rate = DISK_MB << 20
+    limits = [("memory.max", memory), ("memory.swap.max", 0), ("memory.limit_in_bytes", memory),
+              ("memory.memsw.limit_in_bytes", memory),
+              ("memory.kmem.tcp.limit_in_bytes", memory // 4), ("pids.max", processes)]  # fmt: skip
+    for disk in disks():
+        whole = f"{disk} rbps={rate} wbps={rate} riops={DISK_CALLS} wiops={DISK_CALLS}"
+        limits += [("io.max", whole)]
+        for way in ("read", "write"):
+            limits += [(f"blkio.throttle.{way}_bps_device", f"{disk} {rate}"),
+                       (f"blkio.throttle.{way}_iops_device", f"{disk} {DISK_CALLS}")]  # fmt: skip
+    for name, limit in limits:
         if (folder / name).exists():
             (folder / name).write_text(str(limit))
+
+
+@functools.cache
+def disks() -> tuple[str, ...]:
+    """The numbers of the disks, where the kernel tells them, that a submission can read."""
+    found = set()
+    for folder in (tempfile.gettempdir(), ROOT, sys.prefix, "/usr"):
+        number = os.stat(folder).st_dev
+        device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
+        whole = device.parent if (device / "partition").exists() else device
+        if (whole / "dev").exists():
+            found.add((whole / "dev").read_text().strip())
+    return tuple(sorted(found))
 
 
 def missing() -> bool:
@@ -116,29 +143,41 @@ def _second(mounts: list[list[str]], path: str | None) -> tuple[Path, ...]:
         return ()
     home = _below(mount, path)
     home = home.parent if home.name == LEAF else home
-    if not set(KINDS) <= set((home / "cgroup.controllers").read_text().split()):
+    offered = (home / "cgroup.controllers").read_text().split()
+    if not set(KINDS) <= set(offered):
         return ()
     control = home / "cgroup.subtree_control"
-    if not set(KINDS) <= set(control.read_text().split()):
-        if home != Path(mount[4]) and os.getxattr(home, "user.delegate") != b"1":
-            return ()
-        (home / LEAF).mkdir(exist_ok=True)
-        for pid in (home / "cgroup.procs").read_text().split():
-            (home / LEAF / "cgroup.procs").write_text(pid)
-        control.write_text(" ".join(f"+{kind}" for kind in KINDS))
+    wanted = [kind for kind in (*KINDS, *SHARES) if kind in offered]
+    if not set(wanted) <= (given := set(control.read_text().split())):
+        if home != Path(mount[4]) and not _delegated(home):
+            return (home,) if set(KINDS) <= given else ()
+        switch = " ".join(f"+{kind}" for kind in wanted)
+        try:
+            control.write_text(switch)
+        except OSError:  # all but the machine's own first group: processes or groups
+            (home / LEAF).mkdir(exist_ok=True)
+            for pid in (home / "cgroup.procs").read_text().split():
+                (home / LEAF / "cgroup.procs").write_text(pid)
+            control.write_text(switch)
     return (home,)
+
+
+def _delegated(home: Path) -> bool:
+    try:
+        return os.getxattr(home, "user.delegate") == b"1"
+    except OSError:
+        return False
 
 
 def _first(mounts: list[list[str]], own: dict[str, str]) -> tuple[Path, ...]:
     """Of version 1: below this process's group of each kind, where groups can be made."""
-    found = []
-    for kind in KINDS:
+    found = {}
+    for kind in (*KINDS, *SHARES):
         here = [one for one in mounts if one[one.index("-") + 1] == "cgroup"
                 and kind in one[-1].split(",")]  # fmt: skip
         paths = [path for names, path in own.items() if kind in names.split(",")]
-        if not here or not paths:
-            return ()
-        parent = _below(here[0], paths[0])
-        Path(tempfile.mkdtemp(prefix="grading-", dir=parent)).rmdir()
-        found.append(parent)
-    return tuple(found)
+        with contextlib.suppress(OSError, IndexError):
+            parent = _below(here[0], paths[0])
+            Path(tempfile.mkdtemp(prefix="grading-", dir=parent)).rmdir()
+            found[kind] = parent
+    return tuple(dict.fromkeys(found.values())) if set(KINDS) <= set(found) else ()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grader.checks import kernel_plans, observation_json, scenarios
+from grader.checks.compiled import compiled
 from grader.checks.kernel_text import ALONE
 from grader.checks.scenarios import Scenario
 from grader.course.lab_toml import find_lab
@@ -33,20 +34,37 @@ def run(task: dict[str, Any], emit: Emit) -> None:
 
 
 def replay(task: dict[str, Any], emit: Emit) -> None:
-    """Run plans of kernels, where nothing of the student is but these kernels."""
-    import nanovllm
+    """Run plans of kernels, where nothing of the student is but these kernels.
 
+    In the first draw the compiler has to take them, too: what it refuses is not Triton.
+    """
     for item, scenario, seed in _items(task):
         emit({"start": item})
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                plans = iter(observation_json.decode(task["plans"][item]).values())
-                kernel_plans.mode = kernel_plans.Replayed(plans, task["modules"], folder)
-                found = _observe(scenario, nanovllm, seed)
-            except Exception as error:  # whatever was sent, it is no plan
-                found = {"raised": type(error).__name__[:100]}
+        try:
+            plans = [*observation_json.decode(task["plans"][item]).values()]
+            found = _follow(scenario, seed, plans, task["modules"], compile=item.endswith("#0"))
+        except Exception as error:  # whatever was sent, it is no plan
+            found = {"raised": type(error).__name__[:100]}
         emit({"item": item, **found})
     emit({"done": True})
+
+
+def _follow(
+    scenario: Scenario, seed: int, plans: list[Any], modules: Any, *, compile: bool
+) -> dict[str, Any]:
+    """What a scenario observes whose calls go by these plans."""
+    import nanovllm
+
+    with tempfile.TemporaryDirectory() as folder:
+
+        def run(*_: Any) -> dict[str, Any]:
+            kernel_plans.mode = kernel_plans.Replayed(iter(plans), modules, folder)
+            return _observe(scenario, nanovllm, seed)
+
+        found = run()
+        if compile and any(o.refused for o in compiled(run, kernel_plans.COMPILED_FOR, quick=True)):
+            return {"raised": "CompilationError"}
+        return found
 
 
 def judge(task: dict[str, Any], emit: Emit) -> None:
