@@ -3,7 +3,8 @@
 The same requests, from as many clients in a closed loop, go to `nanovllm serve` and to vLLM's
 server as streams, to `nanovllm serve` once more for whole answers, and without a server to
 `LLM.generate`. All are up the whole time and take turns; what the others use of the processor
-meanwhile is in the record, and should be nothing.
+meanwhile is in the record, and should be nothing. The clients run on the same processors: the
+processor time of who answers and of the clients is told by token.
 """
 
 import argparse
@@ -117,15 +118,19 @@ def measure(given: argparse.Namespace, model: str, report: Report) -> dict[str, 
     idle: list[float] = []
     with started(given, model) as everybody:
         names = list(everybody)
+        work = {name: {"answers": [], "clients": []} for name in names}  # microseconds a token
         for number in range(given.rounds + 1):
             # one server answers twice: without other token ids its prefix cache would
             streamed, whole = (workload.variant(2 * number + i, vocabulary) for i in (1, 2))
             first = number % len(names)
             for name in names[first:] + names[:first]:
                 asked = whole if name == WHOLE else streamed
-                others = {pid for _, pid in everybody.values()} - {everybody[name][1]}
+                answer, pid = everybody[name]
+                others = {pid for _, pid in everybody.values()} - {pid}
                 begun, used = time.monotonic(), sum(map(cpu_seconds, others))
-                found = everybody[name][0](asked)
+                before = cpu_seconds(pid), time.process_time()
+                found = answer(asked)
+                after = cpu_seconds(pid), time.process_time()
                 used = (sum(map(cpu_seconds, others)) - used) / (time.monotonic() - begun)
                 if found["output_tokens"] != asked.output_tokens:
                     raise ServerError(
@@ -137,6 +142,8 @@ def measure(given: argparse.Namespace, model: str, report: Report) -> dict[str, 
                     continue  # the warm-up
                 idle.append(used)
                 rates.add(name, rate)
+                for who, then, now in zip(work[name], before, after, strict=True):
+                    work[name][who].append(1e6 * (now - then) / asked.output_tokens)
                 if "ttft" in found:
                     ttft.add(name, found["ttft"]["p50"])
                     tpot.add(name, found["tpot"]["p50"])
@@ -148,6 +155,7 @@ def measure(given: argparse.Namespace, model: str, report: Report) -> dict[str, 
         "tpot_p50_seconds": tpot.summary(OURS),
         "http_to_offline": median_ratio(values[OURS], values[OFFLINE]),
         "whole_answers_to_offline": median_ratio(values[WHOLE], values[OFFLINE]),
+        "microseconds_a_token": work,
         "cpus_used_by_the_others": {"median": median(idle), "most": max(idle)},
     }
 
@@ -171,14 +179,18 @@ def _free_port() -> int:
 
 def show(results: dict[str, Any], title: str) -> None:
     """The table, and what HTTP costs."""
-    table = tables.plain(title, "", "tokens/s", "ours is", "TTFT p50, ms", "TPOT p50, ms")
+    table = tables.plain(
+        title, "", "tokens/s", "ours is", "TTFT p50, ms", "TPOT p50, ms",
+        "processor, µs a token", "clients'",
+    )  # fmt: skip
     for name, its in results["output_tokens_per_second"].items():
         waits = [
             f"{1e3 * results[key][name]['median']:.3g}" if name in results[key] else "-"
             for key in ("ttft_p50_seconds", "tpot_p50_seconds")
         ]
         better = f"{its['reference_is_better_by']:.2f} x"
-        table.add_row(name, f"{its['median']:,.0f}", better, *waits)
+        work = (f"{median(its):.0f}" for its in results["microseconds_a_token"][name].values())
+        table.add_row(name, f"{its['median']:,.0f}", better, *waits, *work)
     console = Console()
     console.print(table)
     console.print(
@@ -218,6 +230,11 @@ def main() -> None:
             ("time per output token, p50, s", "tpot_p50_seconds"),
         )
     }
+    for who in ("answers", "clients"):
+        label = (
+            f"processor time of {'the clients' if who == 'clients' else 'the server'}, µs a token"
+        )
+        panels[label] = {name: its[who] for name, its in results["microseconds_a_token"].items()}
     bar_plot(given.out / "servers.png", title, panels, OURS)
 
 

@@ -423,6 +423,19 @@ def test_growth_in_cells(tmp_path):
     assert size_of(tmp_path / "growth-tiny.png")[0] > 500
 
 
+@pytest.mark.proof
+def test_endurance_in_portions(tmp_path):
+    words = ["--model", "bundled", "--requests", "4", "--threads", "1", "--anyway"]
+    command = [sys.executable, "-m", "benchmarks.endurance", *words, "--out", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "endurance.json").read_text())["results"]
+    assert len(results["tokens_per_second"]) == 1
+    for resident in (results["resident_mb"][0], results["at_once"]["resident_mb"]):
+        assert 50 < resident < 5000
+    assert size_of(tmp_path / "endurance.png")[0] > 500
+
+
 def test_what_growth_leaves_out():
     ready, said = {}, SimpleNamespace(contexts=[512], together=[1, 4, 1024], rounds=1)
     seconds = {growth.Cell(512, 1, False): 3.0, growth.Cell(512, 4, False): 8.0}

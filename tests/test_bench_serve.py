@@ -297,4 +297,6 @@ def test_servers_side_by_side(tmp_path: Path) -> None:
     assert set(results["output_tokens_per_second"]) == everybody
     assert set(results["ttft_p50_seconds"]) == {"nanovllm serve"}  # who tells when a token came
     assert results["http_to_offline"] > 0 and results["whole_answers_to_offline"] > 0
+    work = results["microseconds_a_token"]
+    assert all(work[name]["clients"][0] > 0 for name in everybody)
     assert (tmp_path / "servers.png").stat().st_size > 5000
