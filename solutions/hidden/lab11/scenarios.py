@@ -34,8 +34,9 @@ def handed_on_by_three_engines(nanovllm, rng):
     from nanovllm.cluster.wire import load, pack, unpack
 
     dtype = (torch.float32, torch.bfloat16, torch.float16)[int(rng.integers(3))]
-    count, story = int(rng.integers(1, 40)), []
-    caches = [_cache(rng, 50, int(size), dtype) for size in rng.integers(1, 10, size=4)]
+    sizes = [int(rng.integers(2, 10)), *rng.integers(1, 10, size=3).tolist()]
+    count, story = 1 + sizes[0] * int(rng.integers(1, 5)), []  # the last block is not full
+    caches = [_cache(rng, 50, size, dtype) for size in sizes]
     tables = [rng.permutation(50)[: -(-count // c.block_size) + 2].tolist() for c in caches]
     for number in range(3):
         here, there = caches[number : number + 2]
@@ -43,12 +44,15 @@ def handed_on_by_three_engines(nanovllm, rng):
         got = unpack(data, Header.of(there, "m"))
         load(there, got.upto(count), tables[number + 1], int(number == 1) * (count // 2))
         story.append([_digest(data), got.num_tokens, got.k.float(), got.v.float()])
-    return {"sizes": [c.block_size for c in caches], "story": story, "last": caches[3].k.float()}
+    kept = [_digest(x.float().numpy().tobytes()) for c in caches for x in (c.k, c.v)]
+    return {"sizes": sizes, "story": story, "kept": kept, "last": caches[3].k.float()}
 
 
 @scenario(task=1)
 def bytes_with_accidents(nanovllm, rng):
-    """Cut, doubled, with something in front or behind: what is refused, what is read."""
+    """Cut, doubled, for another engine, of more tokens than there are: what is refused or read."""
+    from dataclasses import replace
+
     import torch
 
     from nanovllm.cluster.errors import WireError
@@ -67,6 +71,20 @@ def bytes_with_accidents(nanovllm, rng):
             story.append([kind, unpack(sent, header).k])
         except WireError:
             story.append([kind, "refused"])
+    changes = [{"num_layers": 1}, {"num_kv_heads": 1}, {"head_dim": 6}, {"dtype": "float16"},
+               {"dtype": "bfloat16"}, {"model": "n"}, {"block_size": 7}, {}]  # fmt: skip
+    cache = _cache(rng, 9, int(rng.integers(2, 6)), torch.float32)
+    header, size = Header.of(cache, "m"), cache.block_size
+    for change in rng.permutation(changes).tolist():
+        blocks, room = rng.permutation(9)[: int(rng.integers(1, 5))].tolist(), []
+        for count in (0, 1, size * len(blocks), size * len(blocks) + 1, 99):
+            data = None
+            try:
+                data = pack(header, cache, blocks, count)
+                room.append([count, unpack(data, replace(header, **change)).v])
+            except WireError:
+                room.append([count, "no room" if data is None else "refused"])
+        story.append([list(change), room])
     return {"story": story}
 
 
@@ -130,7 +148,53 @@ def parked_in_a_real_pool(nanovllm, rng):
     return {"story": story}
 
 
-def _request(number, prompt, transfer):
+@scenario(task=2)
+def a_book_of_transfers(nanovllm, rng):
+    """A manager that writes down what is held and dropped, in which order, for which transfer."""
+    from nanovllm.cluster.parking import Parking
+
+    book, now, story = [], [0.0], []
+
+    class Books:
+        def hold(self, block_ids, owner):
+            book.extend(["hold", owner.transfer_id, block] for block in block_ids)
+
+        def drop(self, block_ids, owner):
+            book.extend(["drop", owner.transfer_id, block] for block in block_ids)
+
+    parking = Parking(Books(), 4.0, lambda: now[0])
+    for _ in range(200):
+        kind, name = int(rng.integers(6)), f"t{int(rng.integers(3))}"
+        if kind < 2:
+            blocks = rng.permutation(20)[: int(rng.integers(1, 6))].tolist()
+            said = parking.park(name, blocks, int(rng.integers(1, 20)))
+        elif kind == 2:
+            said = parking.acknowledge(name) if rng.random() < 0.5 else parking.expire()
+        else:
+            found = [parking.find(each) for each in ("t0", "t1", "t2")]
+            said = [one and [list(one.block_ids), one.num_tokens, one.expires] for one in found]
+            now[0] += 1.0
+        # Which of two transfers is dropped first is nobody's business.
+        story.append([said, len(parking), sorted(book, key=lambda line: line[1])])
+        book.clear()
+    return {"story": story}
+
+
+@scenario(task=2)
+def tokens_from_elsewhere(nanovllm, rng):
+    """How many of many requests: received more or less than is here, or all of it."""
+    from nanovllm.cluster.connected_store import external_tokens
+
+    story = []
+    for num_tokens in rng.permutation(range(2, 30)).tolist():
+        local = int(rng.integers(num_tokens))
+        some = [num_tokens, num_tokens - 1, max(1, local - 1), max(1, local), 1, num_tokens + 3]
+        some += rng.integers(1, num_tokens, 4).tolist()
+        story += [[n, num_tokens, local, external_tokens(n, num_tokens, local)] for n in some]
+    return {"story": story}
+
+
+def _request(number, prompt, transfer, sample=0):
     from nanovllm.batching.request import Request
     from nanovllm.cluster.transfer_params import TransferParams
     from nanovllm.generation.params import SamplingParams
@@ -140,8 +204,31 @@ def _request(number, prompt, transfer):
     if transfer is not None:
         params = TransferParams.of(params, transfer)
     sequence = Sequence(prompt, params, max_model_len=90, seed=0)
-    sequence.request_id = number
-    return Request(number, sequence, 0.0, len(prompt) + 8)
+    sequence.request_id, sequence.index = number, sample
+    return Request(100 * number + sample, sequence, 0.0, len(prompt) + 8)
+
+
+def _compute(store, request, end):
+    """As a step would: K and V of each token are numbers of their own."""
+    from nanovllm.batching.plan import Chunk, Plan
+
+    start, blocks = request.num_computed_tokens, store.block_ids(request)
+    store.make_copies()
+    for token in range(start, end):
+        place = slice(None), blocks[token // store.block_size], token % store.block_size
+        store.cache.k[place] = store.cache.v[place] = float(1000 * request.number + token)
+    store.commit(Plan((Chunk(request, start, end - start, request.num_tokens),)))
+    request.num_computed_tokens = end
+
+
+def _content(store, request):
+    """K and V of a request's computed tokens, in short."""
+    import torch
+
+    blocks, size = torch.tensor(store.block_ids(request)), store.block_size
+    places = torch.arange(request.num_computed_tokens)
+    found = [x[:, blocks[places // size], places % size] for x in (store.cache.k, store.cache.v)]
+    return _digest(b"".join(x.numpy().tobytes() for x in found))
 
 
 @scenario(task=2)
@@ -149,7 +236,6 @@ def a_store_that_sends_and_receives(nanovllm, rng):
     """Prompts with common beginnings, computed in pieces, received, parked, suspended, fetched."""
     import torch
 
-    from nanovllm.batching.plan import Chunk, Plan
     from nanovllm.cluster.connected_store import ConnectedStore
     from nanovllm.cluster.sides import Decodes
     from nanovllm.cluster.wire import Received
@@ -177,17 +263,7 @@ def a_store_that_sends_and_receives(nanovllm, rng):
             start, total = request.num_computed_tokens, request.num_tokens
             length = min(int(rng.integers(1, 6)), total - start)
             if length > 0 and store.reserve(request, length):
-                blocks = store.block_ids(request)
-                store.make_copies()
-                for token in range(start, start + length):
-                    place = (
-                        slice(None),
-                        blocks[token // store.block_size],
-                        token % store.block_size,
-                    )
-                    store.cache.k[place] = store.cache.v[place] = float(1000 * number + token)
-                store.commit(Plan((Chunk(request, start, length, total),)))
-                request.num_computed_tokens += length
+                _compute(store, request, start + length)
         elif running and kind == 3:
             request = running.pop(int(rng.integers(len(running))))
             store.release(request)
@@ -195,8 +271,85 @@ def a_store_that_sends_and_receives(nanovllm, rng):
             story.append(_digest(store.fetch(f"t{int(rng.integers(5))}")))
             if rng.random() < 0.3:
                 story.append(store.parking.acknowledge(f"t{int(rng.integers(5))}"))
-        story.append([store.free_tokens, len(store.parking)])
+        story.append([store.free_tokens, len(store.parking), [_content(store, r) for r in running]])
         store.check(running)
+    return {"story": story}
+
+
+@scenario(task=2)
+def what_came_behind_what_is_here(nanovllm, rng):
+    """Behind blocks of others, of another sample, too; after a preemption; and found by others."""
+    import torch
+
+    from nanovllm.cluster.connected_store import ConnectedStore
+    from nanovllm.cluster.wire import Received
+    from nanovllm.model.config import ModelConfig
+
+    config, story = ModelConfig("llama", 97, 8, 2, 2, 2, 4, 8, 96), []
+    for case in rng.permutation(["sample", "beside", "after", "plain"] * 2).tolist():
+        size, caching = int(rng.integers(2, 6)), case != "plain"
+        store = ConnectedStore(config, 40, size, model="m", enable_prefix_caching=caching)
+        prompt = rng.integers(3, 97, 3 * size + int(rng.integers(2, size + 1))).tolist()
+        shape = (2, 2, int(rng.integers(3 * size, len(prompt) + 1)), 2, 4)
+        came = Received(*torch.from_numpy(rng.normal(size=shape)).float())
+        first = _request(1, prompt, None)
+        store.admit(first)
+        store.reserve(first, len(prompt))
+        _compute(store, first, size + int(rng.integers(1, size)))
+        second = _request(1 if case == "sample" else 2, prompt, came, sample=1)
+        third = _request(3, prompt, None)
+        running = [first, second]
+        if case == "after":
+            store.release(running.pop(0))
+        for _ in range(2):
+            second.num_computed_tokens = store.admit(second)
+            store.make_copies()
+            found = [_content(store, each) for each in running]
+            story.append([case, second.num_computed_tokens, store.loaded, found])
+            third.num_computed_tokens = store.admit(third)
+            story.append([third.num_computed_tokens, _content(store, third), store.free_tokens])
+            store.release(third)
+            store.suspend(second)  # preempted: its prompt is computed again
+            second.num_computed_tokens, second.num_preemptions = 0, 1
+            third = _request(4, prompt, None)
+        second.num_computed_tokens = store.admit(second)
+        for each in running:
+            store.release(each)
+        story.append([len(store.used), store.free_tokens, store.loaded])
+    return {"story": story}
+
+
+@scenario(task=2)
+def parked_for_too_long(nanovllm, rng):
+    """A small store in which nobody acknowledges; prompts with answers behind them."""
+    from nanovllm.cluster.connected_store import ConnectedStore
+    from nanovllm.cluster.parking import Parking
+    from nanovllm.cluster.sides import Decodes
+    from nanovllm.model.config import ModelConfig
+
+    config, now, story = ModelConfig("llama", 97, 8, 2, 2, 2, 4, 8, 96), [0.0], []
+    size = int(rng.integers(2, 5))
+    store = ConnectedStore(config, 12, size, model="m")
+    store.parking = Parking(store.manager, 8.0, lambda: now[0])
+    for number in range(30):
+        prompt = rng.integers(3, 97, int(rng.integers(1, 4 * size))).tolist()
+        request = _request(number, prompt, Decodes(f"t{number}"))
+        room = store.can_admit(request)
+        story.append([room, len(store.parking), store.free_tokens])
+        if room:
+            request.num_computed_tokens = store.admit(request)
+            more = size + 1 if number % 2 else 0
+            request.sequence.output_token_ids += [1] * more
+            end = len(prompt) + more
+            if store.reserve(request, end - request.num_computed_tokens):
+                _compute(store, request, end - (rng.random() < 0.2))
+            store.release(request)
+            parked = store.parking.find(f"t{number}")
+            story.append(parked and [len(parked.block_ids), parked.num_tokens])
+        now[0] += float(rng.integers(3, 6))
+        story.append([_digest(store.fetch(f"t{number - int(rng.integers(3))}")), store.free_tokens])
+        story.append(len(store.parking))
+        now[0] += float(rng.integers(4))
     return {"story": story}
 
 
@@ -286,7 +439,7 @@ def a_decode_server_and_its_peers(nanovllm, rng):
     for number in range(30):
         model = "m" if rng.random() < 0.8 else "n"
         sent = Header(1, int(rng.integers(1, 4)), 1, 2, "float32", model)
-        count, tokens = int(rng.integers(1, 6)), int(rng.integers(3, 7))
+        count, tokens = int(rng.integers(1, 9)), int(rng.integers(3, 7))
         numbers = torch.from_numpy(rng.normal(size=sent.nbytes(count) // 2)).float()
         data = encode(sent, count) + numbers.numpy().tobytes()
         cut = int(rng.integers(len(data)))
@@ -312,8 +465,10 @@ def prefill_and_decode_talk(nanovllm, rng):
 
     import torch
 
+    from nanovllm.cluster.errors import ClusterError
     from nanovllm.cluster.handshake import Handshake
     from nanovllm.cluster.header import Header
+    from nanovllm.cluster.kv_transfer_params import Remote, answer_of
     from nanovllm.cluster.role import RoleConfig
     from nanovllm.cluster.wire import pack
 
@@ -329,19 +484,34 @@ def prefill_and_decode_talk(nanovllm, rng):
             del shelf[remote.transfer_id]
 
     port = int(rng.integers(1000, 9000))
-    prefill = Handshake(RoleConfig("prefill", host="::1", port=port), header, Shelf())
+    peers = (f"::1:{port}",)
+    prefill = Handshake(RoleConfig("prefill", host="::1", port=port, peers=peers), header, Shelf())
     there = Header(*(2, int(rng.integers(1, 6)), 2, 3), "float32", "m")
-    decode = Handshake(RoleConfig("decode", peers=(f"::1:{port}",)), there, Shelf())
-    for _ in range(5):
-        count = int(rng.integers(1, 12))
+    decode = Handshake(RoleConfig("decode", peers=peers), there, Shelf())
+    counts, names = rng.integers(1, 12, 4).tolist(), set()
+    for count in (*counts, *counts):  # one by one, and never under one name
         ask = {"do_remote_decode": True}
         side = asyncio.run(prefill.take_part(ask, count, {}))
         blocks = rng.permutation(30).tolist()
+        names.add(side.transfer.transfer_id)
         shelf[side.transfer.transfer_id] = pack(header, cache, blocks, count)
         got = asyncio.run(decode.take_part(side.answer, count, {})).transfer
         answer = {k: v for k, v in side.answer.items() if k != "remote_request_id"}
         story.append([answer, got.num_tokens, got.k, got.v])
-    return {"story": story, "left": len(shelf), "fallbacks": decode.fallbacks}
+    shelf["e" * 32] = pack(header, cache, blocks, count)
+    remote = answer_of(Remote("::1", port, "e" * 32), count)
+    asks = [{}, {"do_remote_decode": True}, remote, remote | {"do_remote_decode": True},
+            {"do_remote_prefill": False, "do_remote_decode": False}]  # fmt: skip
+    for ask in rng.permutation(asks).tolist():
+        for server in (prefill, decode):
+            try:
+                side = asyncio.run(server.take_part(ask, count, {}))
+                found = [side.transfer is None, side.answer is None]
+            except ClusterError:
+                found = "refused"
+            story.append([len(ask), server is prefill, found])
+    fallbacks = prefill.fallbacks, decode.fallbacks
+    return {"story": story, "left": len(shelf), "fallbacks": fallbacks, "names": len(names)}
 
 
 def _jobs(rng, count):
@@ -370,9 +540,9 @@ def instances_with_one_pool_and_with_their_own(nanovllm, rng):
     from nanovllm.cluster.strategies import chunked, prefill_first, static
 
     story = []
-    for _ in range(4):
-        jobs = _jobs(rng, int(rng.integers(1, 12)))
-        limits = Limits(int(rng.integers(1, 6)), int(rng.integers(6, 40)))
+    for seats in (*rng.permutation([1, 2, 3, 4, 5]), 2, 3):
+        jobs = _jobs(rng, int(rng.integers(seats + 3, 13)))
+        limits = Limits(int(seats), int(rng.integers(6, 40)))
         lanes = "abc"[: int(rng.integers(1, 4))]
         for strategy in (static, prefill_first, chunked):
             made = [Progress(n, job, job.arrival) for n, job in enumerate(jobs)]
@@ -429,6 +599,80 @@ def events_of_many_replicas(nanovllm, rng):
 
 
 @scenario(task=4)
+def what_an_index_looks_at_and_keeps(nanovllm, rng):
+    """Hashes that note who looks at them; results that their callers change; what is forgotten."""
+    import gc
+    import weakref
+
+    from nanovllm.cluster.block_index import BlockIndex
+
+    class Watched:
+        touched = set()
+
+        def __init__(self, number):
+            self.number = number
+
+        def __hash__(self):
+            self.touched.add(self.number)
+            return self.number
+
+        def __eq__(self, other):
+            self.touched.add(self.number)
+            return isinstance(other, Watched) and self.number == other.number
+
+    index, story, there = BlockIndex(), [], set()
+    for name in ("a", "b", "c"):
+        numbers = rng.permutation(60)[:25].tolist()
+        index.stored(name, [Watched(n) for n in numbers])
+        there.update(numbers)
+    for _ in range(20):
+        asked = rng.permutation(60)[: int(rng.integers(2, 20))].tolist()
+        blocks = [Watched(n) for n in asked]
+        kept = index.match(blocks)
+        before = sorted(kept.items())
+        Watched.touched.clear()
+        found = index.match(blocks)
+        first = next((n for n, one in enumerate(asked) if one not in there), len(asked))
+        beyond = Watched.touched - set(asked[: first + 1])  # nobody holds that one
+        found["z"] = 7
+        story.append([before, before == sorted(index.match(blocks).items()), len(beyond)])
+        index.match([Watched(int(n)) for n in rng.permutation(60)[:2]])
+        story.append(before == sorted(kept.items()))
+    blocks = [Watched(100 + n) for n in range(12)]
+    seen = [weakref.ref(block) for block in blocks]
+    held = {name: rng.permutation(12)[:6].tolist() for name in ("a", "b", "d")}
+    for name, numbers in held.items():
+        index.stored(name, [blocks[n] for n in numbers])
+    index.cleared("b")
+    index.removed("a", [blocks[n] for n in held["a"][2:]])
+    index.removed("d", [blocks[n] for n in held["a"]])
+    blocks.clear()
+    gc.collect()
+    return {"story": story, "held": held, "kept": [ref() is not None for ref in seen]}
+
+
+@scenario(task=4)
+def what_an_open_request_costs(nanovllm, rng):
+    """From 1 to 64 tokens; of equal costs the one with fewer open requests, whatever its name."""
+    from nanovllm.cluster.block_index import BlockIndex
+    from nanovllm.cluster.routing import make_policy
+    from nanovllm.cluster.routing_interface import Query, ReplicaLoad
+
+    policy, story = make_policy("prefix_aware", BlockIndex()), []
+    for more in rng.permutation(range(1, 8)).tolist():  # as many open requests more
+        low, high = sorted(f"r{n}" for n in rng.permutation(90)[:2])
+        base, query = int(rng.integers(3)), Query("k", (), int(rng.integers(1, 50)))
+        chosen = []
+        for idle, busy in ((low, high), (high, low)):
+            counts = range(64 * more + 3)  # tokens that wait on the one with fewer requests
+            loads = [[ReplicaLoad(idle, base, n), ReplicaLoad(busy, base + more)] for n in counts]
+            chosen.append([policy.choose(query, some) == idle for some in loads])
+        edges = [[some[more], some[64 * more + 1], some == sorted(some)[::-1]] for some in chosen]
+        story.append([low, high, more, edges, chosen[0] == chosen[1]])
+    return {"story": story}
+
+
+@scenario(task=4)
 def costs_without_a_choice_of_constant(nanovllm, rng):
     """Replicas with equally many open requests: only tokens decide."""
     from nanovllm.cluster.block_index import BlockIndex
@@ -479,10 +723,18 @@ def turns_while_replicas_come_and_go(nanovllm, rng):
 
 @scenario(task=4)
 def a_growing_and_shrinking_ring(nanovllm, rng):
-    """Keys of conversations over a long time: how many move that need not."""
+    """Keys of conversations over a long time: how many move that need not; prompts without."""
+    from random import Random
+
     from nanovllm.cluster.block_index import BlockIndex
     from nanovllm.cluster.routing import make_policy
     from nanovllm.cluster.routing_interface import Query, ReplicaLoad
+
+    draws = Random(0)
+
+    class Restless(str):
+        def __hash__(self):  # as that of a text is another one in another process
+            return draws.randrange(2**40)
 
     policy = make_policy("rendezvous", BlockIndex())
     there, keys = ["p0", "p1", "p2"], [f"{int(n)}" for n in rng.integers(0, 10**9, size=150)]
@@ -495,12 +747,16 @@ def a_growing_and_shrinking_ring(nanovllm, rng):
         else:
             there.remove(there[int(rng.integers(len(there)))])
         loads = [ReplicaLoad(n, int(rng.integers(9))) for n in rng.permutation(there).tolist()]
+        first = [{policy.choose(Query("", (key, n), n), loads) for n in range(3)} for key in keys]
+        story.append([{len(names) for names in first} == {1}, len(set().union(*first))])
+        story.append(len({policy.choose(Query("", (), n), loads) for n in range(20)}))
         new = {key: policy.choose(Query(key, (step,)), loads) for key in keys}
         came, gone = set(there) - old, old - set(there)
         story.append([
             sorted(there),
             sum(new[k] != now[k] and new[k] not in came and now[k] not in gone for k in keys),
             max(sum(new[k] == n for k in keys) for n in there) < 150 * 2.2 / len(there),
+            sum(policy.choose(Query(Restless(k)), loads) == new[k] for k in keys),
         ])  # fmt: skip
         now = new
     return {"story": story}
@@ -517,15 +773,40 @@ def two_of_many(nanovllm, rng):
     order = rng.permutation(size).tolist()
     loads = [ReplicaLoad(f"r{n}", 2 * n) for n in order]
     runs = []
-    for _ in range(2):
-        policy = make_policy("power_of_two", BlockIndex(), seed)
+    for number in (seed, seed, seed + 1 + int(rng.integers(1000))):
+        policy = make_policy("power_of_two", BlockIndex(), number)
         runs.append([policy.choose(Query(), loads) for _ in range(3000)])
     pairs = size * (size - 1) / 2
     near = [abs(runs[0].count(f"r{n}") / 3000 - (size - 1 - n) / pairs) < 0.05 for n in range(size)]
-    return {"order": order, "seed": seed, "near": near, "again": runs[0] == runs[1]}
+    last = runs[0].count(f"r{size - 1}")  # never the better one of two
+    again = [runs[0] == run for run in runs]
+    return {"order": order, "seed": seed, "near": near, "last": last, "again": again}
 
 
 # task 5
+
+
+@scenario(task=5)
+def a_fleet_that_is_told_anything(nanovllm, rng):
+    """Steps that can be, and steps that cannot, of replicas in every state and of unknown ones."""
+    from nanovllm.cluster.errors import ClusterError
+    from nanovllm.cluster.fleet import Fleet
+
+    fleet, story = Fleet(), []
+    steps = ["start", "ready", "begin", "begin", "begin", "end", "end", "drain", "crash"]
+    for _ in range(400):
+        step, name = steps[int(rng.integers(9))], "abcd"[int(rng.integers(4))]
+        args = (name, f"v{int(rng.integers(2))}") if step == "start" else (name,)
+        try:
+            said = getattr(fleet, step)(*args)
+        except ClusterError:
+            said = "refused"
+        story.append([step, name, said if step == "crash" or said == "refused" else ""])
+        story.append([[r.name, r.version, r.state.value, r.open] for r in fleet.replicas.values()])
+        version = (None, "v0", "v1")[int(rng.integers(3))]
+        living = [replica.name for replica in fleet.living(version)]
+        story.append([version, living, fleet.choosable(version)])
+    return {"story": story}
 
 
 @scenario(task=5)
@@ -566,8 +847,9 @@ def a_day_of_a_fleet(nanovllm, rng):
 
 @scenario(task=5)
 def wishes_of_an_autoscaler(nanovllm, rng):
-    """Decisions where the fleet does not follow, or follows late."""
-    from nanovllm.cluster.autoscaler import Autoscaler
+    """Decisions where the fleet does not follow, or follows late; whom it costs least to lose."""
+    from nanovllm.cluster.autoscaler import Autoscaler, to_drain
+    from nanovllm.cluster.fleet import Replica, State
 
     story = []
     for _ in range(8):
@@ -582,26 +864,35 @@ def wishes_of_an_autoscaler(nanovllm, rng):
             story.append([scaler.wanted(load, living), scaler.decide(now, load, living)])
             if rng.random() < 0.5:
                 living = story[-1][1] if rng.random() < 0.8 else int(rng.integers(0, 10))
+    for _ in range(8):
+        states = rng.permutation([*State, State.READY, State.READY, State.STARTING]).tolist()
+        some = {
+            name: Replica(name, "v", state, 0 if state is State.STARTING else number)
+            for name, state, number in zip("abcdefg", states, rng.permutation(7), strict=True)
+        }
+        goes = [to_drain(some.values(), count) for count in range(7)]
+        story.append([[[some[n].state.value, int(some[n].open)] for n in names] for names in goes])
     return {"story": story}
 
 
 @scenario(task=5)
 def three_ways_to_a_version(nanovllm, rng):
-    """Rolling and blue-green while replicas crash; each old one with its own number of requests."""
+    """Rolling and blue-green while replicas crash and drain; some old ones are starting still."""
     from nanovllm.cluster.fleet import Fleet, State
     from nanovllm.cluster.rollout import BlueGreen, Rolling
 
     story = []
-    for way in (Rolling, BlueGreen, Rolling):
+    for way in (Rolling, BlueGreen) * 3:
         size = int(rng.integers(1, 6))
         plan = way(size, int(rng.integers(1, 4))) if way is Rolling else way(size)
         fleet, count = Fleet(), 0
-        for n, requests in enumerate(rng.permutation(12)[: int(rng.integers(1, 7))].tolist()):
+        for n, requests in enumerate(rng.permutation(12)[: int(rng.integers(2, 8))].tolist()):
             fleet.start(f"old{n}", "v1")
-            fleet.ready(f"old{n}")
-            for _ in range(requests):
+            if n:  # one at least is starting, and each ready one has its own number of requests
+                fleet.ready(f"old{n}")
+            for _ in range(requests if n else 0):
                 fleet.begin(f"old{n}")
-        for _ in range(25):
+        for step in range(25):
             actions = plan.next(fleet, "v1", "v2")
             story.append([actions.start, sorted(actions.drain)])
             for name in actions.drain:
@@ -614,6 +905,9 @@ def three_ways_to_a_version(nanovllm, rng):
                     fleet.ready(replica.name)
                 elif rng.random() < 0.08:
                     fleet.crash(replica.name)
+            if step == 3 and fleet.choosable("v2"):
+                fleet.begin(fleet.choosable("v2")[0])
+                fleet.drain(fleet.choosable("v2")[0])
             for name in fleet.choosable("v1"):
                 if rng.random() < 0.03:
                     fleet.crash(name)
@@ -643,7 +937,9 @@ def conversations_through_releases(nanovllm, rng):
         on = {k for k in keys if Canary(share).version_for(k, "v8", "v9") == "v9"}
         kept.append([before <= on, abs(len(on) / 300 - share) < 0.12])
         before = on
-    return {"story": story, "kept": kept}
+    trials = [{k for k in keys if Canary(0.4).version_for(k, "v1", new) == new} for new in "abc"]
+    others = [trials[n] != trials[n - 1] for n in range(3)]  # each trial meets others
+    return {"story": story, "kept": kept, "others": others}
 
 
 # task 6
@@ -675,14 +971,20 @@ def models_that_come_and_go(nanovllm, rng):
     )
     for _ in range(120):
         if opened and rng.random() < 0.45:
-            opened.pop(int(rng.integers(len(opened)))).close()
+            opened.pop(int(rng.integers(len(opened))))[1].close()
         else:
             stack, name = ExitStack(), f"{'mab'[int(rng.integers(3))]}{int(rng.integers(8))}"
             try:
                 story.append(stack.enter_context(pool.using(name)))
-                opened.append(stack)
+                opened.append((name[1], stack))
             except (ClusterError, OSError) as error:
                 story.append(type(error).__name__)
+        idle = [n for n in "01234567" if n not in [used for used, _ in opened]]
+        for number in idle:  # nobody uses it: there is nothing to release
+            try:
+                pool.release(f"{'mab'[int(rng.integers(3))]}{number}")
+            except ClusterError:
+                story.append(number)
         story.append([pool.resident, pool.used])
     return {"story": story, "log": log}
 
@@ -735,6 +1037,10 @@ def ranks_by_a_real_policy(nanovllm, rng):
         if names and rng.random() < 0.1:
             memory.lost(names[0])
         story.append([sorted(memory.models(f"r{n}")) for n in range(6)])
+    memory = Memory(int(rng.integers(2, 4)))
+    for _ in range(60):
+        memory.sent("r0", "vwxyz"[int(rng.integers(5))])
+        story.append(sorted(memory.models("r0")))
     return {"story": story}
 
 
