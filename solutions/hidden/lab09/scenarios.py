@@ -8,14 +8,18 @@ from grader.checks.scenarios import scenario
 
 @scenario(task=1)
 def grids_of_random_weights(nanovllm, rng):
-    """Ranges whose ends and zero places are whole numbers of steps, so that no rounding is near."""
+    """Ranges whose ends and zero places are whole numbers of steps, so that no rounding is near.
+
+    Some have one sign alone: 0 is at one of their ends, but not among the weights.
+    """
+    import numpy as np
     import torch
 
     from nanovllm.quantization.grids import fit_grid, nearest_codes
     from nanovllm.quantization.scheme import Scheme
 
     story = []
-    for _ in range(8):
+    for kind in rng.permutation(8):
         bits, rows = int(rng.choice([2, 3, 4, 8])), int(rng.integers(1, 6))
         size, groups = int(rng.integers(2, 9)), int(rng.integers(1, 5))
         columns = size * groups - int(rng.integers(0, size - 1))
@@ -24,6 +28,10 @@ def grids_of_random_weights(nanovllm, rng):
         whole = rng.integers(0, 2**bits, size=(rows, columns))
         for group in range(groups):  # both ends are there, but not always within the range of 0
             whole[:, group * size], whole[:, group * size + 1] = 0, last
+        if kind == 0:
+            whole, zeros = whole.clip(min=1), np.zeros_like(zeros)
+        elif kind == 1:
+            whole, zeros = whole.clip(max=last - 1), np.full_like(zeros, last)
         weight = torch.from_numpy((whole - zeros.repeat(size, axis=1)[:, :columns]) * step).float()
         grid = fit_grid(weight, Scheme(bits, size))
         inside = weight + (torch.from_numpy(rng.uniform(-0.4, 0.4, size=weight.shape)) * step)
@@ -99,16 +107,25 @@ def _codes_on_a_grid(rng, rows, columns, scheme, mixed=False):
 
 @scenario(task=2)
 def tensors_of_every_layout(nanovllm, rng):
-    """What would stand in a file, of weights of other sizes and of 2 and 3 bits, too."""
+    """What would stand in a file, of weights of other sizes and of 2 and 3 bits, too.
+
+    The scales of one weight are another's, and too large for float16.
+    """
+    from dataclasses import replace
+
     from nanovllm.quantization import layouts
     from nanovllm.quantization.scheme import Scheme
 
     story = []
-    for _ in range(6):
+    for kind in rng.permutation(6):
         rows, columns = rng.integers(1, 36, size=2).tolist()
         size = int(rng.integers(1, 40)) if rng.random() < 0.6 else None
-        scheme = Scheme(int(rng.choice([2, 3, 4, 8])), size, bool(rng.integers(2)))
+        bits = int(rng.choice([4, 8] if kind == 0 else [2, 3, 4, 8]))
+        scheme = Scheme(bits, size, bool(rng.integers(2)))
         weight = _codes_on_a_grid(rng, rows, columns, scheme)
+        if kind == 0:
+            grid = replace(weight.grid, scales=weight.grid.scales * 2.0**30)
+            weight = replace(weight, grid=grid)
         found = {"packed": layouts.to_pack_quantized(weight, scheme)}
         if scheme.bits != 3:
             found["gptq"] = layouts.to_gptq(weight)
@@ -215,7 +232,8 @@ def gptq_on_odd_hessians(nanovllm, rng):
 
 @scenario(task=3)
 def layers_that_are_replaced(nanovllm, rng):
-    """A quantizer that puts other modules in place; biases, shared heads; the model afterwards."""
+    """A quantizer that puts other modules in place of some; biases, shared heads, positions that
+    are learned; the model afterwards, and the hooks that are left in it."""
     import torch
     from torch import nn
 
@@ -225,15 +243,11 @@ def layers_that_are_replaced(nanovllm, rng):
     from nanovllm.quantization.held_out import hidden_states
     from nanovllm.quantization.linear import replace_linear
 
-    biased = bool(rng.integers(2))
-    config = ModelConfig("qwen2", 30, 12, 3, 4, 1, 4, 10, 40, qkv_bias=biased, mlp_bias=biased)
-    model = dummy_model(config, seed=int(rng.integers(1000)))
-    rows = torch.from_numpy(rng.integers(0, 30, size=[int(n) for n in rng.integers(1, 9, size=2)]))
-    story, told = [], []
+    story, told, after = [], [], []
 
     def halve(block, inputs):
         story.append({name: inputs[name].clone() for name in sorted(inputs)})
-        for name in sorted(inputs)[:: int(rng.integers(1, 3))]:
+        for name in sorted(inputs)[:: int(rng.integers(2, 4))]:
             old = block.get_submodule(name)
             new = nn.Linear(old.in_features, old.out_features, bias=old.bias is not None)
             new.weight.data = old.weight.data * 0.5
@@ -241,9 +255,17 @@ def layers_that_are_replaced(nanovllm, rng):
                 new.bias.data = old.bias.data + 0.1
             replace_linear(block, name, new)
 
-    quantize_by_layer(model, rows, halve, lambda *done: told.append(list(done)))
-    with torch.no_grad():
-        return {"inputs": story, "told": told, "hidden": hidden_states(model, rows)}
+    for family, kv_heads in (("qwen2", 1), ("gpt2", 4)):
+        more = dict.fromkeys(("qkv_bias", "mlp_bias"), family == "gpt2" or bool(rng.integers(2)))
+        config = ModelConfig(family, 30, 12, 3, 4, kv_heads, 4, 10, 40, **more)
+        model = dummy_model(config, seed=int(rng.integers(1000)))
+        size = int(rng.integers(2, 9)), int(rng.integers(1, 9))
+        rows = torch.from_numpy(rng.integers(0, 30, size=size))
+        quantize_by_layer(model, rows, halve, lambda *done: told.append(list(done)))
+        hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()]
+        with torch.no_grad():
+            after.append([sum(hooks), hidden_states(model, rows)])
+    return {"inputs": story, "told": told, "after": after}
 
 
 @scenario(task=3)
@@ -369,12 +391,17 @@ def clipping_with_dead_and_lone_weights(nanovllm, rng):
 
 @scenario(task=4)
 def awq_of_blocks_by_layer(nanovllm, rng):
-    """Whole small models: what the norms have become, and what the linears keep on average."""
+    """Whole small models, with channels of very different sizes: what the norms have become, what
+    the linears keep on average, and whether nearly all weights are those that come of the scales,
+    folds and bounds one by one."""
+    import copy
+
     import torch
 
     from nanovllm.model.config import ModelConfig
     from nanovllm.model.loader import dummy_model
-    from nanovllm.quantization.awq import awq_block
+    from nanovllm.quantization.awq import awq_block, clip, fold, folds, search_scale
+    from nanovllm.quantization.grids import round_to_nearest
     from nanovllm.quantization.linear import linears
     from nanovllm.quantization.plant_outliers import plant_outliers
     from nanovllm.quantization.scheme import Scheme
@@ -383,16 +410,31 @@ def awq_of_blocks_by_layer(nanovllm, rng):
     model = dummy_model(config, seed=int(rng.integers(1000)))
     plant_outliers(model, 20.0, rng.choice(16, size=2, replace=False).tolist())
     [block] = model.layers
-    wide = {name: m.in_features for name, m in linears(model)}
-    one = {size: rng.normal(size=(30, size)) for size in wide.values()}
-    inputs = {
-        name.removeprefix("layers.0."): torch.from_numpy(one[size]).float()
-        for name, size in wide.items()
-    }
-    awq_block(block, inputs, Scheme(int(rng.choice([3, 4])), 8), config.head_dim)
+    wide = {name.removeprefix("layers.0."): m.in_features for name, m in linears(model)}
+    one = {n: rng.normal(size=(30, n)) * 10.0 ** rng.normal(size=n) for n in {*wide.values()}}
+    inputs = {name: torch.from_numpy(one[size]).float() for name, size in wide.items()}
+    scheme, step = Scheme(int(rng.choice([3, 4])), 8), copy.deepcopy(block)
+    awq_block(block, inputs, scheme, config.head_dim)
+
+    divided = dict(inputs)
+    for each in folds(step, config.head_dim):
+        readers = [step.get_submodule(name) for name in each.readers]
+        weights = [reader.weight for reader in readers]
+        scale = search_scale(weights, inputs[each.readers[0]], each.channel_of, scheme)
+        fold(step.get_submodule(each.source), readers, each.channel_of, scale)
+        divided |= {name: inputs[name] / scale[each.channel_of] for name in each.readers}
+    wrong, kept, kinds = {"scaled": [], "clipped": []}, [], []
+    for name in wide:
+        weight, found = step.get_submodule(name).weight, block.get_submodule(name)
+        plain = name.endswith(("q_proj", "k_proj"))
+        weight = weight if plain else clip(weight, divided[name], scheme)
+        off = found.dequantize() - round_to_nearest(weight, scheme).dequantize()
+        wrong["scaled" if plain else "clipped"] += (off.abs() > 1e-3 * weight.abs()).flatten()
+        kept.append(found.dequantize().abs().mean())
+        kinds.append(type(found).__name__)
+    few = {kind: bool(torch.stack(off).float().mean() < 0.02) for kind, off in wrong.items()}
     norms = [block.input_layernorm.weight, block.post_attention_layernorm.weight]
-    kept = [round(float(m.dequantize().abs().mean()), 2) for _, m in linears(model)]
-    return {"norms": norms, "kept": kept, "kinds": [type(m).__name__ for _, m in linears(model)]}
+    return {"norms": norms, "kept": torch.stack(kept).half(), "few wrong": few, "kinds": kinds}
 
 
 # task 5
@@ -448,31 +490,60 @@ def fisher_of_rows_and_their_parts(nanovllm, rng):
 
 @scenario(task=5)
 def squeezed_linears_at_work(nanovllm, rng):
-    """Tables, sparse parts and products of linears with a few huge weights."""
+    """Tables, sparse parts and products of linears with a few huge weights, which stay whole."""
     import torch
     from torch import nn
 
     from nanovllm.quantization.squeezellm import kept_apart, squeeze
 
     story = []
-    for _ in range(4):
-        rows, columns = int(rng.integers(10, 40)), int(rng.integers(20, 40))  # never 1,000
+    for kind in rng.permutation(4):
+        sparse, small = bool(kind), (32, 32) if kind == 1 else (10, 20)
+        rows, columns = rng.integers(small, 40).tolist()  # over 1,000 in one, never 1,000
         linear = nn.Linear(columns, rows, bias=bool(rng.integers(2))).requires_grad_(False)
         linear.weight.data = torch.from_numpy(rng.standard_t(2, size=(rows, columns))).float()
         if linear.bias is not None:
             linear.bias.data = torch.from_numpy(rng.normal(size=rows)).float()
         fisher = torch.from_numpy(rng.exponential(size=(rows, columns)) ** 2).float()
-        bits, sparse = int(rng.integers(2, 5)), bool(rng.random() < 0.7)
+        bits = int(rng.integers(2, 5))
         found = squeeze(linear, fisher, bits, sparse)
         x = torch.from_numpy(rng.normal(size=(3, columns))).float()
         apart = kept_apart(linear.weight, fisher)
         off = (found.dequantize() - linear.weight).square() * fisher.masked_fill(apart, 0.0)
+        lost = (found.dequantize() - linear.weight).abs()
+        whole = lost <= 1e-3 * (linear.weight.abs() + found.dense().abs())  # float16's digits
         own = x @ found.dequantize().T + (0 if linear.bias is None else linear.bias)
         story.append([
             apart, found.bits, found.stored_bits, round(float(off.sum() / fisher.sum()), 3),
             bool(((found(x) - own).abs() < 1e-3 * (1 + own.abs().max())).all()),
+            not sparse or bool(whole[apart].all()),
             found(x.bfloat16()).dtype if linear.bias is None else None,
         ])  # fmt: skip
+    return {"story": story}
+
+
+@scenario(task=5)
+def sparse_values_that_cancel(nanovllm, rng):
+    """Sparse values that bfloat16 does not hold; all sums are small whole numbers."""
+    import numpy as np
+    import torch
+
+    from nanovllm.quantization.table_linear import TableLinear
+
+    story = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        rows, columns = int(rng.integers(2, 9)), int(rng.integers(2, 20))
+        codes = torch.from_numpy(rng.integers(0, 4, size=(rows, columns))).to(torch.uint8)
+        table = torch.from_numpy(rng.permuted(np.tile([-1.0, 0.0, 1.0, 2.0], (rows, 1)), axis=1))
+        extra, x = torch.zeros(rows, columns), rng.integers(-1, 2, size=(3, columns))
+        pair = rng.permutation(columns)[:2]
+        x[:, pair] = rng.choice([-1, 1], size=(3, 1))
+        extra[:, pair[0]] = torch.from_numpy(1025.0 + 2 * rng.integers(0, 40, size=rows))
+        extra[:, pair[1]] = -extra[:, pair[0]] + torch.from_numpy(rng.integers(-9, 10, size=rows))
+        bias = torch.from_numpy(rng.integers(-9, 10, size=rows)).to(dtype)
+        linear = TableLinear(codes, table.float(), extra, bias if rng.random() < 0.5 else None)
+        found = linear(torch.from_numpy(x).to(dtype))
+        story.append([found.float(), str(found.dtype)])
     return {"story": story}
 
 
@@ -498,7 +569,11 @@ def _kv_within(kind, x, read):
 
 @scenario(task=8)
 def kv_blocks_at_work(nanovllm, rng):
-    """Blocks that fill up, are copied, swapped and given out again, in caches of random shapes."""
+    """Blocks that fill up, are copied, swapped and given out again, in caches of random shapes.
+
+    Every write has a token more that goes nowhere; some have rows of zeros or far from 0.
+    """
+    import numpy as np
     import torch
 
     from nanovllm.quantization.kv_cache import QuantizedCache
@@ -516,14 +591,19 @@ def kv_blocks_at_work(nanovllm, rng):
              cache.nbytes == blocks * size * QuantizedCache.bytes_per_token(config, kind)]
         )  # fmt: skip
         known = {}  # block to its rows, as they read when they were written
-        for _ in range(14):
-            block = int(rng.integers(blocks))
-            at = rng.permutation(size)[: int(rng.integers(1, size + 1))]
-            x = torch.from_numpy(rng.normal(size=(2, len(at), heads, dim))).float()
-            x *= torch.from_numpy(10 ** rng.uniform(-5, 5, size=(2, len(at), heads, 1))).float()
-            if rng.random() < 0.3:
+        for step, special in enumerate(rng.permutation(14)):
+            block = int(rng.integers(blocks)) if step else blocks - 1  # the last slot is known
+            at = rng.permutation(size)[: int(rng.integers(1, size + 1)) if step else size]
+            x = torch.from_numpy(rng.normal(size=(2, len(at) + 1, heads, dim))).float()
+            x *= torch.from_numpy(10 ** rng.uniform(-5, 5, size=(2, len(at) + 1, heads, 1))).float()
+            if special < 4:
                 x += x.abs().amax() * float(rng.choice([-2, 2]))  # far from 0
-            cache.write(layer, x[0], x[1], torch.from_numpy(block * size + at))
+            elif special < 8:
+                x[:, :, int(rng.integers(heads))] = 0.0
+            nowhere = int(rng.integers(len(at) + 1))
+            slots = torch.from_numpy(np.insert(block * size + at, nowhere, -1))
+            cache.write(layer, x[0], x[1], slots)
+            x = x[:, slots >= 0]
             read = torch.stack(cache.read(layer, torch.tensor([block])))[:, 0]  # [2, P, G, D]
             old = known.get(block)
             others = [p for p in range(size) if p not in at]
@@ -629,32 +709,42 @@ def kv_histories_of_requests(nanovllm, rng):
 
 @scenario(task=7)
 def int8_linears_of_random_shapes(nanovllm, rng):
-    """Tokens of whole steps, so that no rounding is near; in float32 and bfloat16."""
+    """Tokens of whole and quarter steps, which bfloat16 holds, so that no rounding is near.
+
+    Each has a step of its own, one is all 0; and sums of products beyond 2^24.
+    """
+    import numpy as np
     import torch
 
     from nanovllm.quantization.grid import Grid, QuantizedWeight
     from nanovllm.quantization.int8_activations import Int8Linear, int8_matmul, quantize_tokens
 
     story = []
-    for _ in range(6):
+    for kind in rng.permutation(6):
         rows, columns = int(rng.integers(1, 40)), int(rng.integers(3, 300))
-        shape = [(int(rng.integers(1, 30)),), (2, int(rng.integers(1, 9)))][int(rng.integers(2))]
-        dtype = [torch.float32, torch.bfloat16][int(rng.integers(2))]
-        steps = torch.from_numpy(rng.integers(-110, 111, size=(*shape, columns))).float()
-        steps[..., -1] = 127.5
-        x = (steps * 2.0 ** int(rng.integers(-9, 9))).to(dtype)
+        shape = [(1,), (int(rng.integers(2, 30)),), (2, int(rng.integers(1, 9)))][kind % 3]
+        dtype = [torch.float32, torch.bfloat16][kind // 3]
+        steps = rng.integers(-110, 111, size=(*shape, columns))
+        steps = steps + rng.choice([-0.25, 0.25], size=steps.shape) * (abs(steps) < 32)
+        steps[..., -1] = 127.5  # the code is 127: there is no 128
+        if kind % 3:
+            steps.reshape(-1, columns)[int(rng.integers(shape[-1]))] = 0.0
+        sizes = 2.0 ** rng.permuted(np.arange(-9, 21))[: steps[..., 0].size]
+        x = torch.from_numpy(steps * sizes.reshape(*shape, 1)).to(dtype)
         codes, scales = quantize_tokens(x)
         weight = torch.from_numpy(rng.integers(0, 256, size=(rows, columns))).to(torch.uint8)
-        weight[:, -1] = 128
         grid = Grid(8, torch.from_numpy(rng.uniform(0.01, 1, size=(rows, 1))).half().float(),
                     torch.full((rows, 1), 128, dtype=torch.uint8),
                     torch.zeros(columns, dtype=torch.int32))  # fmt: skip
-        bias = torch.from_numpy(rng.normal(size=rows)).to(dtype) if rng.random() < 0.5 else None
+        bias = torch.from_numpy(rng.normal(size=rows)).to(dtype) if kind % 2 else None
         out = Int8Linear(QuantizedWeight(weight, grid), bias)(x)
         flat = codes.reshape(-1, columns)
-        sums = int8_matmul(flat[:, :-1].contiguous(), flat[:, :-1].contiguous())
-        story.append([codes[..., :-1], scales, sums, out, str(out.dtype)])
-    return {"story": story}
+        story.append([
+            codes, scales.dtype, scales.flatten().tolist(), int8_matmul(flat, flat),
+            [list(scales.shape), list(out.shape)], str(out.dtype), list(out.reshape(-1, rows)),
+        ])  # fmt: skip
+    large = torch.from_numpy(rng.integers(100, 128, size=(7, 1800))).to(torch.int8)
+    return {"story": story, "large": int8_matmul(large[:3], large[3:])}
 
 
 @scenario(task=7)
@@ -709,17 +799,22 @@ def kernels_of_w4a16(nanovllm, rng):
 
 @scenario(task=6)
 def products_of_packed_weights(nanovllm, rng):
-    """Random shapes, groups and strides; small whole numbers, so that every sum is exact."""
+    """Random shapes, groups and strides; small whole numbers, so that every sum is exact.
+
+    One has so many inputs in bfloat16 that only float32 holds the sums.
+    """
     import torch
 
     from nanovllm.kernels.runtime import DEVICE
     from nanovllm.quantization.w4a16 import w4a16
 
     story = []
-    for _ in range(7):
+    for long in rng.permutation([True, *[False] * 6]):
         rows, outputs, inputs = (int(rng.integers(1, n)) for n in (40, 50, 150))
-        groups = int(rng.integers(1, 1 + min(inputs, 9)))
         dtype = [torch.float32, torch.bfloat16, torch.float16][int(rng.integers(3))]
+        if long:
+            rows, outputs, inputs, dtype = 8, outputs + 8, inputs + 130, torch.bfloat16
+        groups = int(rng.integers(1, 1 + min(inputs, 9)))
         x = torch.from_numpy(rng.integers(-2, 3, size=(rows, inputs))).to(dtype)
         words = rng.integers(-(1 << 31), 1 << 31, size=(outputs, -(-inputs // 8)))  # tails, too
         words = torch.from_numpy(words).int()
@@ -733,7 +828,7 @@ def products_of_packed_weights(nanovllm, rng):
         if rng.random() < 0.5:
             parts[0], parts[1] = (part.t().contiguous().t() for part in parts[:2])
         out = torch.empty(rows, outputs, device=DEVICE)
-        given = rng.random() < 0.5
+        given = long or rng.random() < 0.5
         found = w4a16(*parts, out) if given else w4a16(*parts)
         story.append([found.cpu(), str(found.dtype)])
     return {"story": story}

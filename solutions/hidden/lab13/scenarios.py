@@ -7,9 +7,13 @@ from grader.checks.scenarios import scenario
 
 @scenario(task=1)
 def files_of_three_forms(nanovllm, rng):
-    """Whole files through `load`, written in another order, compressed or not; and broken ones."""
+    """Whole files through `load`, written in another order, compressed or not; and broken ones.
+
+    Some requests failed, and some belong to a session, of which one is called 0.
+    """
     import gzip
     import json
+    import re
     import tempfile
     from pathlib import Path
 
@@ -18,42 +22,50 @@ def files_of_three_forms(nanovllm, rng):
 
     count = int(rng.integers(3, 9))
     prompts, outputs = rng.integers(1, 999, count).tolist(), rng.integers(0, 99, count).tolist()
+    outputs[int(rng.integers(count))] = 0
     stamps = rng.permutation(rng.integers(0, 60, count)).tolist()
+    names = rng.permutation(["", "0", "7", *["s1"] * (count - 3)]).tolist()
+    tail = f"{int(rng.integers(1000)):03d}"  # so that no time is between two of four digits
     azure = ["TIMESTAMP,ContextTokens,GeneratedTokens"] + [
-        f"2023-11-16 18:17:{s:02d}.{int(rng.integers(10**7)):07d},{p},{o}"
+        f"2023-11-16 18:17:{s:02d}.{int(rng.integers(10**4)):04d}{tail},{p},{o}"
         for s, p, o in zip(stamps, prompts, outputs, strict=True)
     ]
-    burst = ["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"] + [
-        f"{s},GPT-4,{p},{o},{p + o},API log"
-        for s, p, o in zip(stamps, prompts, outputs, strict=True)
+    burst = ["Timestamp,Session ID,Model,Request tokens,Response tokens,Total tokens"] + [
+        f"{s},{name},GPT-4,{p},{o},{p + o}"
+        for s, p, o, name in zip(stamps, prompts, outputs, names, strict=True)
     ]
     moon = [
-        json.dumps({"timestamp": 1000 * s, "input_length": p, "output_length": o, "hash_ids": [s]})
-        for s, p, o in zip(stamps, prompts, outputs, strict=True)
+        {"timestamp": 1000 * s, "input_length": p, "output_length": o, "hash_ids": [s]}
+        | ({"session_id": int(name) if name.isdigit() else name} if name else {})
+        for s, p, o, name in zip(stamps, prompts, outputs, names, strict=True)
     ]
+    place = int(rng.integers(count))
+    worse = [row | ({"hash_ids": None} if i == place else {}) for i, row in enumerate(moon)]
     bad = list(burst)
-    bad[int(rng.integers(1, len(bad)))] = "7,GPT-4,-5,3,8,API log"
+    bad[place + 1] = "7,,GPT-4,-777,3,8"
+    wrong = {"d.csv": place + 2, "e.jsonl": place + 1}  # the lines
     story = []
     with tempfile.TemporaryDirectory() as folder:
         for name, lines in {
             "a.csv": azure,
             "b.csv.gz": burst,
-            "c.jsonl": moon,
+            "c.jsonl": [json.dumps(row) for row in moon],
             "d.csv": bad,
+            "e.jsonl": [json.dumps(row) for row in worse],
         }.items():
             path, text = Path(folder) / name, "\n".join(lines) + "\n"
             path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
             try:
                 found = load(path)
             except TraceError as error:
-                story.append(
-                    [name, "refused", [n for n in range(12) if f"line {n}:" in str(error)]]
-                )
+                named = re.search(rf"\b{wrong.get(name)}\b", str(error)) is not None
+                story.append([name, "refused", named])
                 continue
-            story.append([name, [[round(r.time, 4), r.prompt, r.output, r.ok] for r in found]])
+            rows = [[round(r.time, 4), r.prompt, r.output, r.session, r.ok] for r in found]
+            story.append([name, rows])
             write_jsonl(found, Path(folder) / "again.jsonl")
             again = load(Path(folder) / "again.jsonl")
-            story.append([[round(r.time, 3), r.prompt, list(r.blocks)] for r in again])
+            story.append([[round(r.time, 4), r.prompt, r.session, list(r.blocks)] for r in again])
     return {"story": story}
 
 
@@ -89,6 +101,122 @@ def made_up_traces(nanovllm, rng):
     }
 
 
+@scenario(task=1)
+def draws_in_equal_parts(nanovllm, rng):
+    """One draw in each part, in no order; and bursts whose sizes say what their tail is."""
+    import random
+    from itertools import pairwise
+
+    from nanovllm.observability.generator import burst_sizes, parts, stratified
+    from nanovllm.observability.shapes import Shape
+
+    draw = random.Random(int(rng.integers(2**30)))
+    count, total, most = (
+        int(rng.integers(300, 600)),
+        float(rng.uniform(9, 99)),
+        int(rng.integers(3, 7)),
+    )
+    shares = stratified(count, draw)
+    rising = sum(a < b for a, b in pairwise(shares)) / count
+    tail = float(rng.uniform(0.5, 1.2))
+    shape = Shape("x", 1.0, (), (), burst_tail=tail, burst_most=most)
+    sizes = burst_sizes(shape, 40_000, draw)
+    reach = [sum(size >= k for size in sizes) / len(sizes) for k in range(2, most + 1)]
+    return {
+        "parts": sorted(int(share * count) for share in shares),
+        "in no order": bool(0.3 < rising < 0.7),  # by twelve deviations
+        "lengths": [sum(parts(total, n, draw)) for n in (1, 2, count)],
+        "all": [sum(burst_sizes(shape, n, draw)) for n in (1, most, count)],
+        "least and most": [min(sizes), max(sizes)],
+        "as the tail says": [abs(p - k**-tail) < 0.03 for k, p in enumerate(reach, 2)],
+    }
+
+
+@scenario(task=1)
+def arrivals_of_all_kinds(nanovllm, rng):
+    """Cycles in a busy time that one pause cuts, gaps within bursts, and bundles.
+
+    Whatever is drawn: bounds are more than five deviations from what right code makes.
+    """
+    import math
+    import random
+    from dataclasses import replace
+
+    import numpy as np
+
+    from nanovllm.observability.generator import arrival_times
+    from nanovllm.observability.shapes import Shape
+
+    draw = random.Random(int(rng.integers(2**30)))
+    plain, story = Shape("x", 1.0, (), ()), []
+    for _ in range(3):
+        seconds, share = float(rng.integers(800, 1500)), float(rng.uniform(0.4, 0.6))
+        pause, swing = seconds * share, float(rng.uniform(0.6, 0.9))
+        cycle = (seconds - pause) / int(rng.integers(3, 9))
+        shape = replace(plain, pause_share=share, pause_mean=pause * float(rng.uniform(0.7, 1.4)),
+                        swing=swing, cycle_seconds=cycle)  # fmt: skip
+        times = np.array(arrival_times(shape, 8000, seconds, draw))
+        gaps = np.diff(times, prepend=0.0, append=seconds)
+        busy = times - pause * np.cumsum(gaps > 0.9 * pause)[:-1]
+        early = float(np.mean(busy % cycle < cycle / 2))
+        one = (gaps > 0.9 * pause).sum() == 1 and pause * 0.999 < gaps.max() < pause + 30
+        story.append([len(times), bool(one), abs(early - 0.5 - swing / math.pi) < 0.035])
+    gap = float(rng.uniform(0.1, 0.5))
+    shape = replace(plain, burst_tail=0.1, burst_most=50, burst_gap=gap)
+    inside = np.diff(arrival_times(shape, 3000, 1e6, draw)) / gap
+    inside = inside[inside < 40]
+    story.append([abs(inside.mean() - 1) < 0.2, abs((inside > 2).mean() - math.exp(-2)) < 0.05])
+    bundle, bundles = int(rng.integers(2, 90)), int(rng.integers(2, 5))
+    times = arrival_times(replace(plain, bundle=float(bundle)), 500, bundle * bundles, draw)
+    return {"story": [[bool(x) for x in row] for row in story], "bundles": sorted({*times})}
+
+
+@scenario(task=1)
+def turns_of_sessions(nanovllm, rng):
+    """Few requests, of which each goes on with the one session that it can, or with none.
+
+    Names are free; blocks and sessions are numbered by when they are first seen.
+    """
+    import math
+    import random
+
+    from nanovllm.observability.generator import with_sessions
+    from nanovllm.observability.shapes import Shape
+    from nanovllm.observability.trace import TracedRequest
+
+    draw = random.Random(int(rng.integers(2**30)))
+    story = []
+    for kind in rng.permutation(["fits", "too long", "short", "taken", "no time"] * 2).tolist():
+        block, common = int(rng.integers(2, 40)), int(rng.integers(2, 5))
+        shape = Shape("x", 1.0, (), (), follow_share=1.0, think=9.0, common=common, block=block)
+        outputs = rng.integers(2, 30, 3).tolist()
+        first = block * int(rng.integers(common + 1, 9)) + int(rng.integers(block))
+        if kind == "short":
+            first = int(rng.integers(block + 1, common * block + 1))
+        second = first + outputs[0] - (kind == "too long")
+        if kind not in ("fits", "too long"):
+            second += int(rng.integers(5 * block))
+        third = second + outputs[1] - (1 if kind == "taken" else -int(rng.integers(5 * block)))
+        step = 0.0 if kind == "no time" else 1e9
+        prompts = [first, second, third][: 2 if kind in ("too long", "no time") else 3]
+        given = [TracedRequest(step * i, p, outputs[i]) for i, p in enumerate(prompts)]
+        blocks, sessions = {i: i for i in range(common)}, {}
+        story += [
+            [kind, r.time, r.prompt, r.output, sessions.setdefault(r.session, len(sessions)),
+             [blocks.setdefault(name, len(blocks)) for name in r.blocks]]
+            for r in with_sessions(shape, given, draw)
+        ]  # fmt: skip
+    think, far = float(rng.uniform(5, 50)), []
+    for follow, later, wanted in ((1.0, math.log(2), 1 / 2), (1.0, math.log(8), 7 / 8),
+                                  (0.6, 1e9, 0.6)):  # fmt: skip
+        shape = Shape("x", 1.0, (), (), follow_share=follow, think=think)
+        pair = [TracedRequest(0.0, 5, 8), TracedRequest(later * think, 400, 8)]
+        made = [with_sessions(shape, pair, draw) for _ in range(3000)]
+        share = sum(one.session == other.session for one, other in made) / len(made)
+        far.append(abs(share - wanted) < 0.055)  # by six deviations
+    return {"story": story, "as often as asked": far}
+
+
 # task 2
 
 
@@ -114,7 +242,10 @@ def a_day_in_figures(nanovllm, rng):
 
 @scenario(task=2)
 def conversations(nanovllm, rng):
-    """Sessions that begin alike and grow, read by caches of every size."""
+    """Sessions that begin alike and grow, read by caches of every size.
+
+    Now and then a prompt has another block in its midst, and what stood behind it before.
+    """
     from nanovllm.observability.analysis import prefix_hits, session_growth
     from nanovllm.observability.trace import TracedRequest
 
@@ -128,11 +259,15 @@ def conversations(nanovllm, rng):
         chain = chain[:cut] + list(range(new, new + more))
         new += more
         state[name] = chain if rng.random() < 0.9 else []
+        if number % 8 == 3:
+            trace.append(TracedRequest(float(number), 99, 1, "", (*chain, new, new + 1, new + 2)))
+            chain = [*chain, new + 3, new + 1, new + 2]
+            new += 4
         trace.append(
             TracedRequest(float(number), 16 * len(chain) + 1, 1, name if number % 7 else "",
                           tuple(chain))
         )  # fmt: skip
-    sizes = [1, 2, 4, 7, 12, 20, 33, 60, 99, None]
+    sizes = [0, 1, 2, 4, 7, 12, 20, 33, 60, 99, None]
     return {
         "hits": [list(prefix_hits(trace, size)) for size in sizes],
         "growth": session_growth(trace),
@@ -151,15 +286,41 @@ def _trace(rng, count, seconds, longest):
     ]
 
 
+def _or_refused(call):
+    from nanovllm.observability.errors import CapacityError
+
+    try:
+        return call()
+    except CapacityError:
+        return "refused"
+
+
+def _says(text, *values):
+    """Whether a text has one of these numbers, however it is rounded."""
+    import re
+
+    words = re.findall(r"\d[\d,]*\.?\d*(?:e-?\d+)?", text)
+    numbers = [float(word.replace(",", "")) for word in words]
+    return any(
+        abs(number - value) <= max(0.06 * value, 0.5 * (value > 1))
+        for number in numbers
+        for value in values
+    )
+
+
 @scenario(task=3)
 def fleets(nanovllm, rng):
-    """Bursts on few and many replicas; a store so small that requests are preempted."""
+    """Bursts on few and many replicas; a store so small that requests are preempted.
+
+    Stores that just hold the longest request, or just do not; replicas that are always busy.
+    """
     from nanovllm.batching.simulator import StepCost
     from nanovllm.observability import capacity
     from nanovllm.observability.capacity_interface import Replica
-    from nanovllm.observability.errors import CapacityError
+    from nanovllm.observability.trace import TracedRequest
 
     trace = _trace(rng, 50, 2.0, 120) + _trace(rng, 25, 0.1, 60)
+    trace.append(TracedRequest(1.0, 120, int(rng.integers(20, 40))))
     cost = StepCost(*(rng.uniform(0.5, 1.5, 3) * [0.01, 0.0005, 0.00002]).tolist())
     story = []
     for limits in ((180, 8, 64), (600, 20, 20), (5000, 4, 300)):
@@ -168,42 +329,100 @@ def fleets(nanovllm, rng):
         for n in (1, int(rng.integers(2, 7)), 40):
             found = capacity.simulate_replicas(trace, replica, n)
             story.append([found.ttft_p99, found.tpot_p99, found.busy, found.preemptions])
-    try:
-        story.append(capacity.simulate_replicas(trace, Replica(cost, 9), 2))
-    except CapacityError:
-        story.append("refused")
+    for share in rng.permutation([0.0, 1.0, float(rng.uniform(0.3, 0.7))]).tolist():
+        replica = Replica(cost, int(rng.integers(9, 30)))  # it does not hold a mean request
+        story.append(_or_refused(lambda s=share, r=replica: capacity.mean_replicas(trace, r, s)))
+    longest = 120 + trace[-1].output - 1
+    for room in (longest - 1, longest):
+        small = Replica(cost, room)
+        story.append(_or_refused(lambda r=small: capacity.simulate_replicas(trace, r, 2).ttft_p99))
     return {"story": story}
 
 
 @scenario(task=3)
-def plans_and_prices(nanovllm, rng):
-    """Plans for several objectives, and settings and prices that follow."""
+def plans_and_reasons(nanovllm, rng):
+    """Objectives between what one replica reaches and what many do; what nobody reaches."""
     from nanovllm.batching.simulator import StepCost
     from nanovllm.observability import capacity
     from nanovllm.observability.capacity_interface import Replica, Slo
-    from nanovllm.observability.cards import CARDS, LLAMA_8B
     from nanovllm.observability.errors import CapacityError
 
-    trace = _trace(rng, 60, 1.5, 200)
+    trace, burst = _trace(rng, 60, 1.5, 200), _trace(rng, 120, 0.05, 200)
     replica = Replica(StepCost(0.01, 0.0008, 0.00001), 3000, 12, 100)
+    tpot = sum(capacity.simulate_replicas(trace, replica, n).tpot_p99 for n in (1, 30)) / 2
+    ttft = 1.001 * capacity.simulate_replicas(burst, replica, 30).ttft_p99
     story = []
-    for objective in ((0.3, 9.0), (9.0, 0.2), (float(rng.uniform(0.2, 2)), 0.3), (0.001, 1.0)):
-        try:
-            plan = capacity.plan_replicas(trace, replica, Slo(*objective), most=24)
-        except CapacityError:
-            story.append("refused")
-            continue
-        n = plan.replicas
-        right = n == 1 or not plan.tried[n - 1].keeps(Slo(*objective))
-        honest = plan.tried[n] == capacity.simulate_replicas(trace, replica, n)
-        story.append([plan.tried[n].keeps(Slo(*objective)), right, honest, plan.by_mean])
-    for name in ("h100", "a100", "l4"):
-        headroom, slo = float(rng.uniform(0, 0.2)), Slo(1.0, float(rng.uniform(0.005, 0.4)))
-        found = capacity.choose_settings(trace, LLAMA_8B, CARDS[name], slo, headroom)
-        named = {*found.reasons} >= {"kv_tokens", "block_size", "max_num_seqs",
-                                     "max_num_batched_tokens"}  # fmt: skip
-        story.append([found.kv_tokens, found.block_size, found.max_num_seqs,
-                      found.max_num_batched_tokens, named])  # fmt: skip
+    for given, *objective in (
+        (trace, 0.3, 9.0),
+        (trace, 99.0, tpot),
+        (burst, ttft, 99.0),
+        (trace, float(rng.uniform(0.2, 2)), 0.3),
+    ):
+        plan = capacity.plan_replicas(given, replica, Slo(*objective))
+        n, fewer = plan.replicas, plan.tried.get(plan.replicas - 1)
+        pairs = zip((fewer.ttft_p99, fewer.tpot_p99), objective, strict=True) if fewer else ()
+        missed = [x for value, most in pairs if value > most for x in (value, 1000 * value)]
+        story.append([
+            plan.tried[n].keeps(Slo(*objective)),
+            n == 1 or not plan.tried[n - 1].keeps(Slo(*objective)),
+            plan.tried[n] == capacity.simulate_replicas(given, replica, n),
+            plan.by_mean,
+            len(plan.tried) <= 14,
+            _says(plan.reason, n) and (n == 1 or _says(plan.reason, *missed)),
+        ])  # fmt: skip
+    slow = Replica(StepCost(float(rng.uniform(0.15, 0.3)), 0.0008, 0.00001), 3000, 12, 100)
+    reached = capacity.simulate_replicas(trace, slow, 3)
+    try:
+        capacity.plan_replicas(trace, slow, Slo(0.001, 9.0), most=3)
+    except CapacityError as error:
+        values = reached.ttft_p99, reached.tpot_p99
+        story.append(["refused", *(_says(str(error), x, 1000 * x) for x in values)])
+    return {"story": story}
+
+
+@scenario(task=3)
+def settings_and_prices(nanovllm, rng):
+    """Settings with a figure for each, some of them just allowed; and what it costs."""
+    from nanovllm.observability import capacity
+    from nanovllm.observability.capacity_interface import Slo
+    from nanovllm.observability.cards import CARDS, LLAMA_8B, Card, ModelSize, step_cost
+    from nanovllm.observability.trace import TracedRequest
+
+    story = []
+    for name, longest, fastest in (
+        ("h100", int(rng.integers(50, 200)), 0.3),
+        ("h100", int(rng.integers(2000, 9000)), 0.005),
+        ("a100", int(rng.integers(2000, 9000)), 0.005),
+        ("l4", int(rng.integers(2000, 9000)), 0.005),
+    ):
+        trace, card = _trace(rng, 32, 9.0, longest), CARDS[name]
+        headroom, slo = float(rng.uniform(0, 0.2)), Slo(1.0, float(rng.uniform(fastest, 0.4)))
+        found = capacity.choose_settings(trace, LLAMA_8B, card, slo, headroom)
+        numbers = (found.kv_tokens, found.block_size, found.max_num_seqs,
+                   found.max_num_batched_tokens)  # fmt: skip
+        mean = sum(r.prompt + max(r.output, 1) for r in trace) / len(trace)
+        step = step_cost(LLAMA_8B, card).seconds(found.max_num_batched_tokens, found.kv_tokens)
+        figures = {"kv_tokens": [card.memory / 1e9], "block_size": [mean],
+                   "max_num_batched_tokens": [step, 1000 * step],
+                   "max_num_seqs": [found.kv_tokens / mean, found.kv_tokens // mean]}  # fmt: skip
+        said = [_says(found.reasons.get(what, ""), *values) for what, values in figures.items()]
+        story.append([*numbers, *said])
+    even = Card("even", 2.0**40, 2.0**47, 2.0**40, 0.5)  # all sums are exact
+    whole, room = ModelSize("w", 2**34, 2**17, 2**34), 63 * 2**17
+    block, budget, more = 2 ** int(rng.integers(4, 8)), 2 ** int(rng.integers(8, 12)), 90
+    trace = [TracedRequest(0.0, 50 * block - more, more), TracedRequest(1.0, 50 * block - 1, 1)]
+    just = Slo(1.0, 2.0**-6 + budget * 2.0**-12 + room * 2.0**-23)
+    found = capacity.choose_settings(trace, whole, even, just, 0.0)
+    story.append([found.block_size, found.max_num_batched_tokens, found.max_num_seqs])
+    output = int(rng.integers(2, 99))
+    for prompt in (room - output + 1, room - output + 2):
+        longest = [*trace, TracedRequest(2.0, prompt, output)]
+        story.append(
+            _or_refused(
+                lambda t=longest: capacity.choose_settings(t, whole, even, just, 0.0).kv_tokens
+            )
+        )
+    trace = _trace(rng, 60, 1.5, 200)
     bill = capacity.bill(trace, int(rng.integers(1, 9)), float(rng.uniform(1, 9)))
     return {"story": story, "bill": [bill.an_hour, bill.a_month, bill.a_million]}
 
@@ -213,7 +432,10 @@ def plans_and_prices(nanovllm, rng):
 
 @scenario(task=4)
 def spans_of_an_engine(nanovllm, rng):
-    """A day of events in one stream: samples, preemptions, errors, callers, strangers."""
+    """A day of events in one stream: samples, preemptions, errors, callers, strangers.
+
+    Samples arrive one after the other; of one request the first is the last.
+    """
     from itertools import count
 
     from nanovllm.batching.events import Aborted, Admitted, Failed, Preempted, Queued
@@ -223,13 +445,16 @@ def spans_of_an_engine(nanovllm, rng):
     from nanovllm.observability.trace_context import TraceContext
 
     builder, events = SpanBuilder(count(1).__next__), []
-    for request in range(8):
-        samples = int(rng.integers(1, 4))
-        context = TraceContext(1000 + request, 2000 + request) if rng.random() < 0.5 else None
+    late, alone = 900 + rng.permutation(8)[:2]
+    for request in range(900, 908):
+        samples = int(rng.integers(2 if request == late else 1, 4))
+        called = request != alone and rng.random() < 0.5
+        context = TraceContext(1000 + request, 2000 + request) if called else None
         builder.begin(RequestInfo(request, f"m{request % 2}", 7, samples, context=context))
         arrived = float(rng.integers(0, 40)) / 4
-        for index in range(samples):
-            now = arrived
+        turns = range(samples)[::-1] if request == late else rng.permutation(samples).tolist()
+        for index, turn in enumerate(turns):
+            now = arrived + turn / 4
             events.append(Queued(request, index, now))
             for _ in range(int(rng.integers(1, 4))):
                 now += float(rng.integers(0, 8)) / 4
@@ -250,6 +475,7 @@ def spans_of_an_engine(nanovllm, rng):
     spans = [span for i in order for span in builder.on(events[i])]
     names = {span.span_id: span.attributes["nanovllm.request_id"] for span in spans}
     traces = {span.trace_id for span in spans if span.trace_id < 1000}
+    strange = [name for name in traces if 900 <= name < 908]
     found = []
     for span in spans:
         request = span.attributes["nanovllm.request_id"]
@@ -260,12 +486,17 @@ def spans_of_an_engine(nanovllm, rng):
         times = [span.start, span.end]
         what = [span.name, span.kind, span.status, parent, known, sorted(rest.items())]
         found.append([request, sample, *times, *what])
-    return {"spans": sorted(found, key=repr), "own traces": len(traces), "ids": len(names)}
+    return {
+        "spans": sorted(found, key=repr),
+        "own traces": len(traces),
+        "of a request's number": strange,
+        "ids": len(names),
+    }
 
 
 @scenario(task=4)
 def headers(nanovllm, rng):
-    """Headers with a letter changed here and there."""
+    """Headers with a letter changed here and there, without one of the ids, or with more parts."""
     from nanovllm.observability.trace_context import format_traceparent, parse_traceparent
 
     story = []
@@ -276,9 +507,16 @@ def headers(nanovllm, rng):
         place = int(rng.integers(len(header)))
         change = rng.choice(["", "", "", "A", "-", "g", "00", "0"])
         header = header[:place] + change + header[place + (len(change) == 1) :]
-        found = parse_traceparent(header)
-        story.append(None if found is None else format_traceparent(found))
-    return {"headers": story}
+        story.append(header)
+    digits = "".join(rng.choice(list("123456789abcdef"), 48))
+    trace, span = digits[:32], digits[32:]
+    for header in (
+        f"00-{'0' * 32}-{span}-01", f"00-{trace}-{'0' * 16}-01", f"00-{trace}-{span}-01-",
+        f"00-{trace}-{span}-01-{span}", f"0{int(rng.integers(1, 9))}-{trace}-{span}-01-{span}",
+    ):  # fmt: skip
+        story.insert(int(rng.integers(len(story))), header)
+    found = [parse_traceparent(header) for header in story]
+    return {"headers": [None if one is None else format_traceparent(one) for one in found]}
 
 
 # task 5
@@ -286,7 +524,10 @@ def headers(nanovllm, rng):
 
 @scenario(task=5)
 def scrapes(nanovllm, rng):
-    """Uneven scrapes with restarts, at many moments and windows."""
+    """Uneven scrapes with restarts, at many moments and windows.
+
+    After a restart something may have been counted before the next scrape.
+    """
     from nanovllm.observability import queries
     from nanovllm.observability.series import Sample, Series
 
@@ -295,7 +536,8 @@ def scrapes(nanovllm, rng):
         time, value, samples = float(rng.uniform(0, 5)), float(rng.integers(0, 30)), []
         for _ in range(40):
             time += float(rng.choice([5.0, 5.0, 5.0, 15.0, 40.0]))
-            value = 0.0 if rng.random() < 0.1 else value + float(rng.integers(0, 12))
+            anew = value > 0 and rng.random() < 0.1
+            value = float(rng.integers(0, value)) if anew else value + float(rng.integers(0, 12))
             samples.append(Sample(time, value))
         series.append(Series({"i": str(number % 3), "z": "q"}, samples))
     moments = [(float(rng.uniform(0, 400)), float(rng.uniform(4, 200))) for _ in range(25)]
@@ -312,17 +554,29 @@ def histograms(nanovllm, rng):
     from nanovllm.observability.queries import histogram_quantile, quantile_over
     from nanovllm.observability.series import Sample, Series
 
-    story = []
-    for _ in range(20):
-        edges = sorted({round(float(e), 2) for e in rng.normal(2, 3, int(rng.integers(1, 7)))})
+    def drawn(edges, kind):
         counts = rng.integers(0, 9, len(edges) + 1).cumsum() + (rng.random() < 0.3)
-        buckets = {str(e): float(c) for e, c in zip([*edges, "+Inf"], counts, strict=True)}
-        found = [histogram_quantile(q, buckets) for q in (0.25, 0.5, 0.9, 1.0, -0.5, 2.0)]
+        if kind in ("falls", "falls at last"):  # below the count before it
+            counts += range(1, len(counts) + 1)
+            place = -1 if kind == "falls at last" else int(rng.integers(1, len(counts)))
+            counts[place] = rng.integers(0, counts[place - 1])
+        elif kind == "empty below":
+            counts[0] = 0
+        return {str(e): float(c) for e, c in zip([*edges, "+Inf"], counts, strict=True)}
+
+    story = []
+    for kind in rng.permutation(["falls"] * 3 + ["falls at last"] * 3 + ["empty below"] * 3
+                                + ["usual"] * 11):  # fmt: skip
+        edges = sorted({round(float(e), 2) for e in rng.normal(2, 3, int(rng.integers(1, 7)))})
+        if kind != "usual":
+            edges = [round(float(e), 2) for e in rng.uniform(0.2, 2, 4).cumsum()]
+        buckets = drawn(edges, kind)
+        found = [histogram_quantile(q, buckets) for q in (0.0, 0.25, 0.5, 0.9, 1.0, -0.5, 2.0)]
         story += [repr(round(value, 9) + 0.0) for value in found]  # NaN equals NaN as text
         series = [
-            Series({"le": le, "i": i}, [Sample(0.0, 0.0), Sample(30.0, count)])
-            for i in "ab"
-            for le, count in buckets.items()
+            Series({"le": le, "instance": i}, [Sample(0.0, 0.0), Sample(30.0, count)])
+            for i, its in {"a": buckets, "b": drawn(edges, kind)}.items()
+            for le, count in its.items()
         ]
         story.append(repr(round(quantile_over(series, 0.75, 30.0, 30.0), 9) + 0.0))
     return {"story": story}
@@ -333,36 +587,70 @@ def histograms(nanovllm, rng):
 
 @scenario(task=6)
 def rules_of_a_service(nanovllm, rng):
-    """Objectives of one's own: what fires when, over a day with good and bad hours."""
+    """Objectives of one's own: what fires when, over a day with good and bad hours.
+
+    Two replicas; the metrics have series besides those that are meant. At hour 20 all goes
+    silent, and without its series an error has never been counted.
+    """
     from grader.checks.promql_values import value_of
-    from nanovllm.observability.alerts import BurnWindow, Objective, burn_alerts, rule_file
+    from nanovllm.observability.alerts import (
+        BurnWindow,
+        Objective,
+        burn_alerts,
+        error_share,
+        rule_file,
+    )
+    from nanovllm.observability.errors import ObservabilityError
     from nanovllm.observability.promql import metric
 
-    objective = Objective("Errors", metric("bad", code="500"), metric("all"), 0.95)
+    folder = f"pages/{int(rng.integers(1000))}"
+    objective = Objective("Errors", metric("bad", code="500"), metric("all", path="/v1"), 0.95)
     windows = (BurnWindow("2h", "10m", float(rng.uniform(1, 5)), "1m", "page"),
-               BurnWindow("8h", "1h", 1.0, "5m", "ticket"))  # fmt: skip
+               BurnWindow("8h", "1h", float(rng.uniform(0.8, 1.2)), "5m", "ticket"))  # fmt: skip
     times, bad, total = [], [0.0], [0.0]
     shares = rng.choice([0.0, 0.02, 0.1, 0.5], 24).tolist()
     loads = rng.choice([0.0, 5.0, 50.0], 24, p=[0.2, 0.4, 0.4]).tolist()
+    hour = int(rng.integers(10, 18))
+    loads[hour - 1 : hour + 1], shares[hour - 1 : hour + 1] = [50.0] * 2, [0.5, 0.02]
+    loads[19:21] = [50.0, 0.0]
     for minute in range(24 * 60):
         times.append(60.0 * minute)
         load = 60 * loads[minute // 60]
         bad.append(bad[-1] + load * shares[minute // 60])
         total.append(total[-1] + load)
-    data = {
-        "bad": [({"code": "500"}, list(zip(times, bad, strict=False))),
-                ({"code": "404"}, list(zip(times, total, strict=False)))],
-        "all": [({}, list(zip(times, total, strict=False)))],
-    }  # fmt: skip
-    alerts = burn_alerts(objective, "docs", windows)
-    fired = [
-        [bool(value_of(alert.expr, data, 3600.0 * hour)) for alert in alerts]
-        for hour in range(9, 24)
-    ]
+    bad, total = (list(zip(times, values, strict=False)) for values in (bad, total))
+    data = {"bad": [], "all": []}
+    probes = [(time, time) for time in times]
+    for name in ("a", "b"):
+        series = {"500": bad, "404": total}
+        data["bad"] += [({"code": c, "instance": name}, line) for c, line in series.items()]
+        series = {"/v1": total, "/health": probes}
+        data["all"] += [({"path": p, "instance": name}, line) for p, line in series.items()]
+    alerts = burn_alerts(objective, folder, windows)
+    minutes = [60 * hour for hour in range(9, 20)] + [1200 + m for m in (3, 7, 9, 12, 40)]
+    fired = [[bool(value_of(a.expr, data, 60.0 * m)) for a in alerts] for m in minutes]
+    seen = []
+    for window in ("10m", "2h"):
+        for world in (data, {"all": data["all"]}):
+            found = value_of(error_share(objective, window), world, 3600.0 * hour)
+            seen.append(sorted(found.values()))
     made = rule_file({"b": alerts[:1], "a": alerts[1:]})["groups"]
-    names = [[group["name"], [[r["alert"], r["for"], r["labels"]] for r in group["rules"]]]
-             for group in made]  # fmt: skip
-    return {"fired": fired, "rules": names, "shares": shares, "loads": loads}
+    names = [[group["name"], [[r["alert"], r["for"], r["labels"], r["annotations"]["runbook_url"]]
+                              for r in group["rules"]]] for group in made]  # fmt: skip
+    twice = "taken"
+    try:
+        rule_file({"a": alerts, "b": alerts[int(rng.integers(3)) :]})
+    except ObservabilityError:
+        twice = "refused"
+    return {
+        "fired": fired,
+        "nothing there": bool(value_of(alerts[-1].expr, {}, 3600.0)),
+        "seen": seen,
+        "rules": names,
+        "twice": twice,
+        "shares": shares,
+        "loads": loads,
+    }
 
 
 @scenario(task=6)
@@ -393,11 +681,41 @@ def pages(nanovllm, rng):
 
 @scenario(task=7)
 def nights(nanovllm, rng):
-    """Recordings of a thousand seconds with all kinds of trouble, some of it too short."""
+    """Recordings of a thousand seconds with all kinds of trouble, some of it too short.
+
+    And nights with one trouble each, of which some is just none, and what shows it.
+    """
+    import re
+    from dataclasses import replace
+
     from nanovllm.observability.incidents import diagnose, first_held
     from nanovllm.observability.recording import Second
 
     story = []
+    well = Second(5, 5, 0, 50, 8, 0, 0, 0.5)
+    few, free = int(rng.integers(1, 9)), float(rng.uniform(0.5, 0.89))
+    troubles = {
+        "stuck": replace(well, tokens=0, running=few, waiting=few),
+        "kept": replace(well, running=0, waiting=few, free=free),
+        "pushed out": replace(well, preempted=5 + few),
+        "failing": replace(well, finished=19 * few - 1, failed=few),
+        "just not failing": replace(well, finished=19 * few, failed=few),
+        "nobody ends": replace(well, finished=0),
+    }
+    for name in rng.permutation([*troubles]).tolist():
+        start = int(rng.integers(20, 36))  # none of the figures
+        night = [*[well] * start, *[troubles[name]] * int(rng.integers(10, 20))]
+        finding = diagnose(night)
+        story.append([name, finding.cause, finding.second])
+        if finding.cause in ("hang", "thrash", "errors"):
+            numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", finding.evidence)]
+            now = troubles[name]
+            figures = {
+                "hang": (now.running, now.waiting, now.tokens),
+                "thrash": (now.preempted, now.finished),
+                "errors": (now.failed, now.finished),
+            }[finding.cause]
+            story.append([start in numbers, any(figure in numbers for figure in figures)])
     for _ in range(12):
         recording, waiting = [], 0
         while len(recording) < 120:

@@ -7,19 +7,29 @@ from grader.checks.scenarios import scenario
 
 @scenario(task=1)
 def nested_calls(nanovllm, rng):
-    """Recursion, empty intervals and long gaps: the trace adds up to the tree."""
+    """Recursion, neighbours that touch, empty intervals, long gaps: the trace adds up to the tree.
+
+    Of some only the flops are known, or only the bytes; and one may end before it starts.
+    """
+    from nanovllm.performance.errors import PerformanceError
     from nanovllm.performance.interval import Interval
     from nanovllm.performance.profile import busy_seconds, chrome_trace, time_tree
 
     intervals, story = [], []
     for call in range(4):
         start = call * 100 + int(rng.integers(0, 20))
-        for depth in range(int(rng.integers(2, 6))):
-            name = "recurse" if depth % 2 else f"f{int(rng.integers(2))}"
-            intervals.append(Interval(name, start + depth, start + 60 - depth, "engine"))
         intervals.append(Interval("nothing", start + 80, start + 80, "host"))
+        intervals.append(Interval("outer", start, start + 60, "engine"))
+        middle = start + int(rng.integers(3, 20))
+        for part, first, last in (("one", start, middle), ("two", middle, start + 50)):
+            for depth in range(min(int(rng.integers(1, 6)), last - first)):
+                name = "recurse" if depth % 2 else f"{part}{int(rng.integers(2))}"
+                intervals.append(Interval(name, first, last - depth, "engine"))
     order = rng.permutation(len(intervals)).tolist()
-    mixed = [intervals[i] for i in order]
+    works = rng.permutation([(0, 0), (0, 5), (7, 0), (3, 4)] * 3).tolist()
+    copies = [Interval(f"c{i}", int(rng.integers(300)), 300, f"t{int(rng.integers(3))}", *work)
+              for i, work in enumerate(works)]  # fmt: skip
+    mixed = [intervals[i] for i in order] + copies
 
     def shape(node):
         kids = sorted(node.children.values(), key=lambda n: n.name)
@@ -27,17 +37,26 @@ def nested_calls(nanovllm, rng):
                 [shape(k) for k in kids]]  # fmt: skip
 
     engine = [i for i in mixed if i.track == "engine"]
-    story.append(shape(time_tree(engine)))
-    story.append(round(busy_seconds(engine), 5))
-    events = chrome_trace(mixed)["traceEvents"]
-    story.append(sorted([e["name"], round(e["ts"]), round(e["dur"])] for e in events
+    story.append(shape(time_tree(iter(engine))))
+    story += [round(busy_seconds(each), 5) for each in (engine, mixed, intervals)]
+    events = chrome_trace(iter(mixed))["traceEvents"]
+    story.append(sorted([e["name"], round(e["ts"]), round(e["dur"]), e["tid"],
+                         sorted(e.get("args", {}).items())] for e in events
                         if e["ph"] == "X"))  # fmt: skip
+    story.append(sorted([e["tid"], e["args"]["name"]] for e in events if e["ph"] == "M"))
+    early = Interval(f"early{int(rng.integers(99))}", 5.0, 5.0 - float(rng.uniform(0.1, 4)))
+    mixed.insert(int(rng.integers(len(mixed))), early)
+    try:
+        story.append(len(chrome_trace(mixed)))
+    except PerformanceError as error:
+        story.append(["refused", early.name in str(error)])
     return {"story": story}
 
 
 @scenario(task=1)
 def a_profile_of_a_device(nanovllm, rng):
-    """Kernels that lag behind their launches, over the ends of steps."""
+    """Kernels that lag behind their launches, over the ends of steps; steps that took no time."""
+    from nanovllm.performance.errors import PerformanceError
     from nanovllm.performance.interval import Interval
     from nanovllm.performance.profile import roofline_point, steps_of
 
@@ -54,33 +73,73 @@ def a_profile_of_a_device(nanovllm, rng):
         steps.append(Interval("step", begin, clock))
         clock += int(rng.integers(0, 3))
     found = [steps_of(steps, ops, kernels, warmup) for warmup in (0, 2, 6)]
+    steps += [Interval("step", clock + i, clock + i) for i in range(int(rng.integers(1, 4)))]
+    refused = []
+    for warmup in (6, 7, len(steps)):
+        try:
+            refused.append(steps_of(steps, ops, kernels, warmup).host_share)
+        except PerformanceError:
+            refused.append("refused")
     points = []
     for _ in range(4):
         flops, moved = int(rng.integers(1, 9000)), int(rng.integers(1, 900))
         one = Interval("op", 1.0, 1.5, flops=flops, bytes=moved)
         point = roofline_point(one, 4000.0, 300.0, int(rng.integers(1, 9)), 8)
         points.append([round(point.intensity, 6), round(point.share, 6), point.limit])
-    return {"steps": [[list(f.launches), round(f.host_share, 6)] for f in found], "points": points}
+    shares = [[list(f.launches), f.host_share] for f in found]
+    return {"steps": shares, "refused": refused, "points": points}
 
 
 # task 2
 
 
 @scenario(task=2)
-def fused_over_a_cache(nanovllm, rng):
-    """A prompt in chunks, then single tokens, over K and V that a plain attend keeps."""
+def merged_parts(nanovllm, rng):
+    """Parts with biases and without, merged, merged again, and in another order."""
     import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    from nanovllm.performance.fusion import merge_linears
+
+    generator = torch.Generator().manual_seed(int(rng.integers(999)))
+    story = []
+    for kind in rng.permutation(["all", "none", "some"]).tolist():
+        width, parts = int(rng.integers(2, 9)), []
+        for number in range(int(rng.integers(2, 5))):
+            biased = kind == "all" or (kind == "some" and number == 1)
+            part = nn.Linear(width, int(rng.integers(1, 9)), bias=biased).requires_grad_(False)
+            for weight in part.parameters():
+                weight.data = torch.randn(weight.shape, generator=generator)
+            parts.append(part)
+        x = torch.randn(3, width, generator=generator)
+        weight, bias = merge_linears(parts)
+        story.append([kind, F.linear(x, weight, bias), bias is None])
+        again, _ = merge_linears(parts)
+        story.append(again.data_ptr() == weight.data_ptr())
+        weight.mul_(2)
+        story.append([F.linear(x, part.weight) for part in parts])
+        order = rng.permutation(len(parts)).tolist()
+        both = merge_linears([parts[i] for i in order])
+        story += [F.linear(x, *both), [part(x) for part in parts]]
+    return {"story": story}
+
+
+@scenario(task=2)
+def fused_over_a_cache(nanovllm, rng):
+    """A prompt in chunks, then single tokens, over K and V that a plain attend keeps.
+
+    Models with biases and without, one of whose MLPs is not gated, with an eps of their own.
+    """
+    import torch
+    from torch import nn
 
     from nanovllm.model.config import ModelConfig
     from nanovllm.model.loader import dummy_model
+    from nanovllm.performance.errors import PerformanceError
     from nanovllm.performance.fusion import FusedTransformer
 
-    heads = int(rng.integers(1, 4))
-    groups = int(rng.choice([1, 2]))
-    shape = (int(rng.integers(5, 20)), 2, heads * groups, heads, 2 * int(rng.integers(1, 5)))
-    config = ModelConfig("qwen3", 30, *shape, int(rng.integers(5, 30)), 64, qk_norm=True)
-    fused = FusedTransformer(dummy_model(config, int(rng.integers(99))))
-    kept = {}
+    kept, story = {}, []
 
     def attend(layer, q, k, v):
         old = kept.get(layer)
@@ -94,15 +153,37 @@ def fused_over_a_cache(nanovllm, rng):
         scores = scores.masked_fill(unseen, float("-inf")).softmax(-1)
         return torch.einsum("hts,shd->thd", scores, v)
 
-    ids = torch.tensor(rng.integers(0, 30, 12).tolist())
-    rows, start = [], 0
-    with torch.inference_mode():
-        for length in (int(rng.integers(1, 5)), 3, 1, 1):
-            part = slice(start, start + length)
-            hidden = fused(ids[part], torch.arange(start, start + length), attend)
-            rows.append(fused.logits(hidden[-1:])[0])
-            start += length
-    return {"logits": torch.stack(rows)}
+    for family in rng.permutation(["qwen3", "qwen2", "llama"]).tolist():
+        heads, groups = int(rng.integers(1, 4)), int(rng.choice([1, 2]))
+        shape = (int(rng.integers(5, 20)), 3, heads * groups, heads, 2 * int(rng.integers(1, 5)))
+        config = ModelConfig(
+            family, 30, *shape, int(rng.integers(5, 30)), 64, qk_norm=family == "qwen3",
+            qkv_bias=family != "qwen3", mlp_bias=family == "llama",
+            norm_eps=float(rng.uniform(0.05, 0.3)),
+        )  # fmt: skip
+        model = dummy_model(config, int(rng.integers(99)))
+        other = nn.Linear(shape[0], shape[0], bias=False).requires_grad_(False)
+        other.weight.data = torch.from_numpy(rng.normal(size=(shape[0], shape[0]))).float()
+        model.layers[int(rng.integers(3))].mlp = other
+        fused = FusedTransformer(model)
+        ids = torch.tensor(rng.integers(0, 30, 12).tolist())
+        rows, start = [], 0
+        kept.clear()
+        with torch.inference_mode():
+            for length in (int(rng.integers(1, 5)), 3, 1, 1):
+                part = slice(start, start + length)
+                hidden = fused(ids[part], torch.arange(start, start + length), attend)
+                rows.append(fused.logits(hidden[-1:])[0])
+                start += length
+            half = FusedTransformer(dummy_model(config, 1, torch.bfloat16))
+            told = half(ids, torch.arange(12), lambda layer, q, k, v: q).dtype
+        story.append([family, torch.stack(rows), str(told)])
+    try:
+        old = ModelConfig("gpt2", 40, 12, 1, 4, 4, 3, 20, 64, mlp_bias=True)
+        FusedTransformer(dummy_model(old, 1))
+    except PerformanceError as error:
+        story.append(["refused", "gpt2" in str(error)])
+    return {"story": story}
 
 
 @scenario(task=2)
@@ -137,14 +218,19 @@ def compiled_rows(nanovllm, rng):
 
 @scenario(task=3)
 def buffers_over_time(nanovllm, rng):
-    """Batches that grow and shrink, tokens that come from earlier ones, by two graphs."""
+    """Batches that grow and shrink, tokens that come from earlier ones, by two graphs.
+
+    Some tokens are those of chunks, and some are none. Batches that are too large are refused
+    in between; what the views of a bucket say, which were made before all of them.
+    """
     import torch
 
     from nanovllm.performance.buffers import DecodeBuffers, DecodeRow, slot_at
+    from nanovllm.performance.errors import PerformanceError
     from nanovllm.performance.graphs import DecodeGraphs
     from nanovllm.performance.replay import recorded_capture
 
-    buffers = DecodeBuffers(8, 4, 2, "cpu", vocab_size=7)
+    buffers = DecodeBuffers(8, 4, 2, "cpu", vocab_size=99)
     memory = torch.zeros(64, dtype=torch.int64)
 
     def run(rows):
@@ -156,27 +242,81 @@ def buffers_over_time(nanovllm, rng):
         new = (ids * 3 + batch.context_lens + batch.block_tables.sum(-1)) % 7
         buffers.sampled[:rows] = new
 
+    def drawn(source, last):
+        position = int(rng.integers(0, 8))
+        others = [block for block in range(30) if block != last]
+        ids = [*rng.choice(others, size=position // 2, replace=False).tolist(), last]
+        return DecodeRow(position, slot_at(position, ids, 2), ids, int(rng.integers(1, 7)), source)
+
     buffers.load([], 8)
     graphs = DecodeGraphs(run, (2, 8), recorded_capture)
+    views = {bucket: buffers.batch(bucket) for bucket in (2, 8)}
+    story = [[v.query_start_loc.tolist(), v.max_query_len, v.max_context_len]
+             for v in views.values()]  # fmt: skip
     buffers.sampled.zero_()
-    story = []
-    for _ in range(9):
-        rows = []
-        for _ in range(int(rng.integers(1, 9))):
-            position = int(rng.integers(0, 8))
-            ids = rng.choice(30, size=position // 2 + 1, replace=False).tolist()
-            known = bool(rng.integers(2))
-            rows.append(DecodeRow(position, slot_at(position, ids, 2), ids,
-                                  int(rng.integers(1, 7)),
-                                  None if known else int(rng.integers(8))))  # fmt: skip
-        seen = {}
-        rows = [seen.setdefault(r.slot, r) for r in rows if r.slot not in seen]
+    for turn in rng.permutation(10).tolist():
+        buffers.sampled[8:] = torch.from_numpy(rng.integers(10, 99, 8))  # those of chunks
+        buffers.sampled[3] = -1
+        sources = [None, 3, 0, 9, *(int(x) if x < 16 else None for x in rng.integers(0, 24, 4))]
+        if turn > 1:  # else a batch that has all of these
+            most = 2 if turn in (3, 6) else 8
+            sources = rng.permutation(sources)[: int(rng.integers(1, most + 1))].tolist()
+        rows = [drawn(*x) for x in zip(sources, rng.permutation(30).tolist(), strict=False)]
         bucket = graphs.rows_for(len(rows))
+        if turn % 3 == 0:
+            before = {name: x.clone() for name, x in buffers.on_device.items()}
+            try:
+                buffers.load([*rows, *rows, *rows][: bucket + 1], bucket)
+            except PerformanceError:
+                same = [torch.equal(before[name], x) for name, x in buffers.on_device.items()]
+                story.append(["refused", all(same)])
         buffers.load(rows, bucket)
+        view, inputs = views[bucket], {n: x[:bucket] for n, x in buffers.on_device.items()}
+        known = [t for t, s in zip(*(inputs[n].tolist() for n in ("token_ids", "source")),
+                                   strict=True) if s < 0]  # fmt: skip
+        story.append([known, *(inputs[name].tolist() for name in ("source", "positions"))])
+        story.append([view.slot_mapping.tolist(), view.context_lens.tolist(),
+                      view.block_tables[: len(rows)].tolist()])  # fmt: skip
+        story.append(buffers.token_ids(bucket).tolist())
         graphs(bucket)
-        buffers.sampled[len(rows) :] = 0
+        buffers.sampled[len(rows) : 8] = 0
         story.append([bucket, buffers.sampled[: len(rows)].tolist(), memory[:60].tolist()])
     return {"story": story}
+
+
+@scenario(task=3)
+def sets_in_turn(nanovllm, rng):
+    """Which of the two sets in host memory is waited for and sent, and what was in it then."""
+    from unittest.mock import patch
+
+    from nanovllm.performance.buffers import DecodeBuffers, DecodeRow, HostInputs
+    from nanovllm.performance.errors import PerformanceError
+
+    log, sets = [], {}
+
+    def noting(name, method):
+        def noted(inputs, *more):
+            number = sets.setdefault(id(inputs), len(sets))
+            log.append([name, number, int(inputs.arrays["positions"][0])])
+            return method(inputs, *more)
+
+        return noted
+
+    buffers = DecodeBuffers(4, 9, 4, "cpu", vocab_size=7)
+    with (
+        patch.object(HostInputs, "wait", noting("wait", HostInputs.wait)),
+        patch.object(HostInputs, "send", noting("send", HostInputs.send)),
+    ):
+        for turn in rng.permutation(8).tolist():
+            position = int(rng.integers(1, 36))
+            rows = [DecodeRow(position, position, [0] * 9, 5)] * int(rng.integers(1, 4))
+            if turn < 3:
+                try:
+                    buffers.load(rows * 2, len(rows))
+                except PerformanceError:
+                    log.append(["refused", position])
+            buffers.load(rows, 4)
+    return {"log": log}
 
 
 @scenario(task=3)
@@ -185,20 +325,25 @@ def buckets_of_any_size(nanovllm, rng):
     from nanovllm.performance.buckets import batch_buckets, bucket_for
     from nanovllm.performance.graphs import DecodeGraphs
 
-    most = int(rng.integers(1, 300))
+    most = int(rng.integers(4, 300))
     buckets = tuple(batch_buckets(most))
     log = []
 
     def capture(function, pool):
         function()
         size = log[-1]
+        log.append(["pool", pool])
         return (lambda: log.append(-size)), (pool or 0) + size
 
     graphs = DecodeGraphs(log.append, buckets, capture)
     for count in rng.integers(1, most + 40, 12).tolist():
         graphs(graphs.rows_for(count))
+        graphs(count)
+    graphs(3)  # no bucket's size
     asked = rng.integers(1, most + 40, 12).tolist()
-    return {"buckets": list(buckets), "log": log, "for": [bucket_for(n, buckets) for n in asked]}
+    long = batch_buckets(int(rng.integers(530, 900)))
+    return {"buckets": [list(buckets), list(long)], "log": log,
+            "for": [bucket_for(n, buckets) for n in asked]}  # fmt: skip
 
 
 # task 4
@@ -214,72 +359,100 @@ def flights_of_a_plan(nanovllm, rng):
 
     class Request:
         def __init__(self, name):
-            self.name, self.limit = name, int(rng.integers(4, 20))
-
-    requests = [Request(f"r{i}") for i in range(8)]
-    tables = {r: rng.choice(99, size=9, replace=False).tolist() for r in requests}
-    room = int(rng.integers(4, 40))
-    asked = []
+            self.name, self.limit = name, 99
 
     class Store:
         block_size = 3
 
+        def __init__(self, tables, room):
+            self.tables, self.room, self.asked = tables, room, []
+
         def block_ids(self, request):
-            return tables[request]
+            return self.tables[request]
 
         def reserve(self, request, count):
-            asked.append([request.name, count])
-            return len(asked) <= room
+            self.asked.append([request.name, count])
+            return len(self.asked) <= self.room
 
-    chunks = []
-    for request in requests:
-        start, length = int(rng.integers(0, 12)), int(rng.integers(1, 5))
-        chunks.append(Chunk(request, start, length, start + length + int(rng.integers(0, 2))))
-    places = rng.permutation(20)[: sum(c.completes for c in chunks)].tolist()
-    store = Store()
-    rows = plan_ahead(Plan(tuple(chunks)), places, store)
-    if rows is None:
-        return {"rows": None}
-    flight = Flight(SimpleNamespace(), rows)
-    told = [[r.name, row.position, row.slot, row.source] for r, row in rows.items()]
-    for request in rng.choice(requests, size=2):
-        tables[request] = tables[request][::-1]
-    order = rng.permutation(len(chunks)).tolist()
-    following = [Chunk(chunks[i].request, chunks[i].end, 1, chunks[i].end + 1) for i in order[:6]]
-    gone = tuple(rng.choice(requests, size=1))
-    taken = flight.places(Plan(tuple(following), preempted=gone), store)
-    return {"rows": sorted(told), "asked": sorted(asked),
-            "taken": sorted([r.name, place] for r, place in taken.items())}  # fmt: skip
+    story = []
+    kinds = ["goes on"] * 4 + ["moved", "admitted", "preempted", "longer", "left out", "late"]
+    for room in rng.permutation([99, 99, int(rng.integers(0, 9))]).tolist():
+        its = rng.permutation([*kinds, "last", "middle", "beyond"]).tolist()
+        requests = [Request(f"{kind} {i}") for i, kind in enumerate(its)]
+        tables = {r: rng.choice(99, size=9, replace=False).tolist() for r in requests}
+        chunks = []
+        for kind, request in zip(its, requests, strict=True):
+            start, length = int(rng.integers(0, 12)), int(rng.integers(1, 5))
+            end = start + length
+            chunks.append(Chunk(request, start, length, end + (kind == "middle")))
+            ahead = {"last": 0, "beyond": -1}
+            request.limit = end + ahead.get(kind, int(rng.integers(1, 9)))
+        places = rng.permutation(20)[: len(chunks) - 1].tolist()
+        store = Store(tables, room)
+        rows = plan_ahead(Plan(tuple(chunks)), places, store)
+        if rows is None:
+            story.append("no room")
+            continue
+        told = [[r.name, row.position, row.slot, row.source] for r, row in rows.items()]
+        story.append([sorted(told), sorted(store.asked)])
+        following, named = [], {"admitted": [], "preempted": []}
+        for kind, chunk in zip(its, chunks, strict=True):
+            request, start = chunk.request, chunk.end
+            length, late = 1 + (kind == "longer"), int(kind == "late")
+            if kind != "left out":
+                following.append(Chunk(request, start - late, length, start - late + length))
+            named.get(kind, []).append(request)
+            if kind == "moved":
+                tables[request] = [*tables[request][1:], tables[request][0]]
+        following = tuple(following[i] for i in rng.permutation(len(following)))
+        plan = Plan(following, **{kind: tuple(them) for kind, them in named.items()})
+        taken = Flight(SimpleNamespace(), rows).places(plan, store)
+        order = [request.name for request in rows]
+        story.append(sorted([r.name, order[place]] for r, place in taken.items()))
+    return {"story": story}
 
 
 @scenario(task=4)
 def blocks_in_flight(nanovllm, rng):
-    """Launches that overlap: who holds what after each of them."""
+    """Launches that overlap, of blocks twice or of none: who holds what after each of them.
+
+    Who holds a block already cannot hold it again, and some blocks nobody can hold.
+    """
     from nanovllm.performance.frees import DeferredFrees
 
-    held = {}
+    held = set()
 
     class Manager:
         def hold(self, block_ids, owner):
-            for block in block_ids:
-                held[block] = held.get(block, 0) + 1
+            new = [(block, owner) for block in block_ids]
+            if len({*new}) < len(new) or held.intersection(new) or any(b < 0 for b, _ in new):
+                raise ValueError("they cannot be held")
+            held.update(new)
 
         def drop(self, block_ids, owner):
             for block in block_ids:
-                held[block] -= 1
+                held.remove((block, owner))
 
     frees, flying, story = DeferredFrees(Manager()), [], []
-    for launch in range(20):
-        if flying and rng.integers(2):
+    for turn in rng.permutation(24).tolist():
+        if flying and turn % 2:
             frees.landed(flying.pop(int(rng.integers(len(flying)))))
         else:
+            launch, blocks = f"launch {turn}", rng.integers(0, 9, 3).tolist()
             flying.append(launch)
-            for _ in range(2):
-                frees.launched(launch, rng.integers(0, 9, 3).tolist())
-        story.append([frees.in_flight, sorted(b for b, n in held.items() if n)])
+            frees.launched(launch, iter([] if turn % 3 == 0 else blocks))
+            if turn % 4 == 0:
+                frees.launched(launch, iter([] if turn % 3 == 0 else [*blocks[:2], 8]))
+            if turn % 3 == 2:
+                try:
+                    frees.launched(str(rng.choice([launch, "refused"])), [-1])
+                except ValueError:
+                    story.append("refused")
+                frees.landed("refused")
+        story.append([frees.in_flight, sorted({block for block, _ in held})])
     for launch in [*flying, "unknown"]:
         frees.landed(launch)
-    story.append([frees.in_flight, sorted(b for b, n in held.items() if n)])
+    story.append([frees.in_flight, sorted({block for block, _ in held})])
     return {"story": story}
 
 
@@ -288,12 +461,12 @@ def blocks_in_flight(nanovllm, rng):
 
 @scenario(task=5)
 def a_layer_of_experts(nanovllm, rng):
-    """Shapes, k and flags at random; results and gradients of nobody, in two dtypes."""
+    """Shapes, k and flags at random; few tokens, the same behind hundreds, and in bfloat16."""
     import torch
 
     from nanovllm.model.config import ModelConfig
     from nanovllm.model.experts import ExpertsConfig
-    from nanovllm.performance.moe import MoE
+    from nanovllm.performance.moe import MoE, grouped_mlp
 
     count, hidden = int(rng.integers(2, 9)), int(rng.integers(3, 9))
     experts = ExpertsConfig(count, int(rng.integers(1, count + 1)), int(rng.integers(1, 6)),
@@ -305,31 +478,58 @@ def a_layer_of_experts(nanovllm, rng):
     })  # fmt: skip
     layer.requires_grad_(False)
     x = torch.randn(int(rng.integers(1, 12)), hidden, generator=generator)
-    return {"out": layer(x), "twice": layer(torch.cat((x, x)))[len(x) :],
-            "shapes": sorted([n, *w.shape] for n, w in layer.state_dict().items())}  # fmt: skip
+    found = {"out": layer(x), "behind many": layer(x.repeat(150, 1))[-len(x) :],
+             "shapes": sorted([n, *w.shape] for n, w in layer.state_dict().items())}  # fmt: skip
+    rows = torch.from_numpy(rng.permutation([len(x), *[0] * (count - 1)]))
+    weights = layer.gate_up.bfloat16(), layer.down.bfloat16()
+    found["rows"] = grouped_mlp(x, rows, layer.gate_up, layer.down)
+    half = grouped_mlp(x.bfloat16(), rows, *weights), layer.bfloat16()(x.bfloat16())
+    return found | {"dtypes": [str(each.dtype) for each in half]}
 
 
 @scenario(task=5)
 def visits_and_weights(nanovllm, rng):
-    """Routing, sorting and stacking on their own, with experts that nobody chooses."""
+    """Routing, sorting and stacking on their own, with experts that nobody chooses.
+
+    No two logits of a token are equal, also in bfloat16; what cannot be routed or stacked.
+    """
+    from itertools import product
+
+    import numpy as np
     import torch
 
+    from nanovllm.performance.errors import PerformanceError
     from nanovllm.performance.moe import route, sort_by_expert, stack_experts
 
-    generator = torch.Generator().manual_seed(int(rng.integers(999)))
-    count = int(rng.integers(3, 14))
-    logits = torch.randn(6, count, generator=generator)
-    logits[:, int(rng.integers(count))] = -50.0
-    k = int(rng.integers(1, count))
-    weights, experts = route(logits, k, bool(rng.integers(2)))
+    count = int(rng.integers(11, 15))  # as text, 10 comes before 2
+    steps = rng.permuted(np.tile(np.arange(count), (6, 1)), axis=1)
+    logits = torch.from_numpy(0.375 * steps - 2).float()
+    logits[:, -1], logits[:, int(rng.integers(count - 1))] = -50.0, -40.0
+    k, story = int(rng.integers(1, count - 1)), []
+    dtypes = (torch.float32, torch.bfloat16)
+    for dtype, normalize in product(dtypes, (True, False)):
+        weights, experts = route(logits.to(dtype), k, normalize)
+        story.append([weights, str(weights.dtype), experts.tolist(), str(experts.dtype)])
     dispatch = sort_by_expert(experts, count)
-    names = [("w1", "w3", "w2"), ("gate_proj", "up_proj", "down_proj")][int(rng.integers(2))]
-    tensors = {f"{e}.{n}.weight": torch.full((2, 2), 10.0 * e + i)
-               for e in range(count) for i, n in enumerate(names)}  # fmt: skip
-    order = rng.permutation(sorted(tensors)).tolist()
-    gate_up, down = stack_experts({name: tensors[name] for name in order}, count)
-    return {"weights": weights, "experts": experts.tolist(), "visits": dispatch.visits.tolist(),
-            "counts": dispatch.counts.tolist(), "gate_up": gate_up, "down": down}  # fmt: skip
+    story.append([dispatch.visits.tolist(), dispatch.counts.tolist()])
+    for wrong in (0, count + 1):
+        try:
+            story.append(route(logits, wrong, True)[1].tolist())
+        except PerformanceError:
+            story.append("refused")
+    for names in (("w1", "w3", "w2"), ("gate_proj", "up_proj", "down_proj")):
+        tensors = {f"{e}.{n}.weight": torch.full((2, 2), 10.0 * e + i)
+                   for e in range(count) for i, n in enumerate(names)}  # fmt: skip
+        order = rng.permutation(sorted(tensors)).tolist()
+        story += stack_experts({name: tensors[name] for name in order}, count)
+        missing, nobodys = str(rng.choice(order)), f"{count}.{rng.choice(names)}.weight"
+        for name in (missing, nobodys):
+            changed = {each: torch.ones(2, 2) for each in {*order} ^ {name}}
+            try:
+                stack_experts(changed, count)
+            except PerformanceError as error:
+                story.append(["refused", name in str(error)])
+    return {"story": story}
 
 
 # task 6
@@ -337,9 +537,13 @@ def visits_and_weights(nanovllm, rng):
 
 @scenario(task=6)
 def experts_on_ranks(nanovllm, rng):
-    """Load to bytes: the whole way, with a capacity, on ranks of several sizes."""
+    """Load to bytes: the whole way, with a capacity, on ranks of several sizes.
+
+    Nobody visits the last expert; loads of nothing, and of parts of a visit; too few slots.
+    """
     import torch
 
+    from nanovllm.performance.errors import PerformanceError
     from nanovllm.performance.placement import (
         Placement,
         all_to_all_bytes,
@@ -350,8 +554,8 @@ def experts_on_ranks(nanovllm, rng):
     )
 
     count, tokens, k = int(rng.integers(4, 10)), int(rng.integers(5, 40)), 2
-    weights = 1 / (1 + rng.permutation(count))
-    choices = [rng.choice(count, size=k, replace=False, p=weights / weights.sum()).tolist()
+    weights = 1 / (1 + rng.permutation(count - 1))
+    choices = [rng.choice(count - 1, size=k, replace=False, p=weights / weights.sum()).tolist()
                for _ in range(tokens)]  # fmt: skip
     experts = torch.tensor(choices)
     load = list(expert_load(experts, count))
@@ -361,27 +565,68 @@ def experts_on_ranks(nanovllm, rng):
     home = rng.integers(0, ranks, tokens).tolist()
     sent = all_to_all_bytes(experts, home, placement, int(rng.integers(1, 99)))
     kept = within_capacity(experts, count, int(rng.integers(1, 6)))
-    return {"load": load, "imbalance": round(imbalance(load), 6), "kept": kept.tolist(),
+    shares = (rng.random(count) / 2).tolist()
+    few = "taken"
+    try:
+        replicas(load, int(rng.integers(1, count)))
+    except PerformanceError:
+        few = "refused"
+    return {"load": load, "imbalance": [imbalance(x) for x in (load, shares, [0] * count)],
+            "kept": kept.tolist(), "too few slots": few,
             "copies": list(replicas(load, count + int(rng.integers(0, 9)))),
             "sent": [list(row) for row in sent]}  # fmt: skip
 
 
+def _spread(load, copies, ranks, slots, by_load=False, apart=True):
+    """Copies on ranks by the greedy rule, or by a worse one: (most to do, ranks with two alike)."""
+    from fractions import Fraction
+
+    share = [Fraction(visits, n) for visits, n in zip(load, copies, strict=True)]
+    order = sorted(range(len(load)), key=lambda e: (-(load[e] if by_load else share[e]), e))
+    held, work = [[] for _ in range(ranks)], [Fraction(0)] * ranks
+    for expert in (e for e in order for _ in range(copies[e])):
+        free = [r for r in range(ranks) if len(held[r]) < slots]
+        rank = min(free, key=lambda r, e=expert: (apart and e in held[r], work[r], r))
+        held[rank].append(expert)
+        work[rank] += share[expert]
+    return _figures(held, share)
+
+
+def _figures(held, share):
+    """Of experts on ranks: the most that a rank has to do, and how many hold an expert twice."""
+    return max(sum(share[e] for e in one) for one in held), sum(len(x) > len({*x}) for x in held)
+
+
 @scenario(task=6)
 def hot_experts_spread(nanovllm, rng):
-    """Placements are compared by what they reach: slots, copies, and whether copies are apart."""
+    """Placements are compared by what they reach: slots, copies, and what the rule reaches.
+
+    Of some loads a worse rule makes more work, or more ranks that hold an expert twice.
+    """
+    from fractions import Fraction
+
     from nanovllm.performance.placement import place_experts, replicas
 
     story = []
-    for _ in range(4):
-        ranks, slots = int(rng.integers(2, 6)), int(rng.integers(2, 5))
-        count = int(rng.integers(2, ranks * slots + 1))
-        load = (rng.random(count) ** 3 * 500 + 1).astype(int).tolist()
+    for kind in rng.permutation(["any", "by load", "not apart"] * 3).tolist():
+        for _ in range(500):
+            ranks, slots = int(rng.integers(2, 6)), int(rng.integers(2, 5))
+            count = int(rng.integers(2, ranks * slots + 1))
+            load = (rng.random(count) ** 3 * 500 + 1).astype(int).tolist()
+            copies = list(replicas(load, ranks * slots))
+            most, twice = _spread(load, copies, ranks, slots)
+            worse = {
+                "by load": _spread(load, copies, ranks, slots, by_load=True)[0] > most,
+                "not apart": _spread(load, copies, ranks, slots, apart=False)[1] > twice,
+            }
+            if worse.get(kind, True):
+                break
         held = [list(one) for one in place_experts(load, ranks, slots).ranks]
-        copies = replicas(load, ranks * slots)
         found = [sum(one.count(e) for one in held) for e in range(count)]
-        work = [sum(load[e] / copies[e] for e in one) for one in held]
-        mean, largest = sum(load) / ranks, max(load[e] / copies[e] for e in range(count))
-        story.append([found, [len(one) for one in held], max(work) <= 2 * mean + largest])
+        share = [Fraction(visits, n) for visits, n in zip(load, copies, strict=True)]
+        own = _figures(held, share)
+        reached = [own[0] <= most, own[1] <= twice]
+        story.append([kind, load, found, [len(one) for one in held], reached])
     return {"story": story}
 
 
@@ -390,7 +635,10 @@ def hot_experts_spread(nanovllm, rng):
 
 @scenario(task=7)
 def another_model_and_load(nanovllm, rng):
-    """Random shapes, a long trace, few blocks: the texts, beside the plain engine's own."""
+    """Random shapes, a long trace, few blocks: the texts, beside the plain engine's own.
+
+    Some want log-probabilities, one is longer than all before it, and one than is allowed.
+    """
     from nanovllm.batching.config import EngineConfig
     from nanovllm.batching.engine import Engine
     from nanovllm.generation.events import Finished
@@ -406,28 +654,40 @@ def another_model_and_load(nanovllm, rng):
                         heads * groups, heads, 2 * int(rng.integers(2, 5)),
                         int(rng.integers(5, 30)), 128, qk_norm=family == "qwen3")  # fmt: skip
     model = dummy_model(shape, int(rng.integers(999)))
-    config = EngineConfig(max_num_seqs=int(rng.integers(2, 7)),
+    allowed = int(rng.integers(100, 110))
+    config = EngineConfig(max_num_seqs=int(rng.integers(2, 7)), max_model_len=allowed,
                           max_num_batched_tokens=int(rng.integers(8, 40)))  # fmt: skip
     jobs = []
-    for _ in range(9):
+    for number in range(9):
         prompt = rng.integers(3, 50, int(rng.integers(1, 40))).tolist()
         params = SamplingParams(max_tokens=int(rng.integers(2, 20)),
-                                temperature=float(rng.choice([0.0, 0.0, 0.9])))  # fmt: skip
+                                temperature=float(rng.choice([0.0, 0.0, 0.9])),
+                                logprobs=2 if number % 4 == 0 else None)  # fmt: skip
         jobs.append((prompt, params))
-    size, found = int(rng.integers(18, 50)), []
+    last = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    jobs.append((rng.integers(3, 50, allowed - int(rng.integers(4, 12))).tolist(), last))
+    size, stories, values = int(rng.integers(30, 50)), [], []
     for make in (lambda s: make_engine(model, config, store=s),
                  lambda s: Engine(model, config, store=s)):  # fmt: skip
         engine = make(PagedStore(shape, size, 4))
-        texts = {}
+        texts, told = {}, {}
         for number, (prompt, params) in enumerate(jobs):
             engine.add_request(prompt, params, seed=number, request_id=number)
         while engine.has_unfinished:
             for event in engine.step():
                 if isinstance(event, Finished):
-                    texts[event.request_id] = list(event.completion.token_ids)
+                    end = event.completion
+                    texts[event.request_id] = [list(end.token_ids), end.finish_reason]
+                    told[event.request_id] = [
+                        [each[token].logprob for token in sorted(each)]
+                        for each in end.logprobs or ()
+                    ]
             engine.check()
-        found.append([texts[i] for i in sorted(texts)])
-    return {"same": found[0] == found[1], "lengths": [len(ids) for ids in found[1]]}
+        stories.append([[texts[i] for i in sorted(texts)], engine.config == config])
+        values.append([value for i in sorted(told) for each in told[i] for value in each])
+    far = max(abs(one - other) for one, other in zip(*values, strict=True))
+    return {"same": stories[0] == stories[1], "log-probabilities": bool(far < 2e-4),
+            "lengths": [len(ids) for ids, _ in stories[1][0]]}  # fmt: skip
 
 
 @scenario(task=7)
