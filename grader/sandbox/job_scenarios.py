@@ -57,7 +57,7 @@ def _follow(
 
     with tempfile.TemporaryDirectory() as folder:
 
-        def run(*_: Any) -> dict[str, Any]:
+        def run(dtype: Any = None, odd: bool = False) -> dict[str, Any]:
             kernel_plans.mode = kernel_plans.Replayed(iter(plans), modules, folder)
             return _observe(scenario, nanovllm, seed)
 
