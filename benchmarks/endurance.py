@@ -1,6 +1,6 @@
 """Whether 10,000 requests leave a mark: `python -m benchmarks.endurance --out FOLDER`.
 
-One process answers them a thousand at a time: tokens a second and the memory it has after each.
+One process answers them a thousand at a time: tokens a second, and the most memory until then.
 Then all 10,000 wait at once. Memory ought to be flat, and the last thousand as quick as the first.
 The first fill the 64 MiB for K and V, so what grows later is something else.
 """
@@ -13,37 +13,31 @@ from typing import Any
 from nanovllm.bench.contestants import OURS, Ready, Settings, started
 from nanovllm.bench.machine import require_quiet, usable_cpus
 from nanovllm.bench.models import model_folder
-from nanovllm.bench.record import record, save
+from nanovllm.bench.record import record, save, save_figure
 from nanovllm.bench.workload import random_workload
 from nanovllm.model.loader import load_config
 
 PROMPT, OUTPUT, POOL = (16, 128), (8, 64), 64 << 20
 
 
-def resident_mb(pid: int) -> float:
-    """What a process has in memory."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1e3
-
-
 def measure(ready: Ready, vocab: int, requests: int, portions: int) -> dict[str, Any]:
     """Tokens a second and memory by portion, and of all at once."""
-    found: dict[str, Any] = {"tokens_per_second": [], "resident_mb": []}
+    found: dict[str, Any] = {"tokens_per_second": [], "peak_mb": []}
     each = requests // portions
 
     def run(name: str, count: int, seed: int) -> tuple[float, float]:
         workload = random_workload(vocab, count, PROMPT, OUTPUT, seed)
         rate = workload.output_tokens / ready.run(workload)["seconds"]
-        memory = resident_mb(ready.process.process.pid)
+        memory = ready.process.ask("memory")["peak_bytes"] / 1e6
         print(f"  {name}: {rate:,.0f} tokens/s, {memory:,.0f} MB", file=sys.stderr, flush=True)
         return rate, memory
 
     for number in range(portions):
         rate, memory = run(f"requests to {each * (number + 1):,}", each, number)
         found["tokens_per_second"].append(rate)
-        found["resident_mb"].append(memory)
+        found["peak_mb"].append(memory)
     rate, memory = run(f"{requests:,} at once", requests, portions)
-    return {**found, "at_once": {"tokens_per_second": rate, "resident_mb": memory}}
+    return {**found, "at_once": {"tokens_per_second": rate, "peak_mb": memory}}
 
 
 def plot(found: dict[str, Any], requests: int, title: str, path: Path) -> Path:
@@ -54,11 +48,11 @@ def plot(found: dict[str, Any], requests: int, title: str, path: Path) -> Path:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    labels = {"tokens_per_second": "output tokens/s", "resident_mb": "memory, MB"}
+    labels = {"tokens_per_second": "output tokens/s", "peak_mb": "most memory so far, MB"}
     for axis, (key, label) in zip(axes, labels.items(), strict=True):
         values = found[key]
         at = [requests * (i + 1) / len(values) for i in range(len(values))]
-        axis.plot(at, values, "o-", color="#d97706", label="a thousand at a time")
+        axis.plot(at, values, "o-", color="#d97706", label="in portions")
         axis.plot(requests, found["at_once"][key], "s", color="#64748b", label="all at once")
         axis.set_ylim(0, 1.2 * max(*values, found["at_once"][key]))
         axis.set_xlabel("requests answered")
@@ -66,10 +60,7 @@ def plot(found: dict[str, Any], requests: int, title: str, path: Path) -> Path:
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False, loc="lower right", fontsize=8)
     figure.suptitle(title, fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    return save_figure(figure, path)
 
 
 def main() -> None:

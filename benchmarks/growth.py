@@ -24,7 +24,7 @@ from nanovllm.bench import tables
 from nanovllm.bench.contestants import OURS, Ready, Settings, started
 from nanovllm.bench.machine import require_quiet, usable_cpus
 from nanovllm.bench.models import model_folder
-from nanovllm.bench.record import record, save
+from nanovllm.bench.record import record, save, save_figure
 from nanovllm.bench.workload import Workload, random_workload
 from nanovllm.llm.engine_options import GIB
 from nanovllm.model.loader import load_config
@@ -197,10 +197,7 @@ def plot(done: list[dict[str, Any]], names: list[str], title: str, path: Path) -
     axes[1, 0].set_ylabel("ms a step of one token each")
     axes[0, 0].legend(frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    return save_figure(figure, path)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from nanovllm.batching.engine import Engine
 from nanovllm.batching.request import Request, Status
 from nanovllm.batching.scheduler import Scheduler
 from nanovllm.batching.simulated import SimulatedSequence
-from nanovllm.bench.record import record, save
+from nanovllm.bench.record import record, save, save_figure
 from nanovllm.bench.stages import greedy, settle
 from nanovllm.bench.workload import random_workload
 from nanovllm.generation.latency import ManualClock
@@ -254,9 +254,7 @@ def plot(results: dict[str, Any], path: Path) -> Path:
     axes[-1].legend(frameon=False, loc="lower right")
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    return save_figure(figure, path)
 
 
 def run(out: Path, quick: bool, report: Report) -> dict[str, Any]:

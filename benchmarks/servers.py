@@ -230,11 +230,9 @@ def main() -> None:
             ("time per output token, p50, s", "tpot_p50_seconds"),
         )
     }
-    for who in ("answers", "clients"):
-        label = (
-            f"processor time of {'the clients' if who == 'clients' else 'the server'}, µs a token"
-        )
-        panels[label] = {name: its[who] for name, its in results["microseconds_a_token"].items()}
+    for who, whose in (("answers", "who answers"), ("clients", "the clients")):
+        times = {name: its[who] for name, its in results["microseconds_a_token"].items()}
+        panels[f"processor time of {whose}, µs a token"] = times
     bar_plot(given.out / "servers.png", title, panels, OURS)
 
 

@@ -90,15 +90,19 @@ def _limit(folder: Path, memory: int, processes: int) -> None:
     limits = [("memory.max", memory), ("memory.swap.max", 0), ("memory.limit_in_bytes", memory),
               ("memory.memsw.limit_in_bytes", memory),
               ("memory.kmem.tcp.limit_in_bytes", memory // 4), ("pids.max", processes)]  # fmt: skip
-    for disk in disks():
-        whole = f"{disk} rbps={rate} wbps={rate} riops={DISK_CALLS} wiops={DISK_CALLS}"
-        limits += [("io.max", whole)]
-        for way in ("read", "write"):
-            limits += [(f"blkio.throttle.{way}_bps_device", f"{disk} {rate}"),
-                       (f"blkio.throttle.{way}_iops_device", f"{disk} {DISK_CALLS}")]  # fmt: skip
     for name, limit in limits:
         if (folder / name).exists():
             (folder / name).write_text(str(limit))
+    for disk in disks():
+        whole = f"{disk} rbps={rate} wbps={rate} riops={DISK_CALLS} wiops={DISK_CALLS}"
+        limits = [("io.max", whole)]
+        for way in ("read", "write"):
+            limits += [(f"blkio.throttle.{way}_bps_device", f"{disk} {rate}"),
+                       (f"blkio.throttle.{way}_iops_device", f"{disk} {DISK_CALLS}")]  # fmt: skip
+        for name, limit in limits:
+            if (folder / name).exists():
+                with contextlib.suppress(OSError):  # some kinds of disks know no limit
+                    (folder / name).write_text(limit)
 
 
 @functools.cache
@@ -147,18 +151,19 @@ def _second(mounts: list[list[str]], path: str | None) -> tuple[Path, ...]:
     if not set(KINDS) <= set(offered):
         return ()
     control = home / "cgroup.subtree_control"
-    wanted = [kind for kind in (*KINDS, *SHARES) if kind in offered]
-    if not set(wanted) <= (given := set(control.read_text().split())):
-        if home != Path(mount[4]) and not _delegated(home):
-            return (home,) if set(KINDS) <= given else ()
-        switch = " ".join(f"+{kind}" for kind in wanted)
-        try:
-            control.write_text(switch)
-        except OSError:  # all but the machine's own first group: processes or groups
-            (home / LEAF).mkdir(exist_ok=True)
-            for pid in (home / "cgroup.procs").read_text().split():
-                (home / LEAF / "cgroup.procs").write_text(pid)
-            control.write_text(switch)
+    given = control.read_text().split()
+    if home != Path(mount[4]) and not _delegated(home):
+        return (home,) if set(KINDS) <= set(given) else ()
+    try:
+        control.write_text(" ".join(f"+{kind}" for kind in KINDS))
+    except OSError:  # all but the machine's own first group: processes or groups
+        (home / LEAF).mkdir(exist_ok=True)
+        for pid in (home / "cgroup.procs").read_text().split():
+            (home / LEAF / "cgroup.procs").write_text(pid)
+        control.write_text(" ".join(f"+{kind}" for kind in KINDS))
+    for kind in SHARES:
+        with contextlib.suppress(OSError):  # it is not there, or in use elsewhere
+            control.write_text(f"+{kind}")
     return (home,)
 
 

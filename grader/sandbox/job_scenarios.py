@@ -62,8 +62,11 @@ def _follow(
             return _observe(scenario, nanovllm, seed)
 
         found = run()
-        if compile and any(o.refused for o in compiled(run, kernel_plans.COMPILED_FOR, quick=True)):
-            return {"raised": "CompilationError"}
+        if compile:
+            kernels = compiled(run, kernel_plans.COMPILED_FOR, quick=True)
+            launches = sum(len(plan["launches"]) for plan in plans)
+            if len(kernels) < launches or any(kernel.refused for kernel in kernels):
+                return {"raised": "CompilationError"}
         return found
 
 

@@ -570,7 +570,7 @@ def ranks_that_say_nothing(nanovllm, rng):
         gates[1 - silent].set()
         shares = [_ledger(nanovllm, r, 2, 0, 3, gate) for r, gate in enumerate(gates)]
         seats = [_Seat(rank, share) for rank, share in enumerate(shares)]
-        executor = Executor(seats, timeout=1.5, start_timeout=20.0)
+        executor = Executor(seats, timeout=3.0, start_timeout=20.0)
         for entry in range(calls):
             executor.call("write", entry)
         rows = []

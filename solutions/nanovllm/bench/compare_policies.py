@@ -12,6 +12,7 @@ from nanovllm.batching.scheduler import Scheduler
 from nanovllm.batching.simulated import CountingStore
 from nanovllm.batching.simulator import Report, Run, StepCost, report, simulate, simulate_static
 from nanovllm.batching.traces import Arrival, bursty, heavy_tailed, steady
+from nanovllm.bench.record import save_figure
 from nanovllm.generation.latency import ManualClock, percentile
 
 TRACES = {"steady": steady, "bursty": bursty, "heavy-tailed": heavy_tailed}
@@ -97,7 +98,4 @@ def plot(found: dict[str, dict[str, PolicyReport]], path: Path) -> Path:
         row[0].set_title(f"{trace} arrivals", loc="left", fontsize=10, fontweight="bold")
     for axis, (_, label) in zip(axes[-1], columns, strict=True):
         axis.set_xlabel(label, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    return save_figure(figure, path)

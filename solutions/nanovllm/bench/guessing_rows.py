@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nanovllm.bench.record import save_figure
+
 NONE = "none"
 Ids = list[int]
 
@@ -79,7 +81,4 @@ def plot(rows: Sequence[Row], path: Path, title: str) -> Path:
     axes.flat[0].set_xlim(0, 1.15 * max(max(row.faster, row.bound or 0.0) for row in rows))
     lines = "red: without guesses; dark lines: the bound by its own costs"
     figure.suptitle(f"{title}\n{lines}", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    return save_figure(figure, path)

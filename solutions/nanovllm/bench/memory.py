@@ -18,6 +18,7 @@ from nanovllm.batching.scheduler import Scheduler
 from nanovllm.batching.simulator import Run, StepCost, simulate
 from nanovllm.batching.slot_store import SlotStore
 from nanovllm.batching.traces import Arrival
+from nanovllm.bench.record import save_figure
 from nanovllm.generation.latency import ManualClock
 from nanovllm.model.config import ModelConfig
 from nanovllm.paging.manager import BlockManager
@@ -173,7 +174,4 @@ def plot(found: dict[str, Usage], samples: dict[str, list[Sample]], path: Path) 
     right.legend(frameon=False)
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    return save_figure(figure, path)

@@ -4,9 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanovllm.bench.machine import describe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _OURS, _OTHERS = "#d97706", "#64748b"
 
@@ -26,6 +29,16 @@ def save(found: Mapping[str, Any], path: Path) -> Path:
     """Write a record; where it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def save_figure(figure: "Figure", path: Path) -> Path:
+    """Write a picture and let go of it; where it is."""
+    from matplotlib import pyplot
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
     return path
 
 
@@ -73,10 +86,7 @@ def bar_plot(
         axis.set_xlim(0, 1.18 * max(max(each) for each in values.values()))
         axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    return save_figure(figure, path)
 
 
 def _number(value: float) -> str:

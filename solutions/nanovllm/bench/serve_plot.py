@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from nanovllm.bench.record import save_figure
 from nanovllm.serving.load import Record, Slo
 
 _WAIT, _GOOD, _LATE, _FAILED = "#cbd5e1", "#2563eb", "#d97706", "#b91c1c"
@@ -28,10 +29,7 @@ def plot(records: Sequence[Record], slo: Slo, title: str, path: Path) -> Path:
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=12)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    return save_figure(figure, path)
 
 
 def _requests(axis: Any, records: Sequence[Record], slo: Slo, start: float) -> None:
