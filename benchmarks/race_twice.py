@@ -10,7 +10,7 @@ import secrets
 import sys
 import tempfile
 from dataclasses import asdict
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -20,7 +20,7 @@ from rich.console import Console
 from grader.authoring import variants
 from grader.grading.class_submissions import discover
 from grader.grading.race import MANY, ONE, TRACKS, Race
-from grader.grading.race_board import RESOLUTION, Standing, interval, standings
+from grader.grading.race_board import Standing, interval, standings
 from grader.sandbox.sandbox import Sandbox
 from nanovllm.bench import tables
 from nanovllm.bench.machine import require_quiet
@@ -28,6 +28,7 @@ from nanovllm.bench.record import record, save
 from tests.race_class import LAB, RIGHT, write_entry
 
 ENTRIES = ("as_is", "as_is_again", "direct", "fused", "fused_and_direct", "slower_by_5")
+Pairs = dict[str, list[list[list[float]]]]  # ratios by entry and track, run, round
 PAIR, TIMED = ("as_is", "slower_by_5"), (MANY, ONE)
 
 
@@ -48,7 +49,7 @@ def run(folder: Path, sandbox: Sandbox, rounds: int) -> list[Standing]:
     race, results = Race(LAB, secrets.token_hex(8), sandbox, rounds), []
     for entry in discover(folder):
         results.append(race.run(entry))
-        said = results[-1].problem or f"{median(results[-1].ratios[MANY]):.3f}"
+        said = results[-1].problem or f"{median(chain.from_iterable(results[-1].ratios[MANY])):.3f}"
         print(f"  {entry.student}: {said}", file=sys.stderr, flush=True)
     return standings(results)
 
@@ -75,9 +76,9 @@ def compare(boards: list[list[Standing]]) -> dict[str, Any]:
     return found
 
 
-def alone(folder: Path, sandbox: Sandbox, runs: int, rounds: int) -> dict[str, list[list[float]]]:
+def alone(folder: Path, sandbox: Sandbox, runs: int, rounds: int) -> Pairs:
     """The ratios of each run of the pair, by entry and track."""
-    found: dict[str, list[list[float]]] = {f"{n} {track}": [] for n in PAIR for track in TIMED}
+    found: Pairs = {f"{n} {track}": [] for n in PAIR for track in TIMED}
     for number in range(runs):
         race = Race(LAB, secrets.token_hex(8), sandbox, rounds)
         for entry in discover(folder):
@@ -88,12 +89,9 @@ def alone(folder: Path, sandbox: Sandbox, runs: int, rounds: int) -> dict[str, l
     return found
 
 
-def apart(found: dict[str, list[list[float]]], track: str) -> float:
+def apart(found: Pairs, track: str) -> float:
     """Of all pairs of a run of the one and a run of the other, the share that does not touch."""
-    quick, slow = (
-        [interval(ratios, RESOLUTION[track]) for ratios in found[f"{name} {track}"]]
-        for name in PAIR
-    )
+    quick, slow = ([interval(rounds) for rounds in found[f"{name} {track}"]] for name in PAIR)
     return fmean(one.low > other.high for one, other in product(quick, slow))
 
 
@@ -101,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--pairs", type=int, default=20, help="runs of each of the two")
+    parser.add_argument("--pairs", type=int, default=10, help="runs of each of the two")
     parser.add_argument("--anyway", action="store_true", help="on a busy machine, too")
     given = parser.parse_args()
     require_quiet(given.anyway)

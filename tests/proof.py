@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -64,6 +65,7 @@ RACE = (
     "grader/grading/race.py", "grader/grading/race_board.py", "grader/student/race.py",
     "tests/race",
 )  # fmt: skip
+GRACE = 60  # seconds in which stopped tests end their processes
 RECORD = Path(__file__).parent / "proofs.json"
 app = typer.Typer(add_completion=False)
 
@@ -85,11 +87,20 @@ class Part:
             found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
         return found.hexdigest()[:16]
 
-    def run(self) -> bool:
-        """Whether its tests pass; their progress and failures are shown."""
+    def run(self, seconds: float) -> bool | None:
+        """Whether its tests pass, None if they were stopped; progress and failures are shown."""
         words = [sys.executable, "-m", "pytest", *self.tests, "-m", "proof", "-q"]
         words += ["-k", self.only] if self.only else []
-        return subprocess.run(words, cwd=ROOT, check=False).returncode == 0
+        with subprocess.Popen(words, cwd=ROOT) as tests:
+            try:
+                return tests.wait(seconds) == 0
+            except subprocess.TimeoutExpired:
+                tests.send_signal(signal.SIGINT)  # pytest ends what its tests have started
+                try:
+                    tests.wait(GRACE)
+                except subprocess.TimeoutExpired:
+                    tests.kill()
+                return None
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -108,7 +119,6 @@ def parts() -> dict[str, Part]:
         Part("losses", ("tests/test_quantization_losses.py",), weights),
         Part("book", ("tests/test_book.py",), ("docs", *chapters)),
         Part("race", ("tests/test_race.py",), RACE),
-        Part("notebooks", ("tests/test_notebooks.py",), ("solutions/notebooks",)),
     ]
     for lab in labs():
         # checks.json has the digests of the lab's checks and stubs.
@@ -118,6 +128,10 @@ def parts() -> dict[str, Part]:
         files = ("proof", "variants", "mutants", "scenarios", "release", "lab_hours")
         tests = tuple(f"tests/test_{name}.py" for name in files)
         found.append(Part(lab.key, tests, tuple(homes), lab.key))
+    for lab in labs():
+        homes = tuple(f"solutions/notebooks/{lab.key}{end}" for end in ("", ".py"))
+        name = lab.key.replace("lab", "notebook")
+        found.append(Part(name, ("tests/test_notebooks.py",), homes, lab.key))
     for name, (tests, packages) in ENGINE.items():
         homes = [each if "/" in each else f"solutions/nanovllm/{each}" for each in packages]
         found.append(Part(name, tuple(f"tests/test_{test}.py" for test in tests), tuple(homes)))
@@ -133,10 +147,10 @@ def proved() -> dict[str, str]:
 def main(
     only: Annotated[list[str] | None, typer.Argument(help="Parts; none: all.")] = None,
     also: Annotated[str, typer.Option(help="A commit; it chooses one more lab.")] = "",
-    minutes: Annotated[float, typer.Option(help="Begin no further part after that.")] = 600,
+    minutes: Annotated[float, typer.Option(help="Then stop, and keep what is proved.")] = 600,
 ) -> None:
     """Prove what has changed since it was proved."""
-    known, begun = parts(), time.monotonic()
+    known, end = parts(), time.monotonic() + 60 * minutes
     for name in only or []:
         if name not in known:
             raise typer.BadParameter(f"there is no part {name!r}; there are {', '.join(known)}.")
@@ -151,14 +165,16 @@ def main(
         work = [known[name] for name in only]
     failed, left = [], []
     for number, part in enumerate(work, 1):
-        if time.monotonic() - begun > 60 * minutes:
-            left.append(part.name)
-            continue
-        typer.echo(f"{part.name} ({number} of {len(work)}) ...")
-        digest = part.digest
-        if part.run():
-            new = proved() | {part.name: digest}
+        passed, digest = None, part.digest
+        if (seconds := end - time.monotonic()) > 0:
+            typer.echo(f"{part.name} ({number} of {len(work)}) ...")
+            passed = part.run(seconds)
+        if passed:
+            new = {name: proved()[name] for name in known if name in proved()}
+            new[part.name] = digest
             RECORD.write_text(json.dumps(new, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        elif passed is None:
+            left.append(part.name)
         else:
             failed.append(part.name)
     if left:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -66,7 +67,7 @@ def result(name: str, many: float, one: float = 1.0, wide: float = 0.02) -> Resu
     return Result(
         name, "it changes <i>this</i>", counts={**counts, "operations": 60.0}, plain=counts,
         names={"mm": 40, "add": 20}, plain_names={"mm": 60, "add": 20, "cat": 20},
-        ratios={track: [ratios[track] + d for d in spread] for track in TRACKS},
+        ratios={track: [[ratios[track] + d] * 3 for d in spread] for track in TRACKS},
     )  # fmt: skip
 
 
@@ -81,9 +82,19 @@ def test_intervals_that_overlap_share_a_place() -> None:
     assert {one.places[ONE] for one in board if one.places} == {1}
     chain = standings([result("a", 1.04), result("b", 1.0, wide=0.08), result("c", 0.97)])
     assert {one.places[MANY] for one in chain} == {1}, "the second reaches both others"
-    assert interval([1.0] * 20, 0.01) == Interval(0.99, 1.0, 1.01)
-    found = interval([0.9, 1.0, 1.1, 1.2, 1.3], 0.01)
-    assert (found.low, found.middle, found.high) == (1.0, 1.1, 1.2)
+
+
+def test_an_interval_holds_the_median_that_is_there_in_five_of_six_races() -> None:
+    assert interval([[1.0] * 11] * 20) == Interval(0.99, 1.0, 1.01)
+    draw, races = random.Random(1), 60
+    rounds = [
+        [[1.1 + shift + draw.gauss(0, 0.1) for _ in range(11)] for shift in shifts]
+        for shifts in ([draw.gauss(0, 0.1) for _ in range(20)] for _ in range(races))
+    ]
+    found = [interval(one) for one in rounds]
+    assert 0.75 < sum(one.low < 1.1 < one.high for one in found) / races < 0.95
+    alone = [interval([[turn] for turns in one for turn in turns]) for one in rounds]
+    assert sum(one.low < 1.1 < one.high for one in alone) / races < 0.6, "turns are not rounds"
 
 
 def test_a_waterfall_leads_from_the_plain_engine_to_the_entry() -> None:

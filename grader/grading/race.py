@@ -30,7 +30,7 @@ ROUNDS = 20
 PEAKS = 4  # rounds more, for memory alone: how the C library keeps freed memory is luck otherwise
 MANY, ONE, MEMORY = "tokens/s at 64 requests", "latency of one request", "memory"
 TRACKS = (MANY, ONE, MEMORY)
-TURNS = {MANY: 4, ONE: 7}  # of each side, in a round; the first is to warm up
+TURNS = {MANY: 12, ONE: 30}  # of each side, in a round; the first is to warm up
 NO_MEMORY = ("MemoryError", "can't allocate memory")
 SAYS = 600  # characters of an entry's docstring
 Task = dict[str, Any]
@@ -42,7 +42,7 @@ class FellOut(Exception):
 
 @dataclass
 class Result:
-    """What came of one entry. ratios: the plain engine's use over the entry's, for each round."""
+    """What came of one entry. ratios: the plain engine's use over its, by round and turn."""
 
     student: str
     says: str = ""  # the docstring of capstone.py
@@ -51,7 +51,7 @@ class Result:
     plain: dict[str, float] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)  # operations, by name
     plain_names: dict[str, int] = field(default_factory=dict)
-    ratios: dict[str, list[float]] = field(default_factory=dict)
+    ratios: dict[str, list[list[float]]] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)  # of the entry's turns
 
 
@@ -121,8 +121,9 @@ class Race:
             side.ask({**load, "entry": side.is_entry}, where)
 
     def _round(self, own: Side, plain: Side, number: int, result: Result) -> None:
-        """Both tracks, by turns, of which each side's quickest counts: what else a processor does
-        only adds to it. Who begins changes."""
+        """Both tracks, turn beside turn: a processor's speed is much the same for both of a pair.
+
+        Who begins changes."""
         load, where = race_draws.timed(self.seed), f"round {number}"
         self._load(own, plain, load, where)
         for track, draw in ((MANY, race_draws.many), (ONE, race_draws.one)):
@@ -133,9 +134,9 @@ class Race:
                     seconds, texts[side] = side.timed(run, where)
                     used[side].append(seconds)
                 self._agree(load, run, texts[own], texts[plain], where)
-            mine, others = (min(used[side][1:]) for side in (own, plain))
-            result.ratios[track].append(others / mine)
-            result.seconds[track].append(mine)
+            mine, others = used[own][1:], used[plain][1:]
+            result.ratios[track].append([b / a for a, b in zip(mine, others, strict=True)])
+            result.seconds[track] += mine
 
     def _peaks(self, own: Side, plain: Side, number: int, result: Result) -> None:
         """Memory: one turn of many requests each."""
@@ -143,7 +144,7 @@ class Race:
         self._load(own, plain, load, where)
         run = race_draws.many(self.seed, number * TURNS[MANY])
         self._agree(load, run, own.timed(run, where)[1], plain.timed(run, where)[1], where)
-        result.ratios[MEMORY].append(plain.peak_mb() / own.peak_mb())
+        result.ratios[MEMORY].append([plain.peak_mb() / own.peak_mb()])
 
     def _count(self, own: Side, plain: Side, result: Result) -> None:
         load = race_draws.timed(self.seed)

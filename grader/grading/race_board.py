@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 import jinja2
 from rich.table import Table
 
-from grader.grading.race import MANY, MEMORY, ONE, TRACKS, Race, Result
+from grader.grading.race import MANY, ONE, TRACKS, Race, Result
 from grader.grading.report_text import clean
 from grader.grading.student_seeds import versions
 
-RESOLUTION = {MANY: 0.01, ONE: 0.01, MEMORY: 0.01}  # no interval is narrower, to either side
+RESOLUTION = 0.01  # no interval is narrower, to either side
+DRAWS = 200  # of as many rounds, some of them twice
+WITHIN = 0.84  # of the draws; two such intervals of what is equal touch in 19 of 20 races
 TIMED = {"operations": MANY, "launches a step": ONE}
 CONFIRMED = 0.4  # a count's share must be at least so much of the share of processor time
 STEPS = 7  # of a waterfall, between its two ends
@@ -26,7 +30,7 @@ WIDTH = 620
 
 @dataclass(frozen=True)
 class Interval:
-    """Of the ratios of the rounds: quartiles and median; more is better."""
+    """The median ratio, and what it might be in another race; more is better."""
 
     low: float
     middle: float
@@ -84,11 +88,17 @@ class Standing:
         return [(n, min(a, b) * unit, max(a, b) * unit, text) for n, a, b, text in bars]
 
 
-def interval(ratios: Sequence[float], resolution: float) -> Interval:
-    """Of 20 rounds, the quartiles are about what the median lies between in 19 of 20 races."""
-    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    return Interval(min(low, middle * (1 - resolution)), middle,
-                    max(high, middle * (1 + resolution)))  # fmt: skip
+def interval(rounds: Sequence[Sequence[float]]) -> Interval:
+    """The median of all turns, and where it lies when rounds are drawn anew from these (bootstrap).
+
+    Rounds are drawn, not turns: those of one round have two processes in common.
+    """
+    middle, draw = statistics.median(chain.from_iterable(rounds)), random.Random(0)
+    draws = (draw.choices(rounds, k=len(rounds)) for _ in range(DRAWS))
+    medians = sorted(statistics.median(chain.from_iterable(drawn)) for drawn in draws)
+    low, high = (medians[round((DRAWS - 1) * (1 + side * WITHIN) / 2)] for side in (-1, 1))
+    return Interval(min(low, middle * (1 - RESOLUTION)), middle,
+                    max(high, middle * (1 + RESOLUTION)))  # fmt: skip
 
 
 def standings(results: Iterable[Result]) -> list[Standing]:
@@ -96,15 +106,14 @@ def standings(results: Iterable[Result]) -> list[Standing]:
     found = []
     for one in results:
         racing = () if one.problem else TRACKS
-        ratios = {track: interval(one.ratios[track], RESOLUTION[track]) for track in racing}
-        found.append(Standing(one, ratios, {}))
+        found.append(Standing(one, {track: interval(one.ratios[track]) for track in racing}, {}))
     for track in TRACKS:
         _place([one for one in found if one.intervals], track)
     return sorted(found, key=lambda s: (not s.places, s.places.get(MANY), s.result.student))
 
 
 def _place(racing: list[Standing], track: str) -> None:
-    """Ranked by the lower quartile; a new place begins where an interval overlaps none above it."""
+    """Ranked by the lower ends; a new place begins where an interval overlaps none above it."""
     lowest, place = float("inf"), 0
     ranked = sorted(racing, key=lambda s: -s.intervals[track].low)
     for number, one in enumerate(ranked, 1):
