@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import subprocess
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
@@ -20,6 +24,7 @@ from nanovllm.fast import FastPathError, available, fast_engine
 from nanovllm.fast.build import ISA, _processor, instructions, load_library
 from nanovllm.fast.cache import untouched
 from nanovllm.fast.engine import FastEngine
+from nanovllm.fast.file_pages import give_back
 from nanovllm.fast.step import NativeStep, StepInput
 from nanovllm.fast.store import FastStore
 from nanovllm.fast.weights import NativeWeights, interleave, pack
@@ -28,7 +33,7 @@ from nanovllm.generation.params import SamplingParams
 from nanovllm.model.attend import RecomputeAttend
 from nanovllm.model.config import ModelConfig, RopeScaling
 from nanovllm.model.experts import ExpertsConfig
-from nanovllm.model.loader import dummy_model
+from nanovllm.model.loader import dummy_model, empty_model
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.store import PagedStore
 from nanovllm.performance.moe import MoE
@@ -380,6 +385,44 @@ def test_packing_moves_every_weight_once() -> None:
         0,
         0,
     ]
+
+
+def resident_of(path: Path) -> int:
+    """Bytes of a file that are mapped and in this process's memory."""
+    rows = Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines()
+    starts = [i for i, row in enumerate(rows) if row.endswith(str(path))]
+    sizes = [next(row for row in rows[i:] if row.startswith("Rss:")) for i in starts]
+    return 1024 * sum(int(row.split()[1]) for row in sizes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system tells what is in memory")
+def test_of_mapped_weights_no_page_stays_once_they_are_packed(tmp_path: Path) -> None:
+    config = dataclasses.replace(FAMILIES["qwen3"], hidden_size=512, intermediate_size=512)
+    path = tmp_path / "model.safetensors"
+    save_file(dict(dummy_model(config).state_dict()), path)
+    weights = {}
+    with safe_open(path, framework="pt") as file:
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    model = empty_model(config)
+    model.load_state_dict(weights, assign=True)
+    model.eval().requires_grad_(False)
+    ids = torch.tensor([5, 6, 7])
+
+    def logits() -> Tensor:
+        return model.logits(model(ids, torch.arange(3), RecomputeAttend(config)))
+
+    before, everything = logits(), path.stat().st_size
+    assert resident_of(path) > 0.9 * everything
+    NativeWeights(model, 8, 16)
+    assert resident_of(path) < 0.1 * everything
+    assert torch.equal(logits(), before), "the plain model has them from the file"
+    model.layers[1].mlp.down_proj.weight.mul_(2)
+    changed = logits()
+    NativeWeights(model, 8, 16)
+    assert torch.equal(logits(), changed), "what was written to is no file's"
+    own = torch.ones(1 << 20)
+    give_back(own)
+    assert own.all()
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 0.2, 0.4])

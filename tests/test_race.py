@@ -20,6 +20,7 @@ from grader.grading.race import LIMITS, MANY, MEMORY, ONE, TRACKS, Race, Result
 from grader.grading.race_board import Interval, interval, page, standings, table
 from grader.sandbox import process_rights
 from grader.sandbox.job import Answer
+from grader.sandbox.meter import Meter
 from grader.sandbox.sandbox import Sandbox
 from grader.sandbox.talk import Talk
 from grader.student import race as of_student
@@ -45,9 +46,11 @@ REACHED = {  # what each cheat says when it has reached what it attacks
     "half_the_layers": "layers were left out",
     "hidden_thread": "the thread that was asked has used",
     "memory_in_files": "MB are in files",
+    "named_like_memory": "it is called VmHWM:, its peak is not: ",
     "patched_clock": "the clock stands at 0.0",
     "precomputed_rounds": "answers were ready, 0 of",
     "reference_answers": "of the reference there is [], of other processes []",
+    "wakes_itself": "a timer that wakes it: Function not implemented",
 }
 ALIKE = 0.03  # four rounds on a busy machine tell no smaller gain from none
 OUT = {"done_too_early", "forged_texts", "half_the_layers"}
@@ -218,6 +221,19 @@ def test_an_entry_that_cannot_race_gets_one_sentence(sandbox: Sandbox, tmp_path:
         assert part in found[name].problem, (name, found[name].problem)
         assert "\n" not in found[name].problem and len(found[name].problem) < 400
     assert [one.places for one in standings(found.values())] == [{}] * len(found)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+def test_an_entry_that_does_not_stand_still_is_out(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes on beside the other's turn takes the processor from it."""
+    write_entry(tmp_path, next(path for path in CHEATS if path.stem == "burning_thread"))
+    [entry] = discover(tmp_path)
+    monkeypatch.setattr(Meter, "stop", Meter.seconds)
+    found = Race(LAB, "s", sandbox, 4).run(entry)
+    assert found.problem == "round 1: it ran while the other had its turn"
 
 
 @pytest.mark.proof

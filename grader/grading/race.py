@@ -30,7 +30,8 @@ ROUNDS = 20
 PEAKS = 4  # rounds more, for memory alone: how the C library keeps freed memory is luck otherwise
 MANY, ONE, MEMORY = "tokens/s at 64 requests", "latency of one request", "memory"
 TRACKS = (MANY, ONE, MEMORY)
-TURNS = {MANY: 12, ONE: 30}  # of each side, in a round; the first is to warm up
+TURNS = {MANY: 13, ONE: 31}  # of each side, in a round; the first is to warm up
+STILL = 1e-3  # processor seconds that it takes at most to stand still
 NO_MEMORY = ("MemoryError", "can't allocate memory")
 SAYS = 600  # characters of an entry's docstring
 Task = dict[str, Any]
@@ -121,9 +122,8 @@ class Race:
             side.ask({**load, "entry": side.is_entry}, where)
 
     def _round(self, own: Side, plain: Side, number: int, result: Result) -> None:
-        """Both tracks, turn beside turn: a processor's speed is much the same for both of a pair.
-
-        Who begins changes."""
+        """Both tracks, turn beside turn: a processor's speed is much the same for both. A ratio is
+        of two turns each, in one of which the one begins, in the next the other."""
         load, where = race_draws.timed(self.seed), f"round {number}"
         self._load(own, plain, load, where)
         for track, draw in ((MANY, race_draws.many), (ONE, race_draws.one)):
@@ -134,7 +134,7 @@ class Race:
                     seconds, texts[side] = side.timed(run, where)
                     used[side].append(seconds)
                 self._agree(load, run, texts[own], texts[plain], where)
-            mine, others = used[own][1:], used[plain][1:]
+            mine, others = (_in_twos(used[side][1:]) for side in (own, plain))
             result.ratios[track].append([b / a for a, b in zip(mine, others, strict=True)])
             result.seconds[track] += mine
 
@@ -144,7 +144,10 @@ class Race:
         self._load(own, plain, load, where)
         run = race_draws.many(self.seed, number * TURNS[MANY])
         self._agree(load, run, own.timed(run, where)[1], plain.timed(run, where)[1], where)
-        result.ratios[MEMORY].append([plain.peak_mb() / own.peak_mb()])
+        most = own.peak_mb()
+        if most <= 0:
+            raise FellOut(f"{where}: it had no memory of its own")
+        result.ratios[MEMORY].append([plain.peak_mb() / most])
 
     def _count(self, own: Side, plain: Side, result: Result) -> None:
         load = race_draws.timed(self.seed)
@@ -202,17 +205,24 @@ class Side:
     def timed(self, task: Task, where: str) -> tuple[float, Task]:
         """Processor seconds since its last turn, and what it found; then it stands still.
 
-        So what it does after it has answered is part of its next turn.
+        So what it does after it has answered is part of its next turn. FellOut where it has gone on
+        beside the other's.
         """
         try:
+            if self.last and self.meter.seconds() - self.last > STILL:
+                raise FellOut(f"{where}: it ran while the other had its turn")
             self.meter.go()
             found = self.ask(task, where)
-            self.meter.stop()
-            now = self.meter.seconds()
+            now = self.meter.stop()
         except ProcessLookupError:
             raise FellOut(f"{where}: {SILENT}") from None
         used, self.last = now - self.last, now
         return used, found
+
+
+def _in_twos(seconds: list[float]) -> list[float]:
+    """The means of the first two, the next two, and so on."""
+    return [(a + b) / 2 for a, b in zip(seconds[::2], seconds[1::2], strict=True)]
 
 
 def _says(source: bytes) -> str:

@@ -13,6 +13,7 @@ from grader.sandbox.job import BoxError
 from grader.sandbox.memory_use import descendants
 from grader.sandbox.worker import Worker
 
+LOOKS = 100  # at a process that is to stop; one that will not is found later
 PROCESSOR_TIME = 2  # the kernel's number of a process's clock, for all of its threads
 
 
@@ -38,13 +39,26 @@ class Meter:
         """The most memory that it has had, beyond what it was forked with."""
         return (self._kb("VmHWM") - self._start) / 1024
 
-    def stop(self) -> None:
-        """Nothing of it runs until `go`."""
+    def stop(self) -> float:
+        """Nothing of it runs until `go`; its seconds by then, when the last thread has stopped."""
         os.kill(self.pid, signal.SIGSTOP)
+        for _ in range(LOOKS):
+            if self._stands():
+                break
+            time.sleep(1e-4)
+        return self.seconds()
+
+    def _stands(self) -> bool:
+        """Whether every thread has stopped; one that waits for a processor stops as it gets one."""
+        threads = Path(f"/proc/{self.pid}/task").glob("*/stat")
+        try:
+            return all(one.read_text().rpartition(")")[2].split()[0] in "Tt" for one in threads)
+        except FileNotFoundError:  # it has ended meanwhile
+            return False
 
     def go(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
     def _kb(self, name: str) -> int:
-        words = Path(f"/proc/{self.pid}/status").read_text().split()
-        return int(words[words.index(f"{name}:") + 1])
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()  # first its own name
+        return next(int(one.split()[1]) for one in lines if one.startswith(f"{name}:"))

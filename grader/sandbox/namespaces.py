@@ -72,12 +72,13 @@ def enter_box(disk_mb: int) -> None:
     for folder, size in ((BOX, disk_mb), ("/dev/shm", disk_mb)):
         _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"size={size}m,{FILES},mode=1777")
     _mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666")
-    _mount_proc()
+    own = _mount_proc()
     _loopback()
     # After the mounts, which are the right of the worker's users, not of the submission's.
     _own_users(before)
     with contextlib.suppress(OSError):  # no /proc was to be had
-        Path("/proc/sys/user/max_user_namespaces").write_text("0")
+        _write(own, "sys/user/max_user_namespaces", "0")
+    os.close(own)
 
 
 def own_mounts() -> None:
@@ -124,8 +125,9 @@ def _write(folder: int, name: str, text: str) -> None:
         file.write(text)
 
 
-def _mount_proc() -> None:
-    """A /proc of the new process namespace; where the kernel refuses, a few plain facts alone."""
+def _mount_proc() -> int:
+    """A /proc of the new process namespace, to read; where the kernel refuses, a few plain facts
+    alone. The handle can be written to: its files tell who else reads what of this process."""
     facts = {name: Path("/proc", name).read_bytes() for name in FACTS}
     try:
         _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
@@ -133,6 +135,11 @@ def _mount_proc() -> None:
         _mount("tmpfs", "/proc", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=1m,mode=555")
         for name, content in facts.items():
             Path("/proc", name).write_bytes(content)
+    own = os.open("/proc", os.O_PATH)
+    _mount("/proc", "/proc", "", MS_BIND)
+    kept = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RELATIME
+    _mount("none", "/proc", "", MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
+    return own
 
 
 def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:

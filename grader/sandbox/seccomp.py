@@ -32,13 +32,12 @@ getresgid getresuid getrlimit getrusage getsid getsockname getsockopt gettid get
 getxattr ioctl kill lchown lgetxattr link linkat listen listxattr llistxattr lseek lstat madvise
 map_shadow_stack membarrier mkdir mkdirat mmap mprotect mremap mseal msync munmap nanosleep
 newfstatat open openat openat2 pause pidfd_open pidfd_send_signal pipe pipe2 poll ppoll prctl
-pread64 preadv preadv2 prlimit64 pselect6 pwrite64 pwritev pwritev2 read readlink readlinkat
+pread64 preadv pselect6 pwrite64 pwritev read readlink readlinkat
 readv recvfrom recvmmsg recvmsg rename renameat renameat2 restart_syscall rmdir rseq
 rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend
 rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max sched_get_priority_min sched_getaffinity
-sched_getattr sched_getparam sched_getscheduler sched_setaffinity sched_setattr sched_setparam
-sched_setscheduler sched_yield select sendfile
-sendmmsg sendmsg sendto set_robust_list set_tid_address setitimer setpgid setpriority setrlimit
+sched_getattr sched_getparam sched_getscheduler sched_yield select sendfile
+sendmmsg sendmsg sendto set_robust_list set_tid_address setitimer setpgid setrlimit
 setsid setsockopt shutdown sigaltstack signalfd signalfd4 stat statfs statx symlink symlinkat
 sysinfo tgkill time timer_create timer_delete timer_getoverrun timer_gettime timer_settime
 timerfd_create timerfd_gettime timerfd_settime times tkill truncate umask uname unlink unlinkat
@@ -47,6 +46,8 @@ utime utimensat utimes vfork wait4 waitid write writev
 MARKING = (
     "chmod chown fchmod fchmodat fchmodat2 fchown fchownat futimesat lchown utime utimensat utimes"
 )
+OTHERS = "setpriority sched_setaffinity sched_setattr sched_setparam sched_setscheduler"
+WHOSE = {"setpriority": 1}  # which argument says whose; the first of the others
 COMMANDS = (fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL,
             fcntl.F_SETFL)  # fmt: skip
 LOCKS = (fcntl.F_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW)  # of parts of files, as SQLite's
@@ -72,9 +73,10 @@ def refuse(on_paths: bool = False, locks: bool = False, alone: bool = False) -> 
 
     on_paths: the files of the whole machine have their names here, as under landlock, which
     guards neither marks on them nor sockets: nothing can be marked (what changes a file's mode is
-    answered as if it had), and no socket reaches another process.
+    answered as if it had), no socket reaches another process, and no other's priority is changed.
     locks: files can be locked, also those that other boxes see.
-    alone: no further process may be started; threads may.
+    alone: no further process may be started, also none in this one's place; threads may. Nothing
+    wakes it while it is stopped.
     """
     code = program(on_paths, locks, alone)
     buffer = ctypes.create_string_buffer(code)
@@ -91,12 +93,17 @@ def program(on_paths: bool, locks: bool, alone: bool) -> bytes:
 
     rules = SyscallFilter(ERRNO(errno.ENOSYS))
     rules.set_attr(Attr.ACT_BADARCH, ERRNO(errno.ENOSYS))
-    refused = {"fork", "vfork"} if alone else set()
+    refused = {"fork", "vfork", "execve", "execveat", "timer_create"} if alone else set()
     for name in [*ALLOWED.split(), *["flock"] * locks]:
         if name not in refused and number_of(Arch.NATIVE, name) != UNKNOWN:
             marks = on_paths and name in MARKING.split()
             done = ERRNO(0 if "mod" in name else errno.EPERM)
             rules.add_rule(done if marks else ALLOW, name)
+    for name in ("preadv2", "pwritev2"):  # with RWF_NOWAIT they tell what lies in the page cache
+        rules.add_rule(ALLOW, name, Arg(5, EQ, 0))
+    rules.add_rule(ALLOW, "prlimit64", Arg(0, EQ, 0))  # of no other process
+    for name in OTHERS.split():
+        rules.add_rule(ALLOW, name, *[Arg(WHOSE.get(name, 0), EQ, 0)] * on_paths)
     thread = CLONE_THREAD if alone else 0
     rules.add_rule(ALLOW, "clone", Arg(0, MASKED_EQ, NAMESPACES | thread, thread))
     for command in (*COMMANDS, *LOCKS * locks):

@@ -1,7 +1,9 @@
 """`nanovllm trace`: what recorded requests are like, and made-up ones of real shape."""
 
+import csv
 import json
 import shlex
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,7 +92,7 @@ def read(file: Path) -> "Trace":
 
     try:
         return load(file)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         why = getattr(error, "strerror", None) or "it is no text"
         raise Refused(f"{file} cannot be read: {why}.") from None
 

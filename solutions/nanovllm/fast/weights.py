@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nanovllm.fast import structs
 from nanovllm.fast.availability import BLOCK_MULTIPLE
 from nanovllm.fast.codes import Codes, Join, codes_of, float_weight
+from nanovllm.fast.file_pages import give_back
 from nanovllm.model.block import DecoderBlock
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.mlp import GeluMLP
@@ -57,7 +58,8 @@ class NativeWeights:
     """A Transformer's weights, packed, and the struct that points to them.
 
     lanes: floats in a vector of this machine (the native library says). The tensors that were
-    packed are copies; embeddings are shared with the model. `widened`: how many quantized linears
+    packed are copies, and of the model's own, if they are mapped from a file, no page stays in
+    memory; embeddings are shared with the model. `widened`: how many quantized linears
     are multiplied as floats, since the native step does not read their codes.
     """
 
@@ -96,12 +98,13 @@ class NativeWeights:
             norm=self._norm(model.norm),
             head=self._stored(head, None),
         )
+        give_back(head)
 
     def _layer(self, model: Transformer, index: int) -> structs.Layer:
         block = cast(DecoderBlock, model.layers[index])
         attention, mlp = block.self_attn, block.mlp
         parts = self._experts(mlp) if hasattr(mlp, "gate_up") else self._mlp(mlp)
-        return structs.Layer(
+        packed = structs.Layer(
             input=self._norm(block.input_layernorm),
             post_attention=self._norm(block.post_attention_layernorm),
             q_norm=self._floats(getattr(attention.q_norm, "weight", None)),
@@ -111,6 +114,9 @@ class NativeWeights:
             window=self.config.window(index) or 0,
             **parts,
         )
+        for weight in block.state_dict().values():
+            give_back(weight)
+        return packed
 
     def _mlp(self, mlp: Any) -> dict[str, structs.Matrix]:
         """The two matrices of a dense MLP: gate and up are one."""

@@ -15,7 +15,7 @@ class BegunParams(SamplingParams):
     They reach an engine through whatever stands before it; `add_request` goes on behind them.
     """
 
-    output_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, params: SamplingParams, output_token_ids: Sequence[int]) -> BegunParams:

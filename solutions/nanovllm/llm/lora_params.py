@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from nanovllm.batching.request import Request
+from nanovllm.generation.begun import BegunParams
 from nanovllm.generation.params import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraParams(SamplingParams):
+class LoraParams(BegunParams):
     """SamplingParams of a request for an adapter, by its name."""
 
     adapter: str

@@ -34,7 +34,7 @@ def load(path: Path | str) -> list[TracedRequest]:
             if column in first[1]:
                 return reader(chain_rows(first, rows))
     raise TraceError(
-        f"{path.name} has the columns {sorted(first[1])}; one of {sorted(READERS)} was expected."
+        f"{path.name} has the columns {sorted(map(str, first[1]))}; one of {sorted(READERS)} was expected."
     )
 
 
