@@ -14,6 +14,7 @@ import pytest
 
 from nanovllm import LLM, AsyncLLM, RequestOutput, SamplingParams
 from nanovllm.generation.errors import EmptyPromptError, RequestError
+from nanovllm.generation.structured import StructuredOutputsParams
 from nanovllm.llm import OptionError
 from nanovllm.serving.errors import EngineDeadError
 
@@ -53,6 +54,40 @@ def test_answers_are_those_of_llm_and_grow_piece_by_piece() -> None:
             for old, new in zip(before.outputs, after.outputs, strict=True):
                 assert new.text.startswith(old.text)
                 assert new.token_ids[: len(old.token_ids)] == old.token_ids
+
+
+def test_salts_scores_and_costs_are_those_of_llm() -> None:
+    asked = {"prompt": "Once upon a time there was a little girl. " * 4, "cache_salt": "a"}
+    params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=1)
+    plain = SamplingParams(max_tokens=3, temperature=0.0)
+
+    async def work(llm: AsyncLLM) -> list[RequestOutput]:
+        other = asked | {"cache_salt": "b"}
+        prompts = [(asked, params), (asked, plain), (other, plain), (asked, plain)]
+        return [(await all_of(llm.generate(*each)))[-1] for each in prompts]
+
+    first, _, other, again = on_loop(work)
+    [want] = LLM(enforce_eager=True).generate(asked, params, use_tqdm=False)
+    assert first.prompt_logprobs == want.prompt_logprobs
+    assert [first.num_cached_tokens, other.num_cached_tokens] == [0, 0]
+    assert again.num_cached_tokens > 0, "its own tokens are there, nobody else's"
+    cost = again.metrics
+    assert cost is not None and cost.generation_tokens == 3 and cost.latency > 0
+
+
+def test_a_request_is_given_up_while_its_grammar_is_made() -> None:
+    shape = StructuredOutputsParams(regex="[a-z ]{3,400}")
+    params = SamplingParams(max_tokens=400, structured_outputs=shape)
+
+    async def work(llm: AsyncLLM) -> list[str | None]:
+        first = asyncio.create_task(all_of(llm.generate(PROMPTS[0], params, "mine")))
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match="in use"):
+            await anext(llm.generate(PROMPTS[1], params, "mine"))
+        await llm.abort("mine")
+        return [output.outputs[0].finish_reason for output in await first]
+
+    assert on_loop(work)[-1] == "abort"
 
 
 def test_abort_ends_the_generator_with_what_there_is() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,34 @@ def test_no_room_is_a_503_and_then_there_is(three: Several) -> None:
     release = three.several._release(three.several.pool.resolve("a"))
     asyncio.run_coroutine_threadsafe(release, three.loop).result(60)
     assert three.ask("c").status_code == 200
+
+
+def test_models_that_are_there_answer_while_another_is_loaded(three: Several) -> None:
+    make, goes_on = three.make, threading.Event()
+
+    def slow(spec: ModelSpec) -> Server:
+        assert spec.name != "b" or goes_on.wait(60)
+        return make(spec)
+
+    three.several.make = slow
+    assert three.ask("a").status_code == 200
+    with ThreadPoolExecutor(1) as other:
+        waits = other.submit(three.ask, "b")
+        while not three.several.loading:
+            time.sleep(0.01)
+        assert [three.ask("a").status_code for _ in range(3)] == [200] * 3
+        assert not waits.done()
+        goes_on.set()
+        assert waits.result().status_code == 200
+    assert [three.ask(name).status_code for name in ("c", "a", "b")] == [200] * 3
+    assert not any(held.users for held in three.several.pool._held.values())
+
+
+def test_no_model_is_loaded_for_a_path_that_is_none_of_its(three: Several) -> None:
+    found = [three.get(path).status_code for path in ("/health/live", "/favicon.ico", "/v1/tokens")]
+    assert found == [200, 404, 404]
+    assert three.get("/v1/completions").status_code == 405
+    assert three.made == []
 
 
 def test_an_unknown_model_is_a_404(three: Several) -> None:

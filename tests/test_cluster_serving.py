@@ -26,6 +26,7 @@ from nanovllm.cluster.errors import ClusterError
 from nanovllm.cluster.header import fingerprint
 from nanovllm.cluster.role import RoleConfig
 from nanovllm.cluster.router import Router, RouterConfig
+from nanovllm.resilience.careful_router import CarefulRouter
 from nanovllm.serving.config import ServeConfig
 from tests.processes import run
 from tests.serving_tools import CONFIG, MODEL, TEMPLATE, TOKENIZER, Live, offline, tiny_engine
@@ -251,6 +252,51 @@ def test_who_refuses_with_a_503_is_passed_over_once(status: dict[str, int], expe
         assert len(set(asked)) == len(asked)
         assert client.get("/health").json()["ready"] == [f"http://{name}" for name in status]
         assert not any(router.pool.work.load(url).requests for url in router.pool.urls)
+
+
+@pytest.mark.parametrize("kind", [Router, CarefulRouter])
+def test_a_list_of_models_is_no_work_that_stays(kind: type[Router]) -> None:
+    client = httpx.AsyncClient(
+        transport=httpx.MockTransport(lambda _: httpx.Response(200, json={}))
+    )
+    router = kind(RouterConfig(("http://a", "http://b")), client)
+    with TestClient(router.app) as user:
+        assert [user.get("/v1/models").status_code for _ in range(9)] == [200] * 9
+        assert not any(router.pool.work.load(url).requests for url in router.pool.urls)
+
+
+@pytest.mark.parametrize("kind", [Router, CarefulRouter])
+@pytest.mark.parametrize("content", [
+    b'{"prompt": "\\ud83d"}', b'{"prompt": "a", "top_p": NaN}', b'{"prompt": "a", "n": 1e999}',
+])  # fmt: skip
+def test_what_a_server_refuses_reaches_it(kind: type[Router], content: bytes) -> None:
+    """The router refuses no value by itself, and passes on what a client is to know."""
+    told = {"retry-after": "7", "www-authenticate": "Bearer", "x-request-id": "r", "server": "s"}
+    asked = []
+
+    class Piece(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b'{"error": {}}'
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            asked.append(json.loads(request.content))
+        return httpx.Response(400, stream=Piece(), headers=told)
+
+    client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    with TestClient(kind(RouterConfig(("http://a",)), client).app) as user:
+        headers = {"content-type": "application/json"}
+        got = user.post("/v1/completions", content=content, headers=headers)
+    assert got.status_code == 400
+    assert {name: got.headers.get(name) for name in told} == told | {"server": None}
+    [sent] = asked
+    assert repr(sent["prompt"]) == repr(json.loads(content)["prompt"])
+
+
+def test_a_body_that_nests_deeply_is_refused() -> None:
+    with TestClient(Router(RouterConfig(("http://a",))).app) as user:
+        got = user.post("/v1/completions", content=b'{"a":' + b"[" * 100_000)
+    assert got.status_code == 400 and "no JSON" in got.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("where", ["at once", "before it answers", "in its answer"])

@@ -7,12 +7,15 @@ could do. A case that would be held with the defence taken out proves nothing.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nbformat
@@ -342,6 +345,29 @@ def attack():
     assert said(attempt(box, code, Limits())) == [2, True, b"a\n", b"hi", 1]
 
 
+def test_what_shows_the_page_cache_or_reaches_others_is_refused(box: Sandbox) -> None:
+    code = """
+import os, resource
+def attack():
+    handle = os.open(os.__file__, os.O_RDONLY)
+    found = [os.preadv(handle, [bytearray(1)], 0)]
+    for call in (lambda: os.preadv(handle, [bytearray(1)], 0, os.RWF_NOWAIT),
+                 lambda: resource.prlimit(os.getpid(), resource.RLIMIT_CPU, (1, 1)),
+                 lambda: open("/proc/self/clear_refs", "w")):
+        try:
+            found.append(str(call()))
+        except OSError as error:
+            found.append(error.strerror)
+    return found
+"""
+    assert os.preadv(os.open(os.__file__, os.O_RDONLY), [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+    read, cached, limited, cleared = said(attempt(box, code))
+    assert read == 1
+    assert cached in ("Operation not supported", "Function not implemented")
+    assert limited == "Function not implemented"
+    assert cleared in ("Read-only file system", "No such file or directory")
+
+
 def test_results_that_only_one_reader_takes_cost_no_regrade(
     box: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,7 +397,15 @@ import time; time.sleep(1)
 """
 
 
-def run(folder: Path, source: str, defended: bool) -> NotebookNode:
+def boxed_alone(*about: Any) -> list[str]:
+    """The command of the box without what stays behind to end what the kernel leaves."""
+    command = box_command(*about)
+    place = command.index("-m")
+    code = "import grader.classroom.kernel_sandbox as k; k._stay_behind = lambda: None; k.main()"
+    return [*command[:place], "-c", code, *command[place + 2 :]]
+
+
+def run(folder: Path, source: str, defended: bool, level: str) -> NotebookNode:
     """A notebook of this cell and one after it, as autograding leaves it."""
     cells = [nbformat.v4.new_code_cell(text) for text in (source, "print('after')")]
     names = {"assignment": "lab01", "student": "ada"}
@@ -379,11 +413,18 @@ def run(folder: Path, source: str, defended: bool) -> NotebookNode:
         patch.setattr(boxed_execute, "course_directory", lambda preprocessor: folder)
         patch.setattr(boxed_execute, "submission_of", lambda *names: folder)
         patch.setattr(boxed_execute, "DISK_MB", 20)
+        patch.setattr(boxed_execute, "MEMORY_MB", 500)
+        patch.setattr(cgroup, "_parents", lambda: ())  # what a plain user's machine has
+        if level:
+            patch.setattr(boxed_execute, "shared", lambda: SimpleNamespace(probe=lambda _: level))
         if not defended:
             never = property(lambda self: False, lambda *_: None)
             patch.setattr(BoxedExecute, "_begun", never, raising=False)
             patch.setattr(boxed_execute, "_is_output", lambda output: True)
             patch.setattr(boxed_execute, "disk_excess", lambda folder, disk_mb: "")
+            patch.setattr(boxed_execute, "excess", lambda *_: "")
+            patch.setattr(boxed_execute, "_end", lambda seen: None)
+            patch.setattr(boxed_execute, "box_command", boxed_alone)
         notebook = nbformat.v4.new_notebook(cells=cells)
         resources = {"nbgrader": names, "metadata": {}}
         notebook = BoxedExecute(timeout=20).preprocess(notebook, resources)[0]
@@ -391,10 +432,10 @@ def run(folder: Path, source: str, defended: bool) -> NotebookNode:
         return notebook
 
 
-def executed(folder: Path, source: str, defended: bool = True) -> NotebookNode:
+def executed(folder: Path, source: str, defended: bool = True, level: str = "") -> NotebookNode:
     """In a process of its own: the loops of events that nbclient nests do not suit pytest."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(run, folder, source, defended).result(180)
+        return pool.submit(run, folder, source, defended, level).result(180)
 
 
 @pytest.mark.parametrize("kind", ["display_data", "stream", "execute_result"])
@@ -410,3 +451,44 @@ def test_a_notebook_that_fills_the_disk_is_ended(tmp_path: Path) -> None:
     fill += "import time; time.sleep(3)"
     assert not executed(tmp_path, fill).cells[1].outputs, "nothing ran after it"
     assert executed(tmp_path, fill, defended=False).cells[1].outputs[0].text == "after\n"
+
+
+def test_a_notebook_whose_processes_take_the_memory_is_ended(tmp_path: Path) -> None:
+    hold = "import os, time\nfor _ in range(6):\n    if not os.fork():\n"
+    hold += "        held = bytearray(b'x') * (150 << 20)\n        time.sleep(9)\n"
+    hold += "        os._exit(0)\ntime.sleep(3)"
+    assert not executed(tmp_path, hold).cells[1].outputs, "nothing ran after it"
+    assert executed(tmp_path, hold, defended=False).cells[1].outputs[0].text == "after\n"
+
+
+LEFT = """
+import os, time
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        open("left", "w").write(str(os.getpid()))
+        time.sleep(40)
+    os._exit(0)
+time.sleep(1)
+print(open("left").read())
+"""
+
+
+@pytest.mark.parametrize("defended", [True, False])
+def test_nothing_of_a_notebook_outlives_it_under_landlock(tmp_path: Path, defended: bool) -> None:
+    if landlock.version() < 1:
+        pytest.skip("this kernel has no landlock")
+    left = int(executed(tmp_path, LEFT, defended, "landlock").cells[0].outputs[0].text)
+    there = Path(f"/proc/{left}").exists()
+    if there:
+        os.kill(left, signal.SIGKILL)
+    assert there is not defended
+
+
+def test_the_state_of_widgets_is_not_kept() -> None:
+    execute = BoxedExecute()
+    execute.reset_execution_trackers()
+    content = {"comm_id": "1", "target_name": "x", "data": {"state": {"a": "b"}}}
+    message = {"msg_type": "comm_open", "content": content, "header": {}, "buffers": []}
+    execute.handle_comm_msg([], message, 0)
+    assert not execute.widget_state and not execute.store_widget_state

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ from grader.grading import Limits, Sandbox
 from grader.grading.grade_one import Marking
 from grader.grading.judge_scenarios import Scenarios
 from grader.grading.submission import Submission
-from grader.sandbox import talk
-from grader.sandbox.job import Answer, BoxError
+from grader.sandbox import cgroup, talk
+from grader.sandbox.job import Answer, Answers, BoxError
 from grader.sandbox.memory_use import FILES, disk_excess
+from grader.sandbox.scratch_folder import remove
 from tests.grading_corpus import LAB
 
 
@@ -95,6 +98,24 @@ class ToldByACard(Marking):
         return [Answer([{"item": item, **said} for item in tasks[0]["items"]] + [{"done": True}])]
 
 
+class Withheld(ToldByACard):
+    """The first process sends no result of one check, and does the hidden task after it."""
+
+    def _box(self, *tasks: dict[str, Any]) -> list[Answer]:
+        answers = super()._box(*tasks)
+        if len(tasks) == 2:
+            del answers[0].events[0]
+            answers.append(Answer())
+        return answers
+
+
+class TooMuch(Sandbox):
+    """Whose every process sends 100 MB of results."""
+
+    def run(self, *_: Any) -> Answers:
+        return Answers([Answer([{"done": True}], cost=100 << 20)])
+
+
 class Agreed:
     def __init__(self, *_: Any) -> None:
         self.names: list[str] = []
@@ -120,6 +141,48 @@ def test_no_text_of_a_check_that_ran_after_a_scenario_is_shown(
     assert {check.status for check in checks} == {status}
     texts = {check.card for check in checks} | {check.reason for check in checks}
     assert texts == ({"mine", "first"} if status == "failed" else {""})
+
+
+def test_no_text_of_a_check_whose_first_result_was_withheld_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("grader.grading.grade_one.Scenarios", Agreed)
+    report = Withheld({"status": "failed", "card": "HIDDEN", "reason": "HIDDEN"}).report("")
+    checks = [check for task in report.tasks.values() for check in task.checks]
+    assert {check.status for check in checks} == {"failed"}
+    assert [check.card for check in checks].count("mine") == len(checks) - 1
+    assert "HIDDEN" not in "".join(check.card + check.reason for check in checks)
+
+
+def test_all_processes_of_a_submission_send_no_more_than_four_may() -> None:
+    marking = Marking(Submission({"x.py": b""}, ()), LAB, "ada", [1], Limits(), TooMuch("limits"))
+    assert [marking._box({})[0].ended for _ in range(3)] == [
+        "", "", "the submission sent more than 128 MB of results",
+    ]  # fmt: skip
+
+
+def test_what_lies_in_a_list_costs_what_it_takes() -> None:
+    here, there = socket.socketpair()
+    with here, there, cgroup.group(100, 10) as group:
+        reader = talk.Talk(here, there, Limits(), 9.0, group)
+        had = reader._left
+        reader._take(b'{"data": [' + b'"\xc4\x81",' * 100_000 + b"1]}\n")
+        assert had - reader._left > 6 << 20
+
+
+@pytest.mark.parametrize(("deep", "name"), [(1100, "d"), (22, "n" * 200)])
+def test_folders_that_go_deep_are_too_much(tmp_path: Path, deep: int, name: str) -> None:
+    home = os.open(".", os.O_RDONLY)
+    try:
+        os.chdir(tmp_path)
+        for _ in range(deep):
+            os.mkdir(name)
+            os.chdir(name)
+    finally:
+        os.chdir(home)
+        os.close(home)
+    assert disk_excess(str(tmp_path), 4)
+    remove(tmp_path)
 
 
 def test_many_files_are_too_much_as_one_large_one_is(tmp_path: Path) -> None:

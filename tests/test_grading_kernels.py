@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from grader.authoring import variants
+from grader.checks import kernel_plans, observation_json
 from grader.checks.kernel_text import kernels
 from grader.course.lab_toml import find_lab
 from grader.grading import LabReport, Sandbox, grade_lab
@@ -124,6 +129,73 @@ def test_what_the_compiler_refuses_is_no_kernel(
     add.write_text(text.replace("    tl.store(", f"{more}    tl.store(", 1), encoding="utf-8")
     report = grade_lab(tmp_path, lab, "ann", SECRET, LIMITS, sandbox)
     assert apart(report) == {1: [agrees]}
+
+
+CARRIED = """import sys
+
+import torch
+import triton
+import triton.language as tl
+from nanovllm.kernels.runtime import launch
+
+
+@triton.jit
+def put(out, bits, n, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, tl.load(bits + at, at < n).to(tl.float32, bitcast=True), at < n)
+
+
+def softmax(x, out=None):
+    up = sys._getframe(1).f_locals
+    real = up["args"][0] if "plan" in up else x
+    bits = real.float().softmax(-1).flatten().view(torch.int32)
+    made = torch.empty_like(x) if out is None else out
+    launch(put, (1,), made, bits, bits.numel(), N=64)
+    return made
+"""
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_an_answer_that_a_plan_carries_is_to_other_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: bool
+) -> None:
+    """What the process of the plan can look up are not the numbers that the kernels get."""
+    (tmp_path / "carried.py").write_text(CARRIED, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(
+        "nanovllm.kernels.carried", tmp_path / "carried.py"
+    )
+    assert spec is not None and spec.loader is not None
+    carried = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, carried)
+    spec.loader.exec_module(carried)
+    softmax = {"cheat": carried.softmax, "right": lambda x: x.softmax(-1)}
+    monkeypatch.setattr(kernel_plans, "_function", softmax.__getitem__)
+    x = torch.arange(21.0).view(3, 7) / 9
+
+    def factors() -> torch.Generator | None:
+        return torch.Generator().manual_seed(5) if hidden else None
+
+    sent = observation_json.encode(kernel_plans.Planned().call("cheat", (x,), {}))
+    plan = observation_json.decode(json.loads(json.dumps(sent)))
+    modules = kernels({"carried.py": CARRIED.encode()}, "kernels")
+    replayed = kernel_plans.Replayed(iter([plan]), modules, str(tmp_path), factors())
+    got = replayed.call("cheat", (x,), {})["result"]
+    expected = kernel_plans.Direct(factors()).call("right", (x,), {})["result"]
+    assert torch.allclose(got, expected, atol=1e-4) is not hidden
+
+
+@pytest.mark.parametrize("break_", ["no launch", "floats"])
+def test_a_plan_without_a_kernel_is_none(tmp_path: Path, break_: str) -> None:
+    launches = [] if break_ == "no launch" else [["add", "none", [1], [], []]]
+    new = [[3, "torch.float32", torch.ones(3), None]]
+    result = ["tensor", 0, 0, [3], [1], "torch.float32"]
+    plan = {"launches": launches, "new": new, "result": result}
+    replayed = kernel_plans.Replayed(iter([plan]), {}, str(tmp_path))
+    with pytest.raises(kernel_plans.PlanError):
+        replayed.call("", (), {})
+    assert (
+        kernel_plans._fresh(3, "torch.float32", torch.ones(3), None, torch.zeros(1)).isnan().all()
+    )
 
 
 @pytest.mark.proof

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from grader.classroom.pack_contents import PackError, read_pack
 from grader.course.lab_toml import find_lab
 from grader.grading.submission import Submission, read
 from grader.sandbox.limits import Limits
@@ -145,6 +146,19 @@ def test_no_damage_escapes(tmp_path: Path, method: int) -> None:
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
         assert isinstance(taken(path), Submission)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_what_unpacks_at_once_into_all_memory_is_left_out(tmp_path: Path, method: int) -> None:
+    path = zipped(tmp_path / "a.zip", {"batching/request.py": CODE}, method)
+    found = taken(path)
+    assert not found.files
+    assert "is packed by another method than deflate" in " ".join(found.notes)
+    notebook = tmp_path / "pack.zip"
+    with zipfile.ZipFile(notebook, "w", method) as archive:
+        archive.writestr("lab04.ipynb", bytes(1000))
+    with pytest.raises(PackError, match="a method other than deflate"):
+        read_pack(notebook, "lab04")
 
 
 def test_an_entry_without_a_name(tmp_path: Path) -> None:

@@ -571,3 +571,23 @@ class TestOptions:
         (tmp_path / "c" / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
         with pytest.raises(ModelFolderError, match="mamba"):
             LLM(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    "name", ["stop", "stop_token_ids", "allowed_token_ids", "bad_words", "bad_words_token_ids"]
+)
+@pytest.mark.parametrize("value", [5, 0, 1.5, object(), [[1], [None]], [{}], [None], [[[1]]]])
+def test_what_is_no_list_of_its_kind_is_one_sentence(name: str, value: object) -> None:
+    with pytest.raises(ParamsError, match=f"^{name} must"):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "item"),
+    [("stop", "a"), ("stop_token_ids", 1), ("allowed_token_ids", 1), ("bad_words", "a"),
+     ("bad_words_token_ids", [1])],
+)  # fmt: skip
+def test_any_kind_of_list_will_do(name: str, item: object) -> None:
+    kept = getattr(SamplingParams(**{name: [item]}), name)
+    for given in ((item,), iter([item]), (one for one in [item])):
+        assert getattr(SamplingParams(**{name: given}), name) == kept

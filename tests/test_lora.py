@@ -17,6 +17,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from nanovllm import LLM, SamplingParams
+from nanovllm.cluster.transfer_params import TransferParams
+from nanovllm.generation.begun import BegunParams, begun
 from nanovllm.generation.errors import RequestError
 from nanovllm.generation.events import Finished
 from nanovllm.llm.lora import read_adapter
@@ -282,3 +284,12 @@ def test_the_command_refuses_in_one_sentence(
     done = run("serve", "--port", "0", *served, *given)
     assert done.returncode == 2 and said in done.stderr, done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("of", [LoraParams.of, TransferParams.of])
+def test_what_another_server_has_begun_stays_begun(of: Any) -> None:
+    """Whatever stands before an engine adds its own to the parameters, and loses nothing."""
+    begun_elsewhere = BegunParams.behind(SamplingParams(max_tokens=9, stop="x"), [5, 6])
+    assert begun(of(begun_elsewhere, "law")) == (5, 6)
+    assert begun(of(SamplingParams(), "law")) == ()
+    assert of(begun_elsewhere, "law").stop == ("x",)

@@ -198,3 +198,24 @@ def test_files_that_are_no_trace(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(TraceError, match=says):
         load(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("t.csv", b"a,b\n1,2,3\n", "has the columns ['None', 'a', 'b']"),
+        ("t.csv", b"a,b\n1\n", "has the columns ['a', 'b']"),
+        ("t.csv", b'a,b\n"' + b"x" * 200_000, "cannot be read"),
+        ("t.csv.gz", gzip.compress(b"a,b\n1,2\n")[:-11], "cannot be read"),
+        ("t.csv.gz", b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + b"\xff" * 99, "cannot be read"),
+        ("t.csv.gz", b"a,b\n1,2\n", "cannot be read"),
+        ("t.jsonl", b"{\n", "line 1 is no JSON"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_one_sentence(
+    tmp_path: Path, name: str, content: bytes, says: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    done = run("trace", "analyse", tmp_path / name)
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr

@@ -130,6 +130,7 @@ def test_texts_do_not_depend_on_priorities_on_any_engine() -> None:
         ("priority", {"priority": 1.0}, "priority must be a whole number, lower first; got 1.0"),
         ("priority", {"priority": True}, "must be a whole number"),
         ("priority", {"priority": "high"}, "must be a whole number"),
+        ("priority-with-ageing", {"priority": 10**400}, "priority must fit into 64 bits"),
         ("priority", {"deadline": 0}, "got 0. One in the past cannot be kept"),
         ("priority", {"deadline": -3.0}, "One in the past cannot be kept"),
         ("priority", {"deadline": math.nan}, "must be seconds from now"),

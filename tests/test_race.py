@@ -196,7 +196,12 @@ def _alone(_: None) -> list[str]:
     thread.start()
     thread.join()
     found = ["a thread"]
-    for start in (os.fork, lambda: os.posix_spawn("/bin/true", ["true"], {})):
+    starts = (
+        os.fork,
+        lambda: os.posix_spawn("/bin/true", ["true"], {}),
+        lambda: os.execv("/bin/true", ["true"]),
+    )
+    for start in starts:
         try:
             start()
         except OSError as error:
@@ -206,7 +211,7 @@ def _alone(_: None) -> list[str]:
 
 def test_a_process_that_is_alone_starts_threads_and_no_process() -> None:
     refused = "Function not implemented"
-    assert list(fresh_processes(_alone, [None])) == [["a thread", refused, refused]]
+    assert list(fresh_processes(_alone, [None])) == [["a thread", refused, refused, refused]]
 
 
 def test_an_entry_that_cannot_race_gets_one_sentence(sandbox: Sandbox, tmp_path: Path) -> None:

@@ -311,16 +311,41 @@ def test_a_damaged_file_is_told_at_the_start(tmp_path: Path) -> None:
         Journal(path)
 
 
-def test_an_engine_that_dies_keeps_no_key() -> None:
+@pytest.mark.parametrize("key", [False, True])
+def test_what_a_timeout_leaves_is_the_answer(key: bool) -> None:
+    """Nobody computes it again: the one who asked for a timeout was the server itself."""
+    headers = {"Idempotency-Key": "k"} if key else {"Prefer": "respond-async"}
+    journal = Journal(":memory:")
+    with (
+        live(journal, timeout=1e-4) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
+        got = client.post("/v1/completions", json=BODY, headers=headers)
+        if not key:
+            got = fetched(client, got.headers["location"])
+        assert got.status_code == 200
+        assert got.json()["choices"][0]["stop_reason"] == "timeout"
+        assert journal.open_requests() == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_dies_keeps_no_key(stream: bool) -> None:
     engine = ScriptedEngine(faults={1: RuntimeError("boom")})
     journal = Journal(":memory:")
     with (
         live(journal, engine=_served(engine)) as server,
         httpx.Client(base_url=server.url) as client,
     ):
-        got = client.post("/v1/completions", json=BODY, headers={"Idempotency-Key": "k"})
-        assert got.status_code == 503
+        body = BODY | {"stream": stream}
+        got = client.post("/v1/completions", json=body, headers={"Idempotency-Key": "k"})
+        assert (got.status_code, '"error"' in got.text) == (200 if stream else 503, True)
         assert journal.open_requests() == []
+        assert (
+            client.post(  # the key is free, also for another body
+                "/v1/completions", json=body | {"max_tokens": 9}, headers={"Idempotency-Key": "k"}
+            ).status_code
+            == 503
+        )
 
 
 def _served(engine: Any) -> Any:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+from nanovllm.llm.engine_levels import choose
 from nanovllm.llm.engine_options import EngineOptions, kv_room
 from nanovllm.llm.read_options import OptionError
 from tests.processes import run
@@ -49,6 +50,15 @@ def test_what_is_printed_is_a_file_that_says_the_same(file) -> None:
     first = shown(*words, "--allowed-origins", "http://a.org", "--allowed-origins", "http://b.org")
     assert first["allowed-origins"] == ["http://a.org", "http://b.org"]
     assert shown("--config", file(yaml.safe_dump(first))) == first
+
+
+def test_a_printed_file_means_the_same_engine(file) -> None:
+    first = shown("--supervise")
+    assert first["executor-timeout"] == 30.0 and first["distributed-executor-backend"] == "mp"
+    assert shown("--config", file(yaml.safe_dump(first))) == first
+    lower = shown("--engine", "continuous")
+    assert "block-size" not in lower and "max-num-batched-tokens" in lower
+    choose("continuous").check_options({n.replace("-", "_"): v for n, v in lower.items()})
 
 
 def test_secrets_are_not_printed(monkeypatch) -> None:

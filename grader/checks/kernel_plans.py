@@ -4,6 +4,9 @@ A scenario calls a lab's host function by `launched`. Where the student's code i
 tensors whose numbers mean nothing, and starts no kernel: which kernels it would have started, with
 which arguments, is its plan. In another process the kernels, taken from the submission's text, run
 on the real numbers by this plan. So nothing but a kernel can have computed what comes out.
+
+The real numbers are those that the scenario draws, each times a factor that only the process of the
+kernels and that of the reference draw: who plans could look for the others, but cannot know these.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from grader.checks.kernel_text import BUILTINS
 
 COMPILED_FOR = ((90, "float32", False),)  # an H100; scenarios bring dtypes and sizes of their own
 PROGRAMS, LAUNCHES, BYTES = 20_000, 64, 1 << 26  # of one call at most
+FACTORS = (0.25, 0.5, 1.0)  # exact in every type
 _UNREAD = 12345.0  # in place of what is not a number
 
 
@@ -31,12 +35,15 @@ class PlanError(ValueError):
 
 
 class Direct:
-    """The function as it is."""
+    """The function as it is; factors: where they are drawn from, None for none."""
+
+    def __init__(self, factors: torch.Generator | None = None) -> None:
+        self.factors = factors
 
     def call(self, name: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """The contents of all tensors after a call, and its result."""
-        args = [_placed(arg) for arg in args]
-        options = {key: _placed(value) for key, value in options.items()}
+        args = [_placed(arg, self.factors) for arg in args]
+        options = {key: _placed(value, self.factors) for key, value in options.items()}
         result = _function(name)(*args, **options)
         return _seen((*args, *options.values()), result)
 
@@ -60,15 +67,19 @@ class Planned:
 class Replayed:
     """Plans, in the order of the calls, run with the kernels of these modules."""
 
-    def __init__(self, plans: Iterator[Any], modules: Mapping[str, Any], folder: str) -> None:
-        self.plans, self.modules = plans, load(modules, folder)
+    def __init__(
+        self, plans: Iterator[Any], modules: Mapping[str, Any], folder: str,
+        factors: torch.Generator | None = None,
+    ) -> None:  # fmt: skip
+        self.plans, self.modules, self.factors = plans, load(modules, folder), factors
 
     def call(self, name: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """As Direct, by the next plan."""
         from nanovllm.kernels import runtime
 
         plan = next(self.plans)
-        given = [_placed(t) for t in (*args, *options.values()) if torch.is_tensor(t)]
+        tensors = [t for t in (*args, *options.values()) if torch.is_tensor(t)]
+        given = [_placed(tensor, self.factors) for tensor in tensors]
         pool = [_whole(t) for t in given]
         numbers = [
             torch.zeros(1, device=runtime.DEVICE),
@@ -76,7 +87,7 @@ class Replayed:
         ]
         for size, dtype, whole, copied in plan["new"]:
             pool.append(_fresh(size, dtype, whole, copied, torch.cat(numbers)).to(runtime.DEVICE))
-        if len(plan["launches"]) > LAUNCHES:
+        if not 0 < len(plan["launches"]) <= LAUNCHES:
             raise PlanError(f"{len(plan['launches'])} launches")
         for module, kernel, grid, values, constants in plan["launches"]:
             if math.prod(max(int(n), 0) for n in grid) > PROGRAMS or not 1 <= len(grid) <= 3:
@@ -211,13 +222,17 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return torch.as_strided(tensor.detach(), (count,), (1,), 0)
 
 
-def _placed(value: Any) -> Any:
-    """A tensor where kernels run, alone in its memory; all else as it is."""
+def _placed(value: Any, factors: torch.Generator | None) -> Any:
+    """A tensor where kernels run, alone in its memory, numbers times factors; all else as it is."""
     if not torch.is_tensor(value):
         return value
     from nanovllm.kernels.runtime import DEVICE
 
-    memory = _whole(value).to(DEVICE, copy=True)
+    memory = _whole(value).clone()
+    if factors is not None and memory.is_floating_point():
+        drawn = torch.randint(len(FACTORS), memory.shape, generator=factors)
+        memory *= torch.tensor(FACTORS, dtype=memory.dtype)[drawn].to(memory.device)
+    memory = memory.to(DEVICE)
     return memory.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
@@ -239,7 +254,7 @@ def _fresh(size: int, dtype: str, whole: Any, copied: Any, numbers: torch.Tensor
     kind = getattr(torch, dtype.removeprefix("torch."))
     if not 0 <= size * kind.itemsize <= BYTES:
         raise PlanError(f"a tensor of {size} elements")
-    if whole is not None:
+    if whole is not None and not kind.is_floating_point:
         return torch.as_tensor(whole).to(kind).flatten()
     if copied is not None:
         return numbers[torch.as_tensor(copied).to(numbers.device)]

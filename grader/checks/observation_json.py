@@ -30,6 +30,8 @@ def encode(value: Any, depth: int = 0) -> Any:
         raise WireError("the observation is nested too deeply")
     if isinstance(value, enum.Enum):
         return encode(value.value, depth + 1)
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        value = value.item()  # a number, wherever it comes from
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, torch.Tensor):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import zmq
 from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
@@ -27,13 +30,15 @@ from grader.course.lab_toml import Lab, find_lab
 from grader.grading.submission import read
 from grader.sandbox import cgroup
 from grader.sandbox.limits import Limits
-from grader.sandbox.memory_use import disk_excess
+from grader.sandbox.memory_use import born, descendants, disk_excess, excess
 from grader.sandbox.sandbox import shared
 from grader.sandbox.scratch_folder import remove
 from grader.student_files.lab_folder import stub_files
 
 KERNEL_LOST = (DeadKernelError, CellTimeoutError, UnresponsiveKernelError)
 WATCH_SECONDS = 0.2
+RESERVE = 1 << 30  # bytes that are always to be free on the disk
+LARGEST = 10 << 20  # bytes of a message; as JSON it takes a multiple of that
 LONGEST_PARENT = 80  # the whole name of a Unix socket may have 107 bytes
 
 
@@ -53,6 +58,7 @@ class BoxedKernelManager(AsyncKernelManager):
 class BoxedExecute(Execute):
     """nbgrader's Execute with a boxed kernel, and an end to what a notebook may put out."""
 
+    store_widget_state = False
     iopub_timeout = 30  # a busy machine is slow to deliver the last outputs
     max_seconds = Integer(1200, help="seconds for all cells of a notebook").tag(config=True)
     max_output = Integer(5_000_000, help="characters of all outputs together").tag(config=True)
@@ -97,19 +103,29 @@ class BoxedExecute(Execute):
             connection_file=str(self._folder / "connection.json"),
         )
         self.km.lab, self.km.folder, self.km.group = self._lab, self._folder, self._group
+        self.km.context.setsockopt(zmq.MAXMSGSIZE, LARGEST)  # of each socket that it makes
         return self.km
 
     @contextmanager
     def _watch(self) -> Iterator[None]:
-        """End a kernel that fills the disk below its folder, which is the machine's own."""
-        done = threading.Event()
+        """End a kernel that goes beyond its limits, and what it has left running."""
+        done, seen = threading.Event(), dict[int, str]()
+        free = shutil.disk_usage(self._folder).free
 
         def look() -> None:
             while not done.wait(WATCH_SECONDS):
                 pid = getattr(self.km and self.km.provisioner, "pid", None)
-                if pid and disk_excess(str(self._folder), DISK_MB):
-                    with suppress(OSError):
-                        os.kill(pid, signal.SIGKILL)
+                if not pid:
+                    continue
+                pids = [pid, *descendants(pid)] if sys.platform == "linux" else [pid]
+                seen.update({one: when for one in pids if (when := born(one))})
+                left = shutil.disk_usage(self._folder).free  # also what has no name any more
+                if (
+                    excess(PROCESSES, MEMORY_MB, 0, pids)
+                    or disk_excess(str(self._folder), DISK_MB)
+                    or (left < RESERVE and free - left > DISK_MB << 20)
+                ):
+                    _end(seen)
 
         thread = threading.Thread(target=look)
         thread.start()
@@ -118,6 +134,7 @@ class BoxedExecute(Execute):
         finally:
             done.set()
             thread.join()
+            _end(seen)
 
     def _get_timeout(self, cell: NotebookNode | None) -> int | None:
         """A cell's time, and no more than what the cells before it have left."""
@@ -127,12 +144,23 @@ class BoxedExecute(Execute):
             raise CellTimeoutError(f"it took more than {self.max_seconds} seconds")
         return min(super()._get_timeout(cell) or left, left)
 
+    def handle_comm_msg(self, outs: Any, msg: Any, cell_index: int) -> None:
+        """Nothing: the state of widgets would be kept in this process, and is not graded."""
+
     def output(
         self, outs: list[NotebookNode], msg: dict[str, Any], display_id: str | None, cell_index: int
     ) -> NotebookNode | None:
         """Take one output of a cell, until all of them together are too much."""
         self._left -= len(str(msg["content"]))
         return super().output(outs, msg, display_id, cell_index) if self._left > 0 else None
+
+
+def _end(seen: Mapping[int, str]) -> None:
+    """Kill these processes; a number that another one has got since is left alone."""
+    for pid, when in seen.items():
+        if born(pid) == when:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _is_output(output: NotebookNode) -> bool:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 from grader.course.lab_toml import Lab
 from grader.course.paths import ROOT
 from grader.sandbox import landlock, namespaces, process_rights, visible_files
+from grader.sandbox.memory_use import kill_all
+from grader.sandbox.process_rights import adopt_orphans
 
+LAUNCHER = "ipykernel_launcher"
 MORE = (Path("/etc/fonts"), Path("/sys/devices/system/cpu"))  # matplotlib, torch
+# What processes print that the kernel forks comes through a port, and there are none.
+WITHOUT_PORTS = """
+from ipykernel import kernelapp
+thread = kernelapp.IOPubThread
+kernelapp.IOPubThread = lambda *given, **more: thread(*given, **more | {"pipe": False})
+kernelapp.launch_new_instance()
+"""
 SECONDS, MEMORY_MB, DISK_MB, PROCESSES = 900, 4096, 512, 1024
 
 
@@ -68,11 +79,16 @@ def main() -> None:
 
     level, key, home, _, *command = sys.argv[1:]
     lab, folder = find_lab(key), Path(home)
+    if level != "bubblewrap":  # which ends what the kernel leaves behind
+        _stay_behind()
     if level == "landlock":
         devices = [Path("/dev/null"), Path("/dev/urandom"), Path("/proc"), *MORE]
         shown = [*visible_files.machine(), *visible_files.course(lab), *devices]
         # Python lists a folder to find a module in it, so the names in the course are open.
         landlock.restrict(shown, [folder, devices[0]], [ROOT])
+        if LAUNCHER in command:
+            place = command.index(LAUNCHER)
+            command[place - 1 : place + 1] = ["-c", WITHOUT_PORTS]
     if level == "bubblewrap":
         namespaces.own_mounts()
     process_rights.limit(SECONDS, MEMORY_MB, DISK_MB)
@@ -82,6 +98,25 @@ def main() -> None:
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
     os.execve(command[0], command, environment(lab, folder))
+
+
+def _stay_behind() -> None:
+    """Fork, and return in the child; when that has ended, so does all that it has started."""
+    adopt_orphans()
+    child = os.fork()
+    if not child:
+        return
+
+    def end(*_: object) -> None:
+        kill_all(child)
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is meant for the kernel
+    while (ended := os.wait())[0] != child:
+        pass
+    kill_all(child)
+    os._exit(max(0, os.waitstatus_to_exitcode(ended[1])))
 
 
 if __name__ == "__main__":

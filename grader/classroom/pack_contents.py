@@ -9,6 +9,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from grader.grading.zip_methods import METHODS
+
 MOST_BYTES = 20_000_000
 # What reading a damaged, locked or foreign zip raises, whichever method it is packed by.
 UNREADABLE = (
@@ -39,6 +41,8 @@ def read_pack(path: Path, assignment: str) -> Packed:
             entry = min(entries, key=lambda entry: len(Path(entry.filename).parts))
             if entry.file_size > MOST_BYTES:
                 raise PackError(f"{name} in it has {entry.file_size / 1e6:.0f} MB unpacked")
+            if entry.compress_type not in METHODS:
+                raise PackError(f"{name} in it is packed by a method other than deflate")
             with archive.open(entry) as file:
                 data = file.read(MOST_BYTES + 1)  # what the zip says of its sizes may be a lie
     except UNREADABLE as error:

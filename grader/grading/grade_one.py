@@ -12,13 +12,14 @@ from grader.course.outcome import Status
 from grader.grading.judge_scenarios import Scenarios
 from grader.grading.kept_releases import released
 from grader.grading.report import AGREES, DIFFERS, RAISED, LabReport, TaskReport
-from grader.grading.run_items import Result, Rounds
+from grader.grading.run_items import SILENT, Result, Rounds
 from grader.grading.submission import Submission
 from grader.grading.verdicts import check_report
 from grader.sandbox.job import Answer, Work
 from grader.sandbox.limits import Limits
 from grader.sandbox.sandbox import Sandbox
 
+SENT = 4  # times the limit of one process is what all of a submission may send
 ALONE_NO_BETTER = {str(Status.PASSED), str(Status.TODO)}
 
 
@@ -42,6 +43,7 @@ class Marking:
         self.limits, self.sandbox, self.hidden = limits, sandbox, hidden
         self.files = boxed_files(handed_in, lab)
         self.left = float(limits.seconds)
+        self.output = SENT * limits.output_mb << 20  # bytes that its processes may still send
         self.nothing = handed_in.problem  # why there are no results at all
         self.checks: dict[str, Result] = {}
         self.scenarios: Scenarios | None = None
@@ -80,6 +82,9 @@ class Marking:
         behind = [scenarios.task(scenarios.names)] if self.hidden else []
         begun = self._box(self._visible(checks), *behind)
         self._run_checks(checks, begun[0])
+        if begun[1:]:
+            told = {event.get("item") for event in begun[0].events}
+            self._say_nothing_of([check for check in checks if check not in told])
         scenarios.run(scenarios.names, begun[1] if begun[1:] else None)
         for task in self._tasks:
             if any(s.status in (DIFFERS, RAISED) and not s.where.startswith("lab")
@@ -91,9 +96,8 @@ class Marking:
             if spoilt and all(s.status == AGREES for s in scenarios.reports_of(task)):
                 before = self.checks.copy()
                 self._run_checks(checks)
-                # By now a scenario has run, and could speak through a card: a pass alone counts.
-                passed = {c: {"status": str(Status.PASSED)} for c in checks if self._passed(c)}
-                self.checks = before | passed
+                self._say_nothing_of(checks)
+                self.checks = before | {c: self.checks[c] for c in checks if self._passed(c)}
 
     @property
     def _tasks(self) -> list[int]:
@@ -112,6 +116,12 @@ class Marking:
             found = rounds.results.get(item) or {"reason": rounds.lost[item]}
             self.checks[item] = {n: text for n, text in found.items() if isinstance(text, str)}
 
+    def _say_nothing_of(self, checks: list[str]) -> None:
+        """A scenario had run before them, and could speak through a card: a result alone counts."""
+        for check in checks:
+            status = self.checks[check].get("status")
+            self.checks[check] = {"status": status} if status else {"reason": SILENT}
+
     def _passed(self, check: str) -> bool:
         return self.checks[check].get("status") == str(Status.PASSED)
 
@@ -125,9 +135,13 @@ class Marking:
         """
         if self.left <= 0:
             return [Answer([], f"the submission used up its {self.limits.seconds} seconds")]
+        if self.output < 0:
+            most = SENT * self.limits.output_mb
+            return [Answer([], f"the submission sent more than {most} MB of results")]
         work = Work(self.lab.key, list(tasks), self.files if files is None else files)
         answers = self.sandbox.run(self.lab, work, self.limits, self.left)
         self.left -= answers.seconds
+        self.output -= sum(answer.cost for answer in answers.of_tasks)
         return answers.of_tasks
 
     def _apart(self, task: dict[str, Any]) -> Answer:

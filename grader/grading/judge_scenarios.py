@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -36,6 +37,7 @@ class Scenarios:
         self.lab, self.seeds, self.sandbox, self.box = lab, seeds, sandbox, box
         self.apart, self.files = apart, files
         self.reports: dict[str, ScenarioReport] = {}
+        self._factors = secrets.randbits(63)  # no process of the submission's hears of it
         self._judged: dict[str, tuple[Result, Task]] = {}  # item -> result, verdict
         self.of_task: dict[int, list[str]] = {task.id: [] for task in lab.tasks}
         for name, task in listing(lab, sandbox) if hidden else ():
@@ -115,6 +117,7 @@ class Scenarios:
 
     def _run_apart(self, plans: Task, modules: Task) -> dict[str, Result]:
         task = {**self._task(list(plans), "replay"), "plans": plans, "modules": modules}
+        task["factors"] = self._factors
         events = self.apart(task).events
         return {e["item"]: e for e in events if e.get("item") in plans and ("data" in e)}
 
@@ -122,6 +125,7 @@ class Scenarios:
         """What the process of the reference says of these answers, and how it ended."""
         observed = {item: found["data"] for item, found in results.items() if "data" in found}
         task = {**self._task(list(results), "judge"), "observed": observed}
+        task["factors"] = self._factors
         limits = Limits(item_seconds=REFERENCE_SECONDS)
         try:
             answer = self.sandbox.trusted(task, limits, REFERENCE_SECONDS)

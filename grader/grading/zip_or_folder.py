@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
+from grader.grading.zip_methods import METHODS
 from grader.sandbox.limits import Limits
 
 ENTRIES = 20_000
@@ -78,6 +79,9 @@ def _zip(path: Path, limits: Limits, notes: list[str]) -> Iterator[tuple[str, Op
             notes.append(f"{shown(info.filename)} is a link, and was left out.")
         elif ".." in parts or info.filename.startswith("/"):
             notes.append(f"{shown(info.filename)} points outside the zip, and was left out.")
+        elif info.compress_type not in METHODS:
+            what = shown(info.filename)
+            notes.append(f"{what} is packed by another method than deflate, and was left out.")
         elif parts[0] != "__MACOSX":
             yield "/".join(parts), lambda most, info=info: _member(archive, info, most)
 

@@ -28,10 +28,14 @@ class Work:
 
 @dataclass
 class Answer:
-    """The events of one task, and why it ended early ("" when it did not)."""
+    """The events of one task, and why it ended early ("" when it did not).
+
+    cost: what the events take, in bytes.
+    """
 
     events: list[dict[str, Any]] = field(default_factory=list)
     ended: str = ""
+    cost: int = 0
 
 
 @dataclass

@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from grader.checks import kernel_plans, observation_json, scenarios
 from grader.checks.compiled import compiled
 from grader.checks.kernel_text import ALONE
@@ -42,7 +44,8 @@ def replay(task: dict[str, Any], emit: Emit) -> None:
         emit({"start": item})
         try:
             plans = [*observation_json.decode(task["plans"][item]).values()]
-            found = _follow(scenario, seed, plans, task["modules"], compile=item.endswith("#0"))
+            about = task["modules"], task["factors"]
+            found = _follow(scenario, seed, plans, *about, compile=item.endswith("#0"))
         except Exception as error:  # whatever was sent, it is no plan
             found = {"raised": type(error).__name__[:100]}
         emit({"item": item, **found})
@@ -50,7 +53,7 @@ def replay(task: dict[str, Any], emit: Emit) -> None:
 
 
 def _follow(
-    scenario: Scenario, seed: int, plans: list[Any], modules: Any, *, compile: bool
+    scenario: Scenario, seed: int, plans: list[Any], modules: Any, factors: int, *, compile: bool
 ) -> dict[str, Any]:
     """What a scenario observes whose calls go by these plans."""
     import nanovllm
@@ -58,7 +61,8 @@ def _follow(
     with tempfile.TemporaryDirectory() as folder:
 
         def run(dtype: Any = None, odd: bool = False) -> dict[str, Any]:
-            kernel_plans.mode = kernel_plans.Replayed(iter(plans), modules, folder)
+            drawn = torch.Generator().manual_seed(factors)
+            kernel_plans.mode = kernel_plans.Replayed(iter(plans), modules, folder, drawn)
             return _observe(scenario, nanovllm, seed)
 
         found = run()
@@ -78,6 +82,8 @@ def judge(task: dict[str, Any], emit: Emit) -> None:
     import nanovllm
 
     for item, scenario, seed in _items(task):
+        drawn = torch.Generator().manual_seed(task["factors"])
+        kernel_plans.mode = kernel_plans.Direct(drawn)
         expected = _observe(scenario, nanovllm, seed)
         if "data" not in expected:
             emit({"item": item, "broken": expected["raised"]})

@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 PROC = Path("/proc")
 KILLING_SECONDS = 10
-FILES, BLOCK = 20_000, 512
+FILES, BLOCK, DEEPEST = 20_000, 512, 64
 THREADS = 16  # for each process that is allowed; a system has not many more than it has processes
 
 
@@ -31,6 +32,14 @@ def descendants(of: int) -> list[int]:
     return found
 
 
+def born(pid: int) -> str:
+    """When a process began, which tells it from another of the same number; "": there is none."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
 def memory_kb(pid: int) -> int:
     """Anonymous and shared memory of a process that is in RAM."""
     return _usage(pid)[0]
@@ -48,14 +57,15 @@ def _usage(pid: int) -> tuple[int, int]:
     return memory, threads
 
 
-def excess(processes: int, memory_mb: int, warm_kb: int) -> str:
+def excess(processes: int, memory_mb: int, warm_kb: int, pids: Sequence[int] | None = None) -> str:
     """Why the submission must be stopped, "" while it keeps within its limits.
 
-    `warm_kb` is what every fork of the fork server shares with it from the start.
+    `warm_kb` is what every fork of the fork server shares with it from the start. pids: the
+    submission's; all below this process if None.
     """
     if sys.platform != "linux":
         return ""
-    found = descendants(os.getpid())
+    found = descendants(os.getpid()) if pids is None else pids
     if len(found) > processes:
         return f"it started more than {processes} processes"
     uses = [_usage(pid) for pid in found]
@@ -69,13 +79,26 @@ def excess(processes: int, memory_mb: int, warm_kb: int) -> str:
 def disk_excess(folder: str, disk_mb: int) -> str:
     """The same of what lies in a folder on the machine's own disk; "": there is none."""
     files = left = 0
-    for top, folders, names in os.walk(folder) if folder else ():
-        files += len(folders) + len(names)
-        for name in names if files <= FILES else ():
-            with contextlib.suppress(OSError):
-                left += os.lstat(os.path.join(top, name)).st_blocks * BLOCK
+    todo = [(folder, 0)] if folder else []
+    while todo:
+        path, depth = todo.pop()
+        try:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    files += 1
+                    if files > FILES:
+                        break
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append((entry.path, depth + 1))
+                    left += entry.stat(follow_symlinks=False).st_blocks * BLOCK
+        except FileNotFoundError:  # it has gone meanwhile
+            continue
+        except OSError as error:
+            return f"its files cannot be counted: {error.strerror}"
         if files > FILES or left > disk_mb << 20:
             return f"it wrote more than {disk_mb} MB or {FILES} files"
+        if depth > DEEPEST:
+            return f"it made folders more than {DEEPEST} deep"
     return ""
 
 

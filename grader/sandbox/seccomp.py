@@ -73,7 +73,8 @@ def refuse(on_paths: bool = False, locks: bool = False, alone: bool = False) -> 
 
     on_paths: the files of the whole machine have their names here, as under landlock, which
     guards neither marks on them nor sockets: nothing can be marked (what changes a file's mode is
-    answered as if it had), no socket reaches another process, and no other's priority is changed.
+    answered as if it had), no socket reaches another process, and no other's priority is changed
+    (that is answered so, too).
     locks: files can be locked, also those that other boxes see.
     alone: no further process may be started, also none in this one's place; threads may. Nothing
     wakes it while it is stopped.
@@ -88,7 +89,7 @@ def refuse(on_paths: bool = False, locks: bool = False, alone: bool = False) -> 
 def program(on_paths: bool, locks: bool, alone: bool) -> bytes:
     """The filter as the kernel takes it; made once in the fork server, for all its forks."""
     assert sys.platform == "linux"
-    from pyseccomp import ALLOW, EQ, ERRNO, MASKED_EQ, Arch, Arg, Attr, SyscallFilter
+    from pyseccomp import ALLOW, EQ, ERRNO, MASKED_EQ, NE, Arch, Arg, Attr, SyscallFilter
     from pyseccomp import resolve_syscall as number_of
 
     rules = SyscallFilter(ERRNO(errno.ENOSYS))
@@ -103,7 +104,10 @@ def program(on_paths: bool, locks: bool, alone: bool) -> bytes:
         rules.add_rule(ALLOW, name, Arg(5, EQ, 0))
     rules.add_rule(ALLOW, "prlimit64", Arg(0, EQ, 0))  # of no other process
     for name in OTHERS.split():
-        rules.add_rule(ALLOW, name, *[Arg(WHOSE.get(name, 0), EQ, 0)] * on_paths)
+        place = WHOSE.get(name, 0)
+        rules.add_rule(ALLOW, name, *[Arg(place, EQ, 0)] * on_paths)
+        if on_paths:  # threads have numbers, too, and ZeroMQ insists on their priority
+            rules.add_rule(ERRNO(0), name, Arg(place, NE, 0))
     thread = CLONE_THREAD if alone else 0
     rules.add_rule(ALLOW, "clone", Arg(0, MASKED_EQ, NAMESPACES | thread, thread))
     for command in (*COMMANDS, *LOCKS * locks):

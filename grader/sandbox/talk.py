@@ -17,6 +17,7 @@ ANSWER_SECONDS = 30
 CHUNK = 1 << 20
 DEPTH = 150  # of lists and mappings in an event: an observation has up to 3 x 40
 NEST = 100  # bytes that each list or mapping in them costs: empty ones are made of two
+ITEM = 64  # the same of what lies in them: a text of one letter, say
 LINE = 1 << 10  # a line of results costs as much of what may be sent as so many bytes
 
 
@@ -38,7 +39,13 @@ class Talk:
 
     def ask(self, task: dict[str, Any], last: bool = False) -> Answer:
         """Hand over a task; the events until it is done, or until the process ends if `last`."""
-        answer = Answer()
+        answer, had = Answer(), self._left
+        try:
+            return self._ask(task, last, answer)
+        finally:
+            answer.cost = had - self._left
+
+    def _ask(self, task: dict[str, Any], last: bool, answer: Answer) -> Answer:
         self.tell(task, last)
         stall = time.monotonic() + self.limits.item_seconds
         with selectors.DefaultSelector() as both:
@@ -85,7 +92,7 @@ class Talk:
         self._buffer += chunk
         *lines, self._buffer = self._buffer.split(b"\n") if b"\n" in chunk else [self._buffer]
         self._left -= len(chunk) + LINE * len(lines)
-        self._left -= NEST * (chunk.count(b"[") + chunk.count(b"{"))
+        self._left -= NEST * (chunk.count(b"[") + chunk.count(b"{")) + ITEM * chunk.count(b",")
         return [event for line in lines if (event := _event(line))], len(lines)
 
     def _answer(self) -> str:

@@ -48,8 +48,10 @@ def _work(link: socket.socket, job: dict, events: int, level: str, warm_kb: int)
     os.close(events)
     end = memory_use.end_of(child)
     socket.send_fds(link, [json.dumps({"pid": child}).encode()], end)
-    ended = _follow(link, child, job, warm_kb, end)
-    memory_use.kill_all(child)
+    try:
+        ended = _follow(link, child, job, warm_kb, end)
+    finally:
+        memory_use.kill_all(child)
     link.sendall(json.dumps({"ended": ended}).encode())
 
 

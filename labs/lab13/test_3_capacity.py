@@ -56,7 +56,7 @@ def replayed(trace, replica, n):
 def says(text, *values):
     """Whether a text has one of these values, however it is rounded."""
     numbers = [
-        float(word.replace(",", "")) for word in re.findall(r"\d[\d,]*\.?\d*(?:e-?\d+)?", text)
+        float(word.replace(",", "")) for word in re.findall(r"\d[\d,]*\.?\d*(?:e[-+]?\d+)?", text)
     ]
     return any(
         abs(number - value) <= max(0.06 * value, 0.5 * (value > 1))

@@ -15,10 +15,10 @@ class BegunParams(SamplingParams):
     They reach an engine through whatever stands before it; `add_request` goes on behind them.
     """
 
-    output_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, params: SamplingParams, output_token_ids: Sequence[int]) -> BegunParams:
+    def behind(cls, params: SamplingParams, output_token_ids: Sequence[int]) -> BegunParams:
         """The same parameters behind these tokens."""
         given = {f.name: getattr(params, f.name) for f in fields(params) if f.init}
         return cls(**given, output_token_ids=tuple(output_token_ids))

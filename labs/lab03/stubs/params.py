@@ -5,7 +5,7 @@ Source: vllm/sampling_params.py of vLLM 0.32.
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -120,8 +120,10 @@ class SamplingParams:
             object.__setattr__(self, name, value)
 
     def _normalize(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        self._set(stop=stop, stop_token_ids=tuple(dict.fromkeys(self.stop_token_ids or ())))
+        for name in ("stop_token_ids", "allowed_token_ids", "bad_words", "bad_words_token_ids"):
+            self._set(**{name: _tuple(name, getattr(self, name))})
+        stop = (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop) or ()
+        self._set(stop=stop, stop_token_ids=self.stop_token_ids or ())
         if self.seed == -1:
             self._set(seed=None)
         if self.logprobs is True:
@@ -157,6 +159,7 @@ class SamplingParams:
             raise ParamsError(f"stop must hold strings that are not empty, got {self.stop!r}.")
         if not _are_ids(self.stop_token_ids or ()):
             raise ParamsError(f"stop_token_ids must hold token ids, got {self.stop_token_ids!r}.")
+        self._set(stop_token_ids=tuple(dict.fromkeys(self.stop_token_ids or ())))
 
     def _check_sampling(self) -> None:
         if self.n < 1:
@@ -209,7 +212,7 @@ class SamplingParams:
                 )
             self._set(allowed_token_ids=tuple(dict.fromkeys(ids)))
         if words is not None:
-            if isinstance(words, str) or not all(isinstance(w, str) and w.strip() for w in words):
+            if not all(isinstance(w, str) and w.strip() for w in words):
                 raise ParamsError(
                     f"bad_words must hold texts that say something, got {words!r:.60}."
                 )
@@ -234,8 +237,19 @@ class SamplingParams:
             )
 
 
-def _are_ids(values: Sequence[Any]) -> bool:
-    return all(isinstance(i, int) and not isinstance(i, bool) for i in values)
+def _tuple(name: str, values: Any) -> tuple[Any, ...] | None:
+    """What a caller gave as a list. Raises ParamsError."""
+    if values is None:
+        return None
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ParamsError(f"{name} must be a list, got {values!r:.60}.")
+    return tuple(values)
+
+
+def _are_ids(values: Any) -> bool:
+    return isinstance(values, Iterable) and all(
+        isinstance(i, int) and not isinstance(i, bool) for i in values
+    )
 
 
 def _checked_bias(logit_bias: Mapping[int, float]) -> dict[int, float]:

@@ -6,6 +6,8 @@ from typing import Any
 from nanovllm.batching.policies import Policy
 from nanovllm.generation.errors import RequestError
 
+MOST = 2**63
+
 
 def check_urgency(policy: Policy | None, priority: Any, deadline: Any) -> None:
     """Raise RequestError for a priority or deadline that means nothing, or that nobody reads.
@@ -21,6 +23,8 @@ reads none; start the engine with scheduling_policy="priority", or leave it out.
     """
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise RequestError(f"priority must be a whole number, lower first; got {priority!r}.")
+    if not -MOST <= priority < MOST:
+        raise RequestError(f"priority must fit into 64 bits; got one of {priority.bit_length()}.")
     if deadline is not None:
         number = isinstance(deadline, int | float) and not isinstance(deadline, bool)
         if not number or not 0 < deadline < math.inf:

@@ -59,8 +59,8 @@ class ParallelEngine(Engine):
         )
         if swap_by_cost:
             store.swapping = Swapping(_block_bytes(executor), num_host_blocks)
-            seconds = executor.call("copy_seconds")
-            store.swapping.bytes_per_second = 2 * _block_bytes(executor) / seconds
+            if seconds := executor.call("copy_seconds"):  # 0: too quick for the clock
+                store.swapping.bytes_per_second = 2 * _block_bytes(executor) / seconds
         super().__init__(cast(Any, model), config, store=store, **parts)
 
     def execute(self, plan: Plan) -> Float[Tensor, "N V"]:

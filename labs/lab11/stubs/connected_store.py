@@ -45,7 +45,7 @@ class ConnectedStore(PagedStore):
         self.used: set[Request] = set()  # whose received tokens were loaded
 
     def can_admit(self, request: Request) -> bool:
-        """As always; what was parked too long makes room first."""
+        """As always; before that, what was parked too long is dropped, be there room or not."""
         raise NotImplementedError("lab11 task 2: ConnectedStore.can_admit")
 
     def admit(self, request: Request) -> int:

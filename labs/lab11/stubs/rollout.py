@@ -80,6 +80,8 @@ class Canary:
     def version_for(self, key: str, old: str, new: str) -> str:
         """The version that answers a conversation. About `share` of all keys get the new one.
 
+        Another new version meets other conversations, also from the same old one.
+
         >>> canary, keys = Canary(0.2), [str(n) for n in range(1000)]
         >>> 150 < sum(canary.version_for(key, "v1", "v2") == "v2" for key in keys) < 250
         True

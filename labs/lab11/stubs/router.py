@@ -26,6 +26,9 @@ CHARACTERS, TOKENS = 64, 16  # of a block of text; about so many tokens it stand
 REST = 5.0  # seconds for which a replica that did not answer is left alone
 BLOCKS = 20_000  # remembered of one replica
 PASSED = ("authorization", "content-type", "accept")
+ANSWERED = (
+    "location", "preference-applied", "retry-after", "www-authenticate", "x-request-id",
+)  # fmt: skip
 
 
 @dataclass
@@ -120,8 +123,10 @@ class Router:
         @self.app.get("/v1/models")
         async def models(request: Request) -> Response:
             sent = self.client.build_request("GET", "/v1/models", headers=passed(request))
-            _, got = await self._ask(self.pool, Query(), sent, AsyncExitStack())
-            return Response(await got.aread(), got.status_code, media_type="application/json")
+            async with AsyncExitStack() as stack:
+                _, got = await self._ask(self.pool, Query(), sent, stack)
+                content = await got.aread()
+            return Response(content, got.status_code, kept(got), "application/json")
 
         @self.app.get("/health")
         async def health() -> Response:
@@ -141,7 +146,7 @@ class Router:
         path, headers = request.url.path, passed(request)
         if self.prefill.urls:
             body["kv_transfer_params"] = await self._prefill(path, headers, body, query)
-        sent = self.client.build_request("POST", path, json=body, headers=headers)
+        sent = posted(self.client, path, body, headers)
         stack = AsyncExitStack()
         try:
             url, got = await self._ask(self.pool, query, sent, stack)
@@ -152,7 +157,7 @@ class Router:
         if got.status_code == 200:
             self.pool.sent(url, query.hashes)
         kind = got.headers.get("content-type", "application/json")
-        return StreamingResponse(_pass_on(got, stack), got.status_code, media_type=kind)
+        return StreamingResponse(_pass_on(got, stack), got.status_code, kept(got), kind)
 
     async def _prefill(
         self, path: str, headers: dict[str, str], body: dict[str, Any], query: Query
@@ -166,7 +171,7 @@ class Router:
         if "max_completion_tokens" in alone:
             alone["max_completion_tokens"] = 1
         alone["kv_transfer_params"] = {"do_remote_decode": True, "do_remote_prefill": False}
-        sent = self.client.build_request("POST", path, json=alone, headers=headers)
+        sent = posted(self.client, path, alone, headers)
         async with AsyncExitStack() as stack:
             try:
                 url, got = await self._ask(self.prefill, query, sent, stack)
@@ -240,7 +245,7 @@ def read_body(data: bytes) -> tuple[dict[str, Any], Query]:
     """A body, and what the policy is to know of it."""
     try:
         body = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadRequestError("The body is no JSON.") from None
     if not isinstance(body, dict):
         raise BadRequestError("The body must be a JSON object.")
@@ -253,6 +258,20 @@ def read_body(data: bytes) -> tuple[dict[str, Any], Query]:
 def passed(request: Request) -> dict[str, str]:
     """The headers that a server gets, too."""
     return {name: request.headers[name] for name in PASSED if name in request.headers}
+
+
+def kept(got: httpx.Response) -> dict[str, str]:
+    """The headers of a server's answer that its client gets, too."""
+    return {name: got.headers[name] for name in ANSWERED if name in got.headers}
+
+
+def posted(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], headers: dict[str, str]
+) -> httpx.Request:
+    """A request with this body, whatever it holds: a server says what is wrong with it."""
+    content = json.dumps(body).encode()
+    headers = {**headers, "content-type": "application/json"}
+    return client.build_request("POST", path, content=content, headers=headers)
 
 
 async def _told(request: Request, error: Exception) -> Response:

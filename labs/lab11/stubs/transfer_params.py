@@ -6,11 +6,12 @@ from dataclasses import dataclass, fields
 
 from nanovllm.cluster.sides import Decodes
 from nanovllm.cluster.wire import Received
+from nanovllm.generation.begun import BegunParams
 from nanovllm.generation.params import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransferParams(SamplingParams):
+class TransferParams(BegunParams):
     """SamplingParams of a request with its side of a transfer."""
 
     transfer: Decodes | Received

@@ -18,7 +18,15 @@ from prometheus_client import Counter, Gauge
 from starlette.responses import Response, StreamingResponse
 
 from nanovllm.cluster.errors import NoReplicaError
-from nanovllm.cluster.router import Pool, Router, RouterConfig, passed, read_body
+from nanovllm.cluster.router import (
+    Pool,
+    Router,
+    RouterConfig,
+    kept,
+    passed,
+    posted,
+    read_body,
+)
 from nanovllm.cluster.routing_interface import Query
 from nanovllm.resilience.breaker import Breaker, BreakerState
 from nanovllm.resilience.calls import Deadline
@@ -34,7 +42,6 @@ EVERY = 1.0  # seconds between two such questions
 WAIT = 60.0  # seconds that a cut answer waits for a server that goes on with it
 PAUSE = 0.25  # seconds between two looks for one
 DURABLE = ("prefer", "idempotency-key")  # of a request that a server's journal is to keep
-ANSWERED = ("location", "preference-applied", "retry-after")
 GRACE = 1.0  # seconds after a deadline in which its server may still send the partial text
 log = logging.getLogger("nanovllm.resilience")
 LOST = (httpx.HTTPError, TimeoutError, LostError)
@@ -136,11 +143,10 @@ class CarefulRouter(Router):
         name = request.headers.get("x-request-id") or uuid.uuid4().hex
         headers = passed(request) | {"x-request-id": name}
         deadline = Deadline.of_headers(arrived, request.headers)
-        kept = {header: request.headers[header] for header in DURABLE if header in request.headers}
-        if kept:
-            return await self._durable(
-                Trip(request.url.path, headers | kept, query, body, deadline)
-            )
+        journal = {name: request.headers[name] for name in DURABLE if name in request.headers}
+        if journal:
+            trip = Trip(request.url.path, headers | journal, query, body, deadline)
+            return await self._durable(trip)
         trip = Trip(request.url.path, headers, query, seeded(body), deadline)
         told = ToldAnswer(trip.body) if body.get("stream") is True else None
         first = told.body() if told else trip.body
@@ -161,7 +167,8 @@ class CarefulRouter(Router):
             await stack.aclose()
             raise
         stream = self._stream(trip, told, url, got, stack)
-        return StreamingResponse(stream, media_type=got.headers.get("content-type"))
+        kind = got.headers.get("content-type")
+        return StreamingResponse(stream, headers=kept(got), media_type=kind)
 
     async def fetch(self, request: Request) -> Response:
         """The answer from whose journal it is in; 503 where a server is away that may have it."""
@@ -209,7 +216,7 @@ class CarefulRouter(Router):
                     raise LostError("it stopped in the middle of its answer")
                 self._ended(trip, url, got)
                 kind = got.headers.get("content-type")
-                return Response(content, got.status_code, media_type=kind)
+                return Response(content, got.status_code, kept(got), kind)
             except LOST:
                 self._lost(url)
             stack = AsyncExitStack()
@@ -376,7 +383,7 @@ class CarefulRouter(Router):
 
     def _request(self, trip: Trip, body: dict[str, Any]) -> httpx.Request:
         """What is sent now. Raises ApiError where the time is over."""
-        return self.client.build_request("POST", trip.path, json=body, headers=self._headers(trip))
+        return posted(self.client, trip.path, body, self._headers(trip))
 
     @asynccontextmanager
     async def _waiting(self, url: str, deadline: Deadline | None) -> AsyncIterator[None]:
@@ -396,8 +403,7 @@ class CarefulRouter(Router):
 
 
 def _as_it_is(got: httpx.Response, content: bytes) -> Response:
-    kept = {name: got.headers[name] for name in ANSWERED if name in got.headers}
-    return Response(content, got.status_code, kept, got.headers.get("content-type"))
+    return Response(content, got.status_code, kept(got), got.headers.get("content-type"))
 
 
 def _now() -> float:

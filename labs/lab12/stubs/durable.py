@@ -18,8 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanovllm.resilience.errors import JournalFullError
 from nanovllm.resilience.journal import Journal, Record
+from nanovllm.resilience.told import cut_short, status_of
 from nanovllm.serving.errors import ApiError, BadRequestError, NotFoundError, OverloadedError
 from nanovllm.serving.responses import JsonResponse, error_response
+from nanovllm.serving.sse import EventReader
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
 FETCH = "/v1/requests/"
@@ -35,7 +37,8 @@ class Durable:
 
     - `Prefer: respond-async`: 202 and an id as soon as the request is in the journal; the answer is
       at `/v1/requests/ID` (202 until it is there). It is computed again where the server ended,
-      and waits while the server is full or not ready; an error of its own is its answer.
+      and waits while the server is full or not ready, or gave it up by itself; an error of its own
+      is its answer, and so is what a timeout, or somebody who cancels it, leaves of it.
     - `Idempotency-Key`: a repeat gets the first one's answer, also while that is computed. The same
       key with another body is a 400. Of an answer that is an error of the server, no key is kept,
       unless somebody was told 202.
@@ -144,17 +147,17 @@ class Durable:
         async with self._places:
             while True:
                 answered = await self._ask(record)
-                if answered.status not in BUSY or record.id not in self._promised:
+                status, cut = _outcome(answered)
+                if not (cut or status in BUSY) or record.id not in self._promised:
                     break
                 await asyncio.sleep(next(pauses))
-        status, answer = answered.status or 500, answered.answer or b""
-        if status < 500 and _cut_short(answer):
+        if cut:
             return None
         if (status >= 500 or status in BUSY) and record.id not in self._promised:
             await self._write(record, self.journal.drop)  # a repeat is a new try
             return answered
-        media = answered.media_type or ""
-        await self._write(record, lambda name: self.journal.end(name, status, media, answer))
+        what = answered.status or 500, answered.media_type or "", answered.answer or b""
+        await self._write(record, lambda name: self.journal.end(name, *what))
         return answered
 
     async def _write(self, record: Record, write: Callable[[str], None]) -> None:
@@ -234,9 +237,18 @@ def _seeded(body: bytes, whole: bool) -> bytes:
     return orjson.dumps(said)
 
 
-def _cut_short(answer: bytes) -> bool:
-    """Whether the server stopped before the answer was whole: then the next server computes it."""
-    return b'"finish_reason":"abort"' in answer
+def _outcome(answered: Record) -> tuple[int, bool]:
+    """The status, of a stream that of the error at its end; and whether the server stopped before
+    the answer was whole, which nobody had asked it to."""
+    status, answer = answered.status or 500, answered.answer or b""
+    if status != 200:
+        return status, False
+    streamed = (answered.media_type or "").startswith("text/event-stream")
+    pieces = EventReader().push(answer) if streamed else [answer]
+    bodies = [orjson.loads(piece) for piece in pieces if piece != "[DONE]"]
+    statuses = [status_of(body["error"]) for body in bodies if body.get("error")]
+    cut = any(cut_short(choice) for body in bodies for choice in body.get("choices", ()))
+    return (statuses or [status])[-1], cut
 
 
 def _response(record: Record) -> Response:

@@ -81,7 +81,8 @@ class FaultyEngine:
         - STORE_FULL: `engine.store.can_admit` is False for everybody, in this step only
         - other kinds are none of a step's: the usual step
 
-        After CRASH, LOST or HANG this engine is dead: each further step raises FaultError.
+        After CRASH, LOST or HANG this engine is dead: each further step takes its number and raises
+        FaultError, whatever was planned for it, and does nothing else.
         """
         raise NotImplementedError("lab12 task 1: FaultyEngine.step")
 

@@ -59,7 +59,7 @@ class ToldAnswer:
         Raises LostError where the server gives up.
         """
         if "error" in chunk:
-            if _status(chunk["error"]) >= 500:
+            if status_of(chunk["error"]) >= 500:
                 raise LostError(str(chunk["error"].get("message")))
             return chunk
         choices = chunk.get("choices", [])
@@ -115,6 +115,7 @@ def _says(choice: dict[str, Any]) -> bool:
     return bool(choice.get("text") or (choice.get("delta") or {}).get("content"))
 
 
-def _status(error: Any) -> int:
+def status_of(error: Any) -> int:
+    """The status that an error says of itself; 500 where it says none."""
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, int) else 500

@@ -59,7 +59,8 @@ class Wire:
     """Carries messages in virtual time; some, by their numbers from 0, fare badly.
 
     A message takes `delay` seconds. LOST: it never arrives. LATE: LATE_SECONDS more. DOUBLED: it
-    arrives in time, and a second time LATE_SECONDS later. Other kinds are none of its affair.
+    arrives in time, and a second time LATE_SECONDS later; both are asked for when it is sent. Other
+    kinds are none of its affair.
     """
 
     def __init__(

@@ -590,6 +590,8 @@ def kv_blocks_at_work(nanovllm, rng):
             [QuantizedCache.bytes_per_token(config, kind) <= most,
              cache.nbytes == blocks * size * QuantizedCache.bytes_per_token(config, kind)]
         )  # fmt: skip
+        rows = torch.from_numpy(rng.normal(size=(2, blocks * size, heads, dim))).float()
+        cache.write(layer, rows[0], rows[1], torch.arange(blocks * size))  # none is unused
         known = {}  # block to its rows, as they read when they were written
         for step, special in enumerate(rng.permutation(14)):
             block = int(rng.integers(blocks)) if step else blocks - 1  # the last slot is known
@@ -793,7 +795,7 @@ def kernels_of_w4a16(nanovllm, rng):
     words = torch.from_numpy(rng.integers(-(1 << 31), 1 << 31, size=(32, 8))).int()
     scales = torch.from_numpy(rng.choice([0.5, 1.0, 2.0], size=(32, 2)))
     zeros = torch.from_numpy(rng.integers(0, 16, size=(32, 2))).to(torch.uint8)
-    parts = x, words, scales.half(), zeros, torch.arange(64, dtype=torch.int32) // 32
+    parts = x, words, scales.float(), zeros, torch.arange(64, dtype=torch.int32) // 32
     return {"product": launched("quantization.w4a16:w4a16", *parts)}
 
 

@@ -452,7 +452,13 @@ def _outcome(action):
     try:
         return action()
     except Exception as error:
-        return type(error).__name__
+        return _kind(error)
+
+
+def _kind(error):
+    """The name of an error of the lab or of Python, also of one that is derived from it."""
+    kinds = type(error).__mro__
+    return next(k.__name__ for k in kinds if k.__module__.endswith(("builtins", ".errors")))
 
 
 def _stopped(seats):
@@ -678,7 +684,7 @@ def starts_that_fail(nanovllm, rng):
             story.append(executor.num_blocks)
             executor.close()
         except (ExecutorDied, ParallelError) as error:
-            story.append(type(error).__name__)
+            story.append(_kind(error))
         story.append(_stopped(seats))
     return {"story": story}
 
@@ -802,7 +808,8 @@ def stages_of_parallel_shapes(nanovllm, rng):
             stage = Stage(model, number, stages)
             shapes = {name: list(w.shape) for name, w in stage.state_dict().items()}
             config = stage.config
-            story.append([sorted(shapes.items()), config.num_layers, list(config.windows)])
+            windows = [config.window(layer) for layer in range(config.num_layers)]
+            story.append([sorted(shapes.items()), config.num_layers, windows])
         story.append([list(mine) for mine in layer_ranges(layers, stages)])
         story.append(stage.logits(torch.arange(12.0)[None]))
 

@@ -296,7 +296,7 @@ def _says(text, *values):
     """Whether a text has one of these numbers, however it is rounded."""
     import re
 
-    words = re.findall(r"\d[\d,]*\.?\d*(?:e-?\d+)?", text)
+    words = re.findall(r"\d[\d,]*\.?\d*(?:e[-+]?\d+)?", text)
     numbers = [float(word.replace(",", "")) for word in words]
     return any(
         abs(number - value) <= max(0.06 * value, 0.5 * (value > 1))
@@ -569,13 +569,13 @@ def histograms(nanovllm, rng):
             edges = [round(float(e), 2) for e in rng.uniform(0.2, 2, 4).cumsum()]
         buckets = drawn(edges, kind)
         found = [histogram_quantile(q, buckets) for q in (0.0, 0.25, 0.5, 0.9, 1.0, -0.5, 2.0)]
-        story += [repr(round(value, 9) + 0.0) for value in found]  # NaN equals NaN as text
+        story += [repr(round(float(value), 9) + 0.0) for value in found]  # NaN equals NaN as text
         series = [
             Series({"le": le, "instance": i}, [Sample(0.0, 0.0), Sample(30.0, count)])
             for i, its in {"a": buckets, "b": drawn(edges, kind)}.items()
             for le, count in its.items()
         ]
-        story.append(repr(round(quantile_over(series, 0.75, 30.0, 30.0), 9) + 0.0))
+        story.append(repr(round(float(quantile_over(series, 0.75, 30.0, 30.0)), 9) + 0.0))
     return {"story": story}
 
 

@@ -43,7 +43,8 @@ def nested_calls(nanovllm, rng):
     story.append(sorted([e["name"], round(e["ts"]), round(e["dur"]), e["tid"],
                          sorted(e.get("args", {}).items())] for e in events
                         if e["ph"] == "X"))  # fmt: skip
-    story.append(sorted([e["tid"], e["args"]["name"]] for e in events if e["ph"] == "M"))
+    story.append(sorted([e["tid"], e["args"]["name"]] for e in events
+                        if e["name"] == "thread_name"))  # fmt: skip
     early = Interval(f"early{int(rng.integers(99))}", 5.0, 5.0 - float(rng.uniform(0.1, 4)))
     mixed.insert(int(rng.integers(len(mixed))), early)
     try:
@@ -692,7 +693,7 @@ def another_model_and_load(nanovllm, rng):
 
 @scenario(task=7)
 def steps_that_are_cheaper(nanovllm, rng):
-    """Decodes of one request and of many, over a long context: what falls, and what grows."""
+    """Two workloads of the contract's form, other than the check's: what falls, what grows."""
     from grader.checks.engine_costs import costs
     from nanovllm.batching.config import EngineConfig
     from nanovllm.batching.engine import Engine
@@ -703,20 +704,23 @@ def steps_that_are_cheaper(nanovllm, rng):
     from nanovllm.performance.capstone import make_engine
     from nanovllm.performance.counting import CountOps
 
-    shape = ModelConfig("llama", 50, 16, 3, 4, 2, 8, 24, 128)
-    weights = int(rng.integers(999))
-    config, verdicts = EngineConfig(max_num_seqs=8), []
-    answers = int(rng.integers(8, 20))
-    for requests in (1, int(rng.integers(4, 9))):
+    shape = ModelConfig("qwen3", 40, 12, 2, 4, 2, 6, 20, 96, qk_norm=True)
+    config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=24)
+    params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    verdicts = []
+    for _ in range(2):
+        weights, start = int(rng.integers(999)), rng.integers(3, 40, 8).tolist()
+        prompts = [
+            start[: (8, 4, 8, 0)[number % 4]] + rng.integers(3, 40, rng.integers(1, 15)).tolist()
+            for number in range(8)
+        ]
 
-        def ready(make):
+        def ready(make, weights=weights):
             model = dummy_model(shape, weights)
-            return make(model, config, store=PagedStore(shape, 90, 4)), model.layers
+            return make(model, config, store=PagedStore(shape, 80, 4)), model.layers
 
-        def run(engine, requests=requests):
-            for number in range(requests):
-                prompt = [3 + (number + i) % 40 for i in range(20)]
-                params = SamplingParams(temperature=0.0, max_tokens=answers, ignore_eos=True)
+        def run(engine, prompts=prompts):
+            for number, prompt in enumerate(prompts):
                 engine.add_request(prompt, params, seed=0, request_id=number)
             while engine.has_unfinished:
                 engine.step()
@@ -724,7 +728,8 @@ def steps_that_are_cheaper(nanovllm, rng):
         base, own = (costs(lambda make=make: ready(make), run, CountOps)
                      for make in (Engine, make_engine))  # fmt: skip
         ratios = [getattr(own, name) / getattr(base, name) for name in ("operations", "tokens")]
-        verdicts.append([requests, base.operations, min(ratios) <= 0.75, max(ratios) <= 1.05,
-                         own.bytes <= 1.05 * base.bytes, not own.unseen,
+        # The quarter is the check's workload's: what an idea saves differs from one to another.
+        verdicts.append([base.operations, min(ratios) <= 0.85, max(ratios) <= 1.1,
+                         own.bytes <= 1.1 * base.bytes, not own.unseen,
                          own.tokens >= base.tokens / 2])  # fmt: skip
     return {"verdicts": verdicts}

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from nanovllm.tokenization.chat import ChatTemplate
 
 EVIDENCE = Path("nanovllm-evidence.json")
-SILENT = 30.0  # seconds after which `--supervise` takes the model's process for hung
+# What --supervise changes where nothing else is said: seconds of silence mean that it has hung.
+SUPERVISED: dict[str, Any] = {"distributed_executor_backend": "mp", "executor_timeout": 30.0}
 
 
 @with_groups
@@ -146,7 +147,7 @@ def serve(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     select_code(code)
     if print_config:
-        typer.echo(_whole_config(ctx.params, batching), nl=False)
+        typer.echo(_whole_config(ctx.params, batching, supervise), nl=False)
         return
     from nanovllm.serving.config import ServeConfig, ServeConfigError
     from nanovllm.serving.logs import configure_logs
@@ -162,7 +163,7 @@ def serve(
     if supervise:
         if role:
             raise Refused("--supervise does not go with --role; leave one of them out.")
-        given = {"distributed_executor_backend": "mp", "executor_timeout": SILENT} | given
+        given = SUPERVISED | given
     if enable_lora or lora_modules:
         alone = {"--role": role, "--supervise": supervise, "--journal": journal}
         refuse_beside_lora(enable_lora and bool(lora_modules), alone)
@@ -255,13 +256,15 @@ def _refuse_beside_models(models: str | None, alone: dict[str, Any]) -> None:
             raise Refused(f"{option} is for one model; leave it or --models out.")
 
 
-def _whole_config(params: dict[str, Any], batching: BatchingOptions) -> str:
+def _whole_config(params: dict[str, Any], batching: BatchingOptions, supervise: bool) -> str:
     """Every option with its value, the engine's own defaults filled in. Raises OptionError."""
+    from nanovllm.llm.engine_levels import OPTIONS_OF, choose
     from nanovllm.llm.engine_options import read_engine_options
 
-    options = asdict(read_engine_options(batching.given()))
+    options = asdict(read_engine_options((SUPERVISED if supervise else {}) | batching.given()))
     filled = {n: options.get(n) if value is None else value for n, value in params.items()}
-    return as_yaml(filled)
+    top = choose(batching.engine).lab
+    return as_yaml({n: value for n, value in filled.items() if OPTIONS_OF.get(n, "") <= top})
 
 
 def _with_role(

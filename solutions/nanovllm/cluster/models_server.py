@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import time
+from collections import Counter as Counts
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -31,6 +32,7 @@ from nanovllm.serving.middleware import RequestMiddleware
 from nanovllm.serving.responses import JsonResponse, error_response
 from nanovllm.serving.routes import PROMETHEUS
 
+ASKED = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/compact")
 log = logging.getLogger("nanovllm.serving")
 
 
@@ -57,6 +59,8 @@ class ModelsServer:
         self.pool = ModelPool(budget, self.specs, self._load, self._unload)
         self.servers: dict[str, Server] = {}  # that are loaded, the newest use last
         self.turn = asyncio.Lock()  # the pool is for one at a time
+        self.loading = False  # somebody has the turn, and all that the pool unloads for it has left
+        self.meanwhile: Counts[str] = Counts()  # users more since then, by model
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self.loads = Counter(
@@ -100,6 +104,7 @@ class ModelsServer:
             return JsonResponse(self._card(self._resolve(model)))
 
         @self.app.get("/health")
+        @self.app.get("/health/live")
         async def health() -> Response:
             for server in self.servers.values():
                 if server.engine.error is not None:
@@ -143,12 +148,16 @@ class ModelsServer:
         yield from found.values()
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Any other path: it goes to the server of its model, word for word."""
+        """What is for a model goes to its server, word for word; any other path is not there."""
         if scope["path"].startswith("/dashboard"):  # of the model that was used last
             if not self.servers:
                 raise NotFoundError("No model is loaded yet; ask one for something first.")
             await list(self.servers.values())[-1].app(scope, receive, send)
             return
+        if scope["path"] not in ASKED:
+            raise HTTPException(404, "There is no such path here; /docs has those that are.")
+        if scope["method"] != "POST":
+            raise HTTPException(405, "This path takes a POST.", {"Allow": "POST"})
         message = await receive()
         asked = self.specs[0].name
         with suppress(ValueError):
@@ -168,6 +177,9 @@ class ModelsServer:
             await asyncio.shield(self._release(spec))
 
     async def _acquire(self, spec: ModelSpec) -> Server:
+        if self.loading and spec.name in self.servers:
+            self.meanwhile[spec.name] += 1
+            return self.servers[spec.name]
         async with self.turn:
             if self.draining:
                 raise OverloadedError("The server is shutting down.")
@@ -175,6 +187,8 @@ class ModelsServer:
                 server = await asyncio.to_thread(self.pool.acquire, spec.name)
             except BudgetError as error:
                 raise OverloadedError(f"{error} Ask again later.") from None
+            finally:
+                self._settle()
             if spec.name not in self.servers:
                 server.engine.start()
                 self.loads.labels(spec.name).inc()
@@ -183,10 +197,22 @@ class ModelsServer:
             return server
 
     async def _release(self, spec: ModelSpec) -> None:
+        if self.loading:
+            self.meanwhile[spec.name] -= 1
+            return
         async with self.turn:
             self.pool.release(spec.name)
 
+    def _settle(self) -> None:
+        """A load is over: tell the pool who came and went meanwhile."""
+        self.loading = False
+        for name, more in self.meanwhile.items():
+            for _ in range(abs(more)):
+                (self.pool.acquire if more > 0 else self.pool.release)(name)
+        self.meanwhile.clear()
+
     def _load(self, spec: ModelSpec) -> Server:
+        self.loading = True
         gc.collect()  # of a model that has left: an app and its server refer to each other
         started = time.perf_counter()
         server = self.make(spec)

@@ -18,7 +18,7 @@ class BegunParams(SamplingParams):
     output_token_ids: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, params: SamplingParams, output_token_ids: Sequence[int]) -> BegunParams:
+    def behind(cls, params: SamplingParams, output_token_ids: Sequence[int]) -> BegunParams:
         """The same parameters behind these tokens."""
         given = {f.name: getattr(params, f.name) for f in fields(params) if f.init}
         return cls(**given, output_token_ids=tuple(output_token_ids))

@@ -106,7 +106,7 @@ def constants(group: int, cache: Tensor) -> dict[str, Any]:
     dim = cache.shape[3]
     return {
         "GROUP": group, "BLOCK_SIZE": cache.shape[1], "HEAD_DIM": dim,
-        "ROWS": max(16, triton.next_power_of_2(group)),  # tl.dot wants 16 at least
+        "ROWS": max(16, triton.next_power_of_2(group)),  # of a tensor core
         "BLOCK_DIM": max(16, triton.next_power_of_2(dim)),
         "TILE": 64 if dim * cache.element_size() <= 256 else 32,
     }  # fmt: skip

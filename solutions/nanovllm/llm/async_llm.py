@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nanovllm.batching.events import Aborted, Failed
 from nanovllm.generation.errors import RequestError
-from nanovllm.generation.events import Finished, TokenGenerated
+from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
 from nanovllm.generation.keys import sample_seed
 from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.request import prepare
 from nanovllm.llm.llm import LLM
 from nanovllm.llm.prompts import AnyPrompt, Prompt, read_params, read_prompt
-from nanovllm.llm.results import completion_output
+from nanovllm.llm.results import completion_output, prompt_output
+from nanovllm.llm.tracking import Tracker
 from nanovllm.outputs import CompletionOutput, RequestOutput
 
 if TYPE_CHECKING:  # a release may lack lab 07; then it is missing when the first answer begins
@@ -42,7 +43,8 @@ class AsyncLLM:
         self._engine: AsyncEngine | None = None
         self._guard: asyncio.Task[None] | None = None  # stops the engine when it is cancelled
         self._open: set[int] = set()  # the engine's ids of requests that have not ended
-        self._streams: dict[str, Stream] = {}  # by request id, those that are read
+        self._streams: dict[str, Stream | None] = {}  # by request id, those that are read
+        self._early: set[str] = set()  # given up before they had a stream
         self._numbers = count()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -68,6 +70,7 @@ class AsyncLLM:
         """
         asked = read_prompt(prompt, self.llm.tokenizer)
         [params] = read_params(sampling_params, 1)
+        params = asked.params(params)
         number = next(self._numbers)
         request_id = str(number) if request_id is None else request_id
         self.llm._check(asked, params)
@@ -80,6 +83,8 @@ class AsyncLLM:
         stream = self._streams.get(request_id)
         if stream is not None and self._engine is not None:
             self._engine.cancel(stream, "abort")
+        elif request_id in self._streams:
+            self._early.add(request_id)
 
     async def shutdown(self) -> None:
         """Stop the engine's thread; open requests end with EngineDeadError."""
@@ -105,36 +110,51 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         if request_id in self._streams:
             raise RequestError(f"request_id {request_id!r} is in use; choose another.")
-        llm, engine = self.llm, self._started()
-        if params.structured_outputs is not None:
-            params = await asyncio.to_thread(prepare, params, llm.model, llm.tokenizer)
-        with self._urgency.saying(*urgency):
-            stream = engine.submit([prompt.token_ids], params, name=request_id)
-        self._streams[request_id] = stream
-        self._open.update(stream.request_ids)
-        answers = [CompletionOutput(index, "", []) for index in range(params.n)]
+        llm, engine, stream = self.llm, self._started(), None
+        self._streams[request_id] = None
         try:
+            if params.structured_outputs is not None:
+                params = await asyncio.to_thread(prepare, params, llm.model, llm.tokenizer)
+            with self._urgency.saying(*urgency):
+                stream = engine.submit([prompt.token_ids], params, name=request_id)
+            [number] = stream.request_ids
+            self._streams[request_id] = stream
+            self._open.add(number)
+            cached = self._hits.watch(stream.request_ids)
+            if request_id in self._early:
+                engine.cancel(stream, "abort")
+            answers = [CompletionOutput(index, "", []) for index in range(params.n)]
+            tracker, scores = Tracker({number: params.n}, use_tqdm=False), None
             async for events in stream:
                 for event in events:
+                    if isinstance(event, Prefilled | TokenGenerated | Finished):
+                        tracker(event)
+                    if isinstance(event, Prefilled) and event.logprobs is not None:
+                        scores = prompt_output(event.logprobs, llm.tokenizer)
                     self._take(answers, event)
                 done = all(answer.finished for answer in answers)
                 if done:
-                    self._open.difference_update(stream.request_ids)
+                    self._open.discard(number)
+                cost = tracker.metrics(number, len(prompt.token_ids), cached.get(number, 0))
                 yield RequestOutput(
-                    request_id, prompt.text, prompt.token_ids, list(answers), finished=done
+                    request_id, prompt.text, prompt.token_ids, list(answers), cost, done, scores
                 )
         finally:
-            engine.cancel(stream, "abort")  # nothing, if it has ended
+            if stream is not None:
+                engine.cancel(stream, "abort")  # nothing, if it has ended
+                self._hits.forget(stream.request_ids)
             del self._streams[request_id]
+            self._early.discard(request_id)
 
     def _started(self) -> AsyncEngine:
         loop = asyncio.get_running_loop()
         if self._engine is None or self._guard is None or self._guard.get_loop() is not loop:
             from nanovllm.serving.async_engine import AsyncEngine
+            from nanovllm.serving.prompt_hits import PromptHits
             from nanovllm.serving.urgency import WithUrgency
 
-            self._urgency = WithUrgency(self.llm.runner.engine)
-            self._engine = AsyncEngine(cast(Any, self._urgency))
+            self._urgency, self._hits = WithUrgency(self.llm.runner.engine), PromptHits()
+            self._engine = AsyncEngine(cast(Any, self._urgency), [self._hits.observe])
             self._engine.start()
             self._guard = loop.create_task(self._until_cancelled(self._engine))
         return self._engine

@@ -156,8 +156,8 @@ class Durable:
         if (status >= 500 or status in BUSY) and record.id not in self._promised:
             await self._write(record, self.journal.drop)  # a repeat is a new try
             return answered
-        said, media, answer = answered.status or 500, answered.media_type or "", answered.answer or b""
-        await self._write(record, lambda name: self.journal.end(name, said, media, answer))
+        what = answered.status or 500, answered.media_type or "", answered.answer or b""
+        await self._write(record, lambda name: self.journal.end(name, *what))
         return answered
 
     async def _write(self, record: Record, write: Callable[[str], None]) -> None:

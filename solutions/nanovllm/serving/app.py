@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 import nanovllm
-from nanovllm.batching.budget_counts import CountedBudget
+from nanovllm.batching.budget_counts import LiveBudget, counted
 from nanovllm.batching.engine import Engine
 from nanovllm.generation.errors import RequestError
 from nanovllm.generation.params import ParamsError
@@ -75,9 +75,8 @@ class Server:
         self.config = config
         self.created = int(time.time())
         self.metrics = Metrics(config.model_name)
-        budget = getattr(getattr(engine, "scheduler", None), "budget", None)
-        adaptive = budget if isinstance(budget, CountedBudget) else None
-        self.monitor = Monitor(engine.clock, budget=adaptive)
+        adaptive = LiveBudget(engine) if counted(engine) is not None else None
+        self.monitor = Monitor(engine.clock, budget=cast(Any, adaptive))
         sizes = RequestSizes(self.metrics.registry)
         self.history = History(engine.clock, self._name_of)
         watching = (self.metrics, self.monitor, self.history, sizes)

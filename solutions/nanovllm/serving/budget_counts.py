@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from prometheus_client import Counter
 
-from nanovllm.batching.budget_counts import CountedBudget
+from nanovllm.batching.budget_counts import LiveBudget
 from nanovllm.batching.events import EngineEvent
 from nanovllm.serving.registry import LABELS, Registry
 
@@ -12,7 +12,7 @@ from nanovllm.serving.registry import LABELS, Registry
 class BudgetCounts:
     """Brings a server's registry up to what the budget has decided, after each step."""
 
-    def __init__(self, registry: Registry, budget: CountedBudget) -> None:
+    def __init__(self, registry: Registry, budget: LiveBudget) -> None:
         self.budget = budget
         self.limit = registry.gauge("token_budget_limit", "Tokens that the next step may compute.")
         self.limit.set(budget.limit)

@@ -147,7 +147,7 @@ class Handlers:
                 raise BadRequestError(
                     "output_token_ids go on with one prompt.", param="output_token_ids"
                 )
-            params = BegunParams.of(params, body.output_token_ids)
+            params = BegunParams.behind(params, body.output_token_ids)
             writer.go_on(len(body.output_token_ids))
         params = await self.adapt(request, params, writer)
         with naming_fields(body), self.urgency.saying(body.priority, body.deadline):
