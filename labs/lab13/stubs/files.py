@@ -33,8 +33,9 @@ def load(path: Path | str) -> list[TracedRequest]:
         for column, reader in READERS.items():
             if column in first[1]:
                 return reader(chain_rows(first, rows))
+    columns = sorted(map(str, first[1]))  # None: what a row has behind the last of them
     raise TraceError(
-        f"{path.name} has the columns {sorted(first[1])}; one of {sorted(READERS)} was expected."
+        f"{path.name} has the columns {columns}; one of {sorted(READERS)} was expected."
     )
 
 

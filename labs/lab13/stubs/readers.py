@@ -62,7 +62,8 @@ def read_azure(rows: Iterable[Row]) -> list[TracedRequest]:
     """Azure's form: TIMESTAMP (a date and time of day), ContextTokens, GeneratedTokens; in order.
 
     A TIMESTAMP may have up to seven digits behind the second. A prompt has at least one token,
-    here and in the other forms.
+    here and in the other forms. No row says that its request failed: all are `ok`, also with 0
+    tokens of output; so they are in Mooncake's form.
 
     >>> text = "2023-11-16 18:17:03.9799600"
     >>> read_azure([(2, {"TIMESTAMP": text, "ContextTokens": "4808", "GeneratedTokens": "10"})])

@@ -6,7 +6,8 @@ LARGEST_BUCKET = 512  # captured at most, as vLLM: beyond, launches are few
 
 
 def batch_buckets(max_num_seqs: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, then every 16 (nano-vLLM's and vLLM's list), to the first that holds all.
+    """1, 2, 4, 8, then every 16, to the first that holds all: nano-vLLM's list (vLLM's goes by 8
+    up to 256).
 
     >>> batch_buckets(40)
     (1, 2, 4, 8, 16, 32, 48)
