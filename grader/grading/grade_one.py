@@ -83,7 +83,7 @@ class Marking:
         begun = self._box(self._visible(checks), *behind)
         self._run_checks(checks, begun[0])
         if begun[1:]:
-            told = {event.get("item") for event in begun[0].events}
+            told = [event.get("item") for event in begun[0].events]
             self._say_nothing_of([check for check in checks if check not in told])
         scenarios.run(scenarios.names, begun[1] if begun[1:] else None)
         for task in self._tasks:

@@ -30,7 +30,7 @@ class Work:
 class Answer:
     """The events of one task, and why it ended early ("" when it did not).
 
-    cost: what the events take, in bytes.
+    cost: bytes that the results among them take.
     """
 
     events: list[dict[str, Any]] = field(default_factory=list)

@@ -36,14 +36,15 @@ class Talk:
         self.over = False  # the process has ended
         self._deadline = time.monotonic() + seconds
         self._buffer, self._left = bytearray(), limits.output_mb << 20
+        self._kept = 0  # bytes of results
 
     def ask(self, task: dict[str, Any], last: bool = False) -> Answer:
         """Hand over a task; the events until it is done, or until the process ends if `last`."""
-        answer, had = Answer(), self._left
+        answer, had = Answer(), self._kept
         try:
             return self._ask(task, last, answer)
         finally:
-            answer.cost = had - self._left
+            answer.cost = self._kept - had
 
     def _ask(self, task: dict[str, Any], last: bool, answer: Answer) -> Answer:
         self.tell(task, last)
@@ -91,9 +92,10 @@ class Talk:
         """The events that a chunk has made whole, and how many lines."""
         self._buffer += chunk
         *lines, self._buffer = self._buffer.split(b"\n") if b"\n" in chunk else [self._buffer]
-        self._left -= len(chunk) + LINE * len(lines)
-        self._left -= NEST * (chunk.count(b"[") + chunk.count(b"{")) + ITEM * chunk.count(b",")
-        return [event for line in lines if (event := _event(line))], len(lines)
+        self._left -= LINE * len(lines) + _size(chunk)
+        found = [(event, line) for line in lines if (event := _event(line))]
+        self._kept += sum(_size(line) for event, line in found if "item" in event)
+        return [event for event, _ in found], len(lines)
 
     def _answer(self) -> str:
         """How the work ended; OSError where the worker has no answer."""
@@ -120,6 +122,11 @@ def _receive(events: socket.socket) -> bytes:
         return events.recv(CHUNK)
     except ConnectionError:
         return b""
+
+
+def _size(text: bytes | bytearray) -> int:
+    """Bytes that JSON takes once it is read, or some more."""
+    return len(text) + NEST * (text.count(b"[") + text.count(b"{")) + ITEM * text.count(b",")
 
 
 def _event(line: bytes | bytearray) -> dict[str, Any] | None:
