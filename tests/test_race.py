@@ -52,7 +52,8 @@ REACHED = {  # what each cheat says when it has reached what it attacks
     "reference_answers": "of the reference there is [], of other processes []",
     "wakes_itself": "a timer that wakes it: Function not implemented",
 }
-ALIKE = 0.03  # four rounds on a busy machine tell no smaller gain from none
+# Four rounds on a busy machine tell no smaller gain from none; cheats are after a multiple.
+ALIKE = {MANY: 0.1, ONE: 0.1, MEMORY: 0.03}
 OUT = {"done_too_early", "forged_texts", "half_the_layers"}
 
 
@@ -290,4 +291,4 @@ def test_cheats_of_lab14_earn_nothing(
             # The peak of a process that computes in a thread is lower in truth.
             if (name, track) != ("hidden_thread", MEMORY):
                 plain = max(1.0, board["as_is"].intervals[track].high)
-                assert found.low <= plain + ALIKE, (name, track, found)
+                assert found.low <= plain + ALIKE[track], (name, track, found)
