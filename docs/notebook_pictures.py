@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
@@ -44,7 +45,8 @@ def picture_pages() -> dict[str, str]:
     """A page of pictures for each lab; notebooks run side by side."""
     # The longest first: notebooks of higher labs compute more.
     drawing = with_notebooks()[::-1]
-    with ProcessPoolExecutor(max(1, min(os.cpu_count() or 1, 4))) as pool:
+    at_once, apart = max(1, min(os.cpu_count() or 1, 4)), multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(at_once, apart) as pool:  # a fork may hang, since threads have locks
         found = dict(zip(drawing, pool.map(pictures, drawing), strict=True))
     return {f"pictures/{lab.key}.md": _page(lab, shown) for lab, shown in found.items()}
 
