@@ -37,7 +37,7 @@ pictures: maintainer
 SERVER ?= 127.0.0.1:8000
 monitoring: maintainer
 	$(BIN)/python -m tests.system_tools
-	$(BIN)/python -m monitoring.run --server $(SERVER)
+	$(BIN)/python -m monitoring.run --server $(SERVER) $(PORTS)
 
 # What a student needs.
 setup: $(READY)
@@ -45,7 +45,7 @@ setup: $(READY)
 $(READY): requirements.txt constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed; run: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
-	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing the course's packages into $(VENV) (once, a few minutes) ..."
 	@test -z "$(TORCH_INDEX)" || $(PIP) install --index-url "$(TORCH_INDEX)" \
 		"$$(grep '^torch==' requirements.txt)"

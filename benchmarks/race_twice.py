@@ -54,6 +54,11 @@ def run(folder: Path, sandbox: Sandbox, rounds: int) -> list[Standing]:
     return standings(results)
 
 
+def _shown(rounds: list[list[float]]) -> list[list[float]]:
+    """Ratios as they are recorded."""
+    return [[round(ratio, 4) for ratio in turns] for turns in rounds]
+
+
 def compare(boards: list[list[Standing]]) -> dict[str, Any]:
     """By track: each entry's median and place in both races."""
     first, second = ({one.result.student: one for one in board} for board in boards)
@@ -65,7 +70,7 @@ def compare(boards: list[list[Standing]]) -> dict[str, Any]:
             rows[name] = {
                 "medians": [s.intervals[track].middle for s in both],
                 "intervals": [asdict(s.intervals[track]) for s in both],
-                "ratios": [s.result.ratios[track] for s in both],
+                "ratios": [_shown(s.result.ratios[track]) for s in both],
                 "places": [s.places[track] for s in both],
             }
         moved = {n: abs(b / a - 1) for n, r in rows.items() for a, b in [r["medians"]]}
@@ -84,7 +89,7 @@ def alone(folder: Path, sandbox: Sandbox, runs: int, rounds: int) -> Pairs:
         for entry in discover(folder):
             result = race.run(entry)
             for track in TIMED:
-                found[f"{entry.student} {track}"].append(result.ratios[track])
+                found[f"{entry.student} {track}"].append(_shown(result.ratios[track]))
         print(f"  pair {number + 1}", file=sys.stderr, flush=True)
     return found
 

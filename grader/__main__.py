@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from grader.classroom.classroom_command import autograde, classroom
+from grader.classroom.classroom_command import autograde, classroom, extend
 from grader.classroom.gradescope_zip import gradescope
 from grader.course.errors import LabError, sentence_of
 from grader.course.lab_toml import Lab, find_lab, labs
@@ -24,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 of_classes = (grade_command.grade, grade_command.items, grade_command.similar, race_command.race)
-for command in (release, classroom, autograde, *of_classes, gradescope):
+for command in (release, classroom, autograde, extend, *of_classes, gradescope):
     app.command()(command)
 console = Console()
 
@@ -65,6 +65,8 @@ def mistakes(
     from grader.authoring import mistakes as bank
 
     chosen = find_lab(lab)
+    if only and only not in {mistake.name for mistake in bank.bank(chosen)}:
+        raise LabError(f"no mistake of {chosen.key} is named {only!r}.")
     if scenarios:
         raise typer.Exit(_unseen(chosen, scenarios, only))
     with console.status("planting"):
@@ -151,8 +153,10 @@ def mutants(
     with tempfile.TemporaryDirectory() as folder:
         solved = chosen.reference
         if variant:
-            [patch] = [path for path in others.kept(chosen) if path.stem == variant]
-            others.write(patch, chosen, Path(folder))
+            known = {path.stem: path for path in others.kept(chosen)}
+            if variant not in known:
+                raise LabError(f"no variant {variant!r} of {chosen.key}; there are {[*known]}.")
+            others.write(known[variant], chosen, Path(folder))
             solved = Path(folder) / chosen.package
         found = []
         planted = [m for m in bank.mutants(chosen, solved, most, seed) if only in m.key]

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -46,7 +47,7 @@ def prometheus(
         where = f"{LOOPBACK}:{port}"
         words = ["--config.file=prometheus.yml", "--storage.tsdb.path=data",
                  f"--web.listen-address={where}", "--log.level=warn"]  # fmt: skip
-        with _program("prometheus", words, folder):
+        with _program("prometheus", words, folder, where):
             yield where
 
 
@@ -59,12 +60,12 @@ def alertmanager(port: int) -> Iterator[Address]:
         words = ["--config.file=alertmanager.yml", "--storage.path=data",
                  f"--web.listen-address={where}", "--cluster.listen-address=",
                  "--log.level=warn"]  # fmt: skip
-        with _program("prometheus-alertmanager", words, Path(place)):
+        with _program("prometheus-alertmanager", words, Path(place), where):
             yield where
 
 
 @contextmanager
-def _program(package: str, words: list[str], folder: Path) -> Iterator[None]:
+def _program(package: str, words: list[str], folder: Path, where: Address) -> Iterator[None]:
     path = _path(package)
     inside = []
     if Path(path).is_relative_to(FOLDER):  # only unpacked: its files are not where it looks
@@ -73,10 +74,26 @@ def _program(package: str, words: list[str], folder: Path) -> Iterator[None]:
                   "--ro-bind", share, "/usr/share/prometheus", "--die-with-parent"]  # fmt: skip
     process = subprocess.Popen([*inside, path, *words], cwd=folder)
     try:
+        _wait(process, package, where)
         yield
     finally:
         process.terminate()
         process.wait(30)
+
+
+def _wait(process: subprocess.Popen[bytes], package: str, where: Address) -> None:
+    """Until it answers. Raises ChildProcessError where it ends before: its port is taken."""
+    for tenths in range(300):
+        time.sleep(0.1)
+        if process.poll() is not None:
+            raise ChildProcessError(
+                f"{package} could not start at {where}; its reason stands above. Where the port is "
+                "taken, say make monitoring PORTS='--prometheus-port 9091 --alertmanager-port 9094'"
+            )
+        with suppress(httpx.HTTPError):  # at first another program may answer there
+            if tenths > 10 and httpx.get(f"http://{where}/-/ready", timeout=5).is_success:
+                return
+    raise ChildProcessError(f"{package} at {where} is not ready after 30 s.")
 
 
 def _path(package: str) -> str:
@@ -116,6 +133,8 @@ def main() -> None:
             signal.pause()
     except FileNotFoundError as error:
         sys.exit(f"{error} is not installed: python -m tests.system_tools, or apt-get install it.")
+    except ChildProcessError as error:
+        sys.exit(str(error))
     except KeyboardInterrupt:
         print("stopped")
 

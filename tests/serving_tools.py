@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import uvicorn
+from typer.testing import CliRunner
 
 from grader.course.paths import ROOT
 from nanovllm.batching.config import EngineConfig
@@ -49,6 +51,33 @@ def offline(bodies: list[dict[str, Any]]) -> list[list[str]]:
     config = EngineConfig(max_num_seqs=32)
     found = generate_continuous(MODEL, prompts, params, config, tokenizer=TOKENIZER)
     return [[completion.text for completion in samples] for samples in found.completions]
+
+
+def server_of_command(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any, str, int]:
+    """The server of `nanovllm serve` with these words, which is not run; what it says, and how many
+    engines `LLM` itself made for it."""
+    from nanovllm.cli import app
+    from nanovllm.llm.paged_level import PagedRung
+
+    served: list[Any] = []
+    made: list[Any] = []
+    make_engine = PagedRung.make_engine
+
+    def run(server: Any, sock: socket.socket) -> None:
+        sock.close()
+        served.append(server)
+
+    def making(rung: PagedRung) -> Any:
+        made.append(make_engine(rung))
+        return made[-1]
+
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # else the command sets it, for good
+    monkeypatch.setattr("nanovllm.serving.logs.configure_logs", lambda level: None)
+    monkeypatch.setattr("nanovllm.serving.run.run", run)
+    monkeypatch.setattr(PagedRung, "make_engine", making)
+    done = CliRunner().invoke(app, ["serve", "--port", "0", *words])
+    assert done.exit_code == 0, done.output
+    return served[0], done.output, len(made)
 
 
 class Live:

@@ -340,5 +340,5 @@ def least(fleet: Fleet) -> FleetFaults:
         def fails(some: Sequence[Any], name: str = name) -> bool:
             return bool(run_fleet(fleet.seed, made(parts | {name: tuple(some)})).complaints)
 
-        parts[name] = () if parts[name] and fails(()) else shrink(parts[name], fails)
+        parts[name] = shrink(parts[name], fails)
     return made(parts)

@@ -352,6 +352,9 @@ class TestCommands:
             (["progression", "--rounds", "0"], "rounds"),
             (["speculative", "--prompts", "poems"], "poems"),
             (["quantization", "-m", "bundled", "--rounds", "900"], "900 rounds of 4 steps"),
+            (["throughput", "--out", "/no/folder/x.json"], "there is no folder /no/folder"),
+            (["latency", "--out", "/tmp"], "--out /tmp is a folder"),
+            (["memory", "--plot", "x.foo"], "--plot x.foo must end in .png"),
             (["speed"], "speed"),
         ],
     )

@@ -29,7 +29,16 @@ from nanovllm.cluster.router import Router, RouterConfig
 from nanovllm.resilience.careful_router import CarefulRouter
 from nanovllm.serving.config import ServeConfig
 from tests.processes import run
-from tests.serving_tools import CONFIG, MODEL, TEMPLATE, TOKENIZER, Live, offline, tiny_engine
+from tests.serving_tools import (
+    CONFIG,
+    MODEL,
+    TEMPLATE,
+    TOKENIZER,
+    Live,
+    offline,
+    server_of_command,
+    tiny_engine,
+)  # fmt: skip
 
 
 class WithRole(Live):
@@ -204,6 +213,38 @@ def test_a_replica_that_is_gone_is_left_alone() -> None:
             answer = ask(router.url, body(1, 0.0))
             assert answer.status_code == 503 and "replica" in answer.json()["error"]["message"]
             assert ask(router.url, [1]).status_code == 400  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError, httpx.ConnectTimeout])
+def test_who_cannot_be_reached_rests_and_the_next_is_asked(error: type[Exception]) -> None:
+    """Refused at once, or dropped by a firewall until the time is over: nothing was computed."""
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.host)
+        if request.url.host == "a":
+            raise error("nobody is there")
+        return httpx.Response(200, stream=httpx.ByteStream(b"{}"))
+
+    client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    router = Router(RouterConfig(("http://a", "http://b"), policy="round_robin"), client)
+    with TestClient(router.app) as user:
+        got = [user.post("/v1/completions", json={"prompt": "Once"}) for _ in range(4)]
+    assert [each.status_code for each in got] == [200] * 4
+    assert asked.count("a") == 1 and router.pool.choosable() == ["http://b"]
+
+
+@pytest.mark.parametrize("role", ["prefill", None])
+def test_a_server_has_one_engine_and_says_which(
+    role: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--kv-cache-memory-bytes", str(1 << 20), *(["--role", role] if role else [])]
+    server, said, made = server_of_command(monkeypatch, *words)
+    store = server.engine.engine.store
+    assert isinstance(store, ConnectedStore) == (role is not None)
+    assert made == (role is None), "a role's engine is made beside the LLM's own"
+    assert f"; {store.num_blocks} blocks of {store.block_size} tokens" in said.replace("\n", " ")
+    assert 0.9 * (1 << 20) < store.nbytes <= 1 << 20
 
 
 def test_roles_and_routers_that_cannot_be() -> None:

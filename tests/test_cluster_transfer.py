@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import json
 import random
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, replace
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -13,11 +18,14 @@ from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Preempted
 from nanovllm.cluster.connected_store import ConnectedStore
-from nanovllm.cluster.errors import WireError
-from nanovllm.cluster.header import Header, fingerprint
+from nanovllm.cluster.connectors import SharedMemory
+from nanovllm.cluster.errors import TransferError, WireError
+from nanovllm.cluster.header import MAGIC, Header, decode, fingerprint
+from nanovllm.cluster.kv_transfer_params import Remote
 from nanovllm.cluster.parking import Parking
 from nanovllm.cluster.sides import Decodes
 from nanovllm.cluster.transfer_params import TransferParams
+from nanovllm.cluster.transport import HttpTransport
 from nanovllm.cluster.wire import Received, load, pack, unpack
 from nanovllm.generation.events import Finished
 from nanovllm.generation.params import SamplingParams
@@ -27,6 +35,7 @@ from nanovllm.paging.block_pool import BlockPool
 from nanovllm.paging.block_table import BlockTable
 from nanovllm.paging.cache import PagedCache
 from nanovllm.paging.holds import Holds
+from tests import virtual_loop
 
 CONFIG = ModelConfig("llama", 97, 16, 2, 4, 2, 6, 24, 96)
 
@@ -105,6 +114,78 @@ def test_bytes_that_were_cut_or_spoiled_are_refused() -> None:
     ):
         with pytest.raises(WireError):
             unpack(spoiled, header)
+
+
+@pytest.mark.parametrize("wrong", [
+    {"dtype": ["float32"]}, {"dtype": {}}, {"dtype": None}, {"dtype": "float8"}, {"model": [1]},
+    {"num_layers": "2"}, {"num_layers": True}, {"num_tokens": 7.0}, {"num_tokens": None},
+    {"further": 1}, [], "oops", 5, None,
+])  # fmt: skip
+def test_a_header_of_other_values_is_refused(wrong: Any) -> None:
+    cache = filled(4)
+    header = Header.of(cache, "m")
+    payload = pack(header, cache, [1, 3], 7)[decode(pack(header, cache, [1, 3], 7))[2] :]
+    said = asdict(header) | {"num_tokens": 7}
+    text = json.dumps(said | wrong if isinstance(wrong, dict) else wrong).encode()
+    with pytest.raises(WireError):
+        unpack(MAGIC + len(text).to_bytes(4, "big") + text + payload, header)
+
+
+def test_a_header_that_nests_deeply_is_refused() -> None:
+    text = b"[" * 4000
+    with pytest.raises(WireError, match="cannot be read"):
+        decode(MAGIC + len(text).to_bytes(4, "big") + text)
+
+
+REMOTE = Remote("prefill", 1, "0" * 32)
+
+
+def over(answer: Callable[[httpx.Request], Any], seconds: float = 30.0) -> HttpTransport:
+    """A transport to a server that answers so."""
+    made = HttpTransport(seconds, SharedMemory())
+    made.client = httpx.AsyncClient(transport=httpx.MockTransport(answer), timeout=seconds)
+    return made
+
+
+@pytest.mark.parametrize("content", [
+    b"[]", b"oops", b'"shm"', b"5", b"null", b"", b"\xff", pytest.param(b"[" * 100_000, id="deep"),
+    b"{}", b'{"connector": ["shm"]}', b'{"connector": "shm"}', b'{"connector": "shm", "name": {}}',
+])  # fmt: skip
+def test_an_offer_that_is_spoiled_is_a_transfer_that_failed(content: bytes) -> None:
+    json_ = {"content-type": "application/json"}
+    transport = over(lambda _: httpx.Response(200, content=content, headers=json_))
+
+    async def main() -> None:
+        with pytest.raises(TransferError):
+            await transport.receive(REMOTE, {})
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("pieces", [1, 100])
+def test_seconds_are_for_the_whole_of_a_transfer(pieces: int) -> None:
+    """A server that sends a byte a second, or nothing for long, in virtual time."""
+
+    class Drips(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for _ in range(pieces):
+                await asyncio.sleep(100 / pieces)
+                yield b"x"
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "DELETE":
+            await asyncio.sleep(100)
+        return httpx.Response(200, stream=Drips())
+
+    async def main(loop: virtual_loop.VirtualLoop) -> None:
+        for seconds, call in itertools.product((3.0, 30.0), ("receive", "acknowledge")):
+            begun = loop.time()
+            with pytest.raises(TransferError, match="prefill"):
+                await getattr(over(answer, seconds), call)(REMOTE, {})
+            assert loop.time() - begun == seconds
+        assert await over(answer, 101.0).receive(REMOTE, {}) == b"x" * pieces
+
+    virtual_loop.run(main)
 
 
 def test_models_have_fingerprints_of_their_own(model: Transformer) -> None:
@@ -237,6 +318,22 @@ def test_an_abort_at_any_moment_leaves_nothing_behind(model: Transformer, when: 
     for engine in (pair.p, pair.d):
         assert engine.store.free_tokens == engine.store.total_tokens
         engine.check()
+
+
+def test_a_pool_that_is_all_parked_comes_back_when_the_time_is_over(model: Transformer) -> None:
+    """Nobody runs and nothing is free: a step without a budget asks for nobody's admission."""
+    now, store = [0.0], ConnectedStore(CONFIG, 4, 4, model=fingerprint(model))
+    store.parking = Parking(store.manager, 10.0, lambda: now[0])
+    engine, params = Engine(model, store=store), SamplingParams(max_tokens=1, seed=1)
+    engine.add_request(list(range(16)), TransferParams.of(params, Decodes("t")))
+    steps(engine)
+    assert len(store.parking) == 1 and store.free_tokens == 0
+    number = engine.add_request([50, 51], params)
+    for _ in range(3):
+        assert not any(isinstance(event, Finished) for event in engine.step())
+    assert len(store.parking) == 1
+    now[0] = 10.0
+    assert list(steps(engine)) == [number] and len(store.parking) == 0
 
 
 def test_samples_that_share_a_prompt_load_it_once(model: Transformer) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,3 +98,26 @@ def test_the_image_copies_what_is_here() -> None:
     text = (DEPLOY / "Containerfile").read_text("utf-8")
     named = re.findall(r"^COPY (.+) \./$", text, re.MULTILINE)[0].split()
     assert named and all((ROOT / name).is_file() for name in named)
+
+
+def test_the_image_has_all_that_a_server_needs(tmp_path: Path) -> None:
+    """A folder with what is not left out, and nothing else, answers."""
+    lines = (DEPLOY / "Containerfile.dockerignore").read_text("utf-8").splitlines()
+    kept = [line.removeprefix("!") for line in lines if line.startswith("!")]
+    assert "*" in lines and len(kept) > 5
+    for name in kept:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, tmp_path / name)
+    code = "import nanovllm.cli as cli; print(cli.__file__); cli.main()"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "NANOVLLM_CODE": "reference"}
+    for command in (["generate", "Once", "--max-tokens", "1"], ["serve", "--print-config"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *command],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(str(tmp_path)), "the code of the copy"

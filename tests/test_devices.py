@@ -123,6 +123,17 @@ def test_a_device_that_is_not_here_is_one_sentence(monkeypatch) -> None:
         LLM(device="toaster")
 
 
+@pytest.mark.parametrize("device", ["cuda:1", torch.device("cuda", 1)], ids=str)
+def test_a_gpu_by_its_number_is_refused_with_the_way_to_it(device, monkeypatch) -> None:
+    """Kernels and graphs run on a thread's current GPU, which is the first."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, device=None, **more: empty(*a, **more))
+    with pytest.raises(OptionError, match=r"^device 'cuda:1' .* CUDA_VISIBLE_DEVICES=1 in"):
+        read_options.read_device(device)
+    assert read_options.read_device("cuda:0") == torch.device("cuda", 0)
+    assert read_options.read_device("cuda") == torch.device("cuda")
+
+
 def test_on_mps_one_sentence_says_what_was_not_run(monkeypatch, capsys) -> None:
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *a, device=None, **more: empty(*a, **more))

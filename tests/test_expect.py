@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from grader import expect
-from grader.checks.card import CheckInfo, failure_card
+from grader.checks.card import CheckInfo, DoesNotEnd, failure_card
 from grader.checks.compare import difference
 from grader.checks.expect import ExpectationFailed
 from grader.checks.fingerprint import fingerprint, matches
@@ -56,6 +56,8 @@ def test_equal_values_pass(actual: object, expected: object) -> None:
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.1])),
         (torch.zeros(2, 3), torch.zeros(3, 2)),
         (torch.zeros(2), torch.zeros(2, dtype=torch.long)),
+        (torch.ones(2, dtype=torch.long), torch.ones(2, dtype=torch.bool)),
+        (torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.long)),
         (torch.tensor([float("nan")]), torch.tensor([0.0])),
         ([1, 2], [1, 2, 3]),
         ({"a": 1}, {"a": 1, "b": 2}),
@@ -116,6 +118,15 @@ def test_a_card_says_what_differs_and_no_more(
     assert hidden not in card
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float64])
+def test_numbers_that_differ_look_different(dtype: torch.dtype) -> None:
+    values = torch.tensor([[-2023406815, 5], [-2023406830, 5]], dtype=dtype)
+    found = difference(values[1], values[0])
+    assert found is not None and len(found.lines) == 1
+    got, due = found.lines[0].removeprefix("at [0]: got ").split(", expected ")
+    assert (float(got), float(due)) == (-2023406830, -2023406815)
+
+
 def test_named_mistake_replaces_the_general_cause() -> None:
     with pytest.raises(ExpectationFailed) as caught:
         expect(1, 2, cause="general")
@@ -169,6 +180,27 @@ def test_what_fits_others_too_is_no_fact() -> None:
     fits_others = [1, True, None, 0.5, [], "", ValueError("x"), TimeoutError()]
     assert all(telling(fingerprint(value)) for value in shows)
     assert not any(telling(fingerprint(value)) for value in fits_others)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        (ValueError("/tmp/a-1/model/config.json has no 'x'"),
+         ValueError("/var/b/c/model/config.json has no 'x'"), True),
+        (ValueError("C:\\Users\\ada\\m.json is missing"),
+         ValueError("/home/ada/m.json is missing"), True),
+        (ValueError("<Row at 0x7f01>"), ValueError("<Row at 0x10ab>"), True),
+        (ValueError("in step (engine.py:12)"), ValueError("in step (engine.py:907)"), True),
+        (DoesNotEnd("it still runs; step (engine.py:12)"), DoesNotEnd("it sleeps; add"), True),
+        (ValueError("3 tokens/s of 4"), ValueError("3 tokens/s of 5"), False),
+        (ValueError("/tmp/config.json"), ValueError("/tmp/tokenizer.json"), False),
+        (ValueError("x"), KeyError("x"), False),
+    ],
+)  # fmt: skip
+def test_an_error_is_recognised_on_another_machine(
+    one: BaseException, other: BaseException, alike: bool
+) -> None:
+    assert matches(fingerprint(one), fingerprint(other)) is alike
 
 
 def test_raises_wants_the_error_and_its_message() -> None:

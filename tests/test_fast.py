@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import random
 import subprocess
 import sys
+import weakref
 from array import array
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,16 +24,18 @@ from torch import Tensor
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Failed, Preempted
+from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.fast import FastPathError, available, fast_engine
 from nanovllm.fast.build import ISA, _processor, instructions, load_library
-from nanovllm.fast.cache import untouched
 from nanovllm.fast.engine import FastEngine
 from nanovllm.fast.file_pages import give_back
+from nanovllm.fast.memory import CHUNK, Arena, untouched
 from nanovllm.fast.step import NativeStep, StepInput
 from nanovllm.fast.store import FastStore
 from nanovllm.fast.weights import NativeWeights, interleave, pack
 from nanovllm.generation.events import Finished, Prefilled, TokenGenerated
 from nanovllm.generation.params import SamplingParams
+from nanovllm.llm.scoring import one_by_one
 from nanovllm.model.attend import RecomputeAttend
 from nanovllm.model.config import ModelConfig, RopeScaling
 from nanovllm.model.experts import ExpertsConfig
@@ -37,6 +43,8 @@ from nanovllm.model.loader import dummy_model, empty_model
 from nanovllm.model.transformer import Transformer
 from nanovllm.paging.store import PagedStore
 from nanovllm.performance.moe import MoE
+from nanovllm.speculative.guessed_plan import GuessedChunk
+from nanovllm.speculative.proposer import Guesses
 from tests.processes import ROOT
 
 BIASES = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
@@ -253,6 +261,36 @@ def test_nan_meets_the_request_that_caused_it_alone(name: str) -> None:
     assert found == expected
 
 
+def test_infinite_logits_fail_as_on_the_plain_engine() -> None:
+    model, config = random_model(FAMILIES["qwen3, one group"], 7), EngineConfig()
+    model.norm.weight[0] = 1e6
+    model.lm_head.weight.zero_()
+    model.lm_head.weight[5, 0], model.lm_head.weight[6, 0] = 3e38, -3e38
+    jobs = [(0, [1, 2, 3], greedy(8)), (1, [4, 5], greedy(8))]
+    plain = run(Engine(model, config, store=PagedStore(model.config, 20)), jobs)
+    assert plain[0] == {} and Failed in plain[1]
+    assert run(ready_engine(model, config, 20), jobs) == plain
+
+
+def test_one_token_chunks_are_one_sequence_also_with_guesses_behind_the_last() -> None:
+    """Else two sequences of one request would race for V of the pair's second token."""
+    prompt = list(range(30, 38))
+    request: Any = SimpleNamespace(
+        sequence=SimpleNamespace(prompt_token_ids=prompt, output_token_ids=[]),
+        num_tokens=len(prompt),
+        token_ids=lambda start, end: prompt[start:end],
+    )
+    other: Any = SimpleNamespace(**vars(request))
+    chunk = GuessedChunk.of(Chunk(request, 2, 6, 8), Guesses((5, 9)))
+    chunks = (*one_by_one(chunk), Chunk(other, 7, 1, 8))
+    given = StepInput.of(Plan(chunks), lambda each: [3] if each is other else [7])
+    assert given.token_ids.tolist() == [*prompt[2:], 5, 9, prompt[7]]
+    assert given.query_starts.tolist() == [0, 8, 9]
+    assert given.context_lens.tolist() == [10, 8]
+    assert given.completes.tolist() == [8, 1]
+    assert (given.blocks.tolist(), given.block_starts.tolist()) == ([7, 3], [0, 1])
+
+
 def test_same_events_as_the_plain_engine() -> None:
     model = dummy_model(FAMILIES["qwen2"], 8)
     jobs = [(0, [1, 2, 3], greedy(3)), (2, [4] * 30, greedy(2))]
@@ -329,6 +367,49 @@ def test_a_compiler_that_fails_leaves_the_plain_steps(
     jobs = random_jobs(random.Random(9), 97, greedy)
     expected, _ = run(Engine(model, config, store=PagedStore(model.config, 30)), jobs)
     assert run(fast, jobs)[0] == expected
+
+
+def test_without_a_home_it_says_where_to_keep_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(FastPathError, match="set HOME or XDG_CACHE_HOME"):
+        load_library(torch.float32)
+
+
+def test_without_openmp_each_process_asks_for_it_once_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The build with one thread must not be taken for the other one when OpenMP comes."""
+    compiler, calls, openmp = (tmp_path / name for name in ("compiler", "calls", "openmp"))
+    compiler.write_text(
+        f'#!/bin/sh\necho "$@" >> {calls}\n'
+        f'case "$*" in *-fopenmp*) [ -e {openmp} ] || exit 1;; esac\n'
+        'while [ "$1" != -o ]; do shift; done\necho no library > "$2"\n',
+        encoding="utf-8",
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said: list[str] = []
+
+    def asked(new_process: bool = True) -> list[bool]:
+        """Of each call of the compiler, whether it was for OpenMP."""
+        if new_process:
+            monkeypatch.setattr("nanovllm.fast.build._failed", set())
+        calls.write_text("", encoding="utf-8")
+        with pytest.raises(FastPathError, match="stored or loaded"):
+            load_library(torch.float32, said.append)
+        return ["-fopenmp" in line for line in calls.read_text(encoding="utf-8").splitlines()]
+
+    assert asked() == [True, False] and len(said) == 2
+    assert asked(new_process=False) == []
+    assert asked() == [True] and len(said) == 2, "nothing new is compiled"
+    openmp.touch()
+    assert asked() == [True] and len(said) == 3
+    assert asked() == []
 
 
 def test_two_processes_compile_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -456,3 +537,27 @@ def test_k_and_v_take_memory_once_they_are_written(dtype):
     assert not k[1, 77].any() and not k[-1, -1].any()
     k[2, 5] = 1
     assert k[2, 5].all() and not k[2, 4].any() and not k[2, 6].any()
+
+
+def test_tensors_lie_side_by_side_in_an_arena() -> None:
+    """Of odd sizes, also larger than what it asks for at once; none lies in another's place."""
+    arena, rng = Arena(), random.Random(0)
+    sizes = [rng.randint(1, 5000) for _ in range(40)] + [CHUNK + 8, 3]
+    made = [torch.full((size,), i % 100, dtype=torch.uint8) for i, size in enumerate(sizes)]
+    kept = [arena.copy(tensor) for tensor in made]
+    assert all(map(torch.equal, made, kept)) and all(each.data_ptr() % 64 == 0 for each in kept)
+    assert abs(kept[1].data_ptr() - kept[0].data_ptr()) < 5064
+    turned = torch.arange(12.0).view(3, 4).t()
+    assert torch.equal(arena.copy(turned), turned) and arena.copy(turned).is_contiguous()
+
+
+def test_an_engine_runs_on_the_weights_of_another() -> None:
+    model, config = dummy_model(FAMILIES["qwen2"], 8), EngineConfig()
+    jobs = [(0, [1, 2, 3], greedy(5)), (0, [4] * 30, greedy(4))]
+    one, other = (ready_engine(model, config, 20) for _ in range(2))
+    before = run(other, jobs)
+    own = weakref.ref(other._native.weights)  # pyright: ignore[reportOptionalMemberAccess]
+    other.share_weights(one)
+    gc.collect()
+    assert own() is None, "its own are let go"
+    assert run(other, jobs)[0] == before[0] == run(one, jobs)[0]

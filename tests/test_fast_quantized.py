@@ -309,6 +309,24 @@ def test_texts_over_int8_k_and_v_do_not_depend_on_chunks_or_room(
     assert texts[0] == texts[1] == texts[2]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_over_int8_v_fit_into_a_block_of_any_size(dtype: torch.dtype) -> None:
+    """Whole numbers are added for 512 positions at most: more of the largest ones overflow."""
+    count = 69_000
+    model = dummy_model(ModelConfig("llama", 97, 32, 1, 1, 1, 32, 48, count), 0, dtype)
+    model.layers[0].self_attn.k_proj.weight.zero_()  # so all positions count the same
+    library = load_library(dtype)
+    step, found = NativeStep(library, NativeWeights(model, library.nv_lanes(), count)), []
+    for size in (512, 512 * 136):
+        blocks = 512 * 136 // size
+        cache = FastStore(model.config, blocks, size, dtype, kv_cache_dtype="int8").cache
+        cache.v.fill_(127)
+        cache.v_scales.fill_(1.0)
+        numbers = ([5], [0, 1], [count], [1], list(range(blocks)), [0])
+        found.append(step(StepInput(*(array("i", n) for n in numbers)), cache)[0])
+    assert torch.equal(found[0], found[1])
+
+
 def test_the_switch_to_native_steps_over_int8_k_and_v(monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes that the plain steps wrote are read by the native ones."""
     model = dummy_model(FAMILIES["qwen3"], 5)

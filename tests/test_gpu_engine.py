@@ -24,6 +24,7 @@ from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
 from nanovllm.batching.errors import NonFiniteLogitsError
 from nanovllm.batching.events import Aborted, EngineEvent, Failed, Preempted
+from nanovllm.generation.errors import RequestError
 from nanovllm.generation.events import Finished, Prefilled
 from nanovllm.generation.params import SamplingParams
 from nanovllm.gpu import GpuPathError, available
@@ -388,6 +389,27 @@ class TestFlights:
             assert isinstance(failed.error, NonFiniteLogitsError)
         alike = [[e for e in told if not isinstance(e, Failed)] for told in (events, expected)]
         assert alike[0] == alike[1]
+
+    def test_an_error_in_one_requests_draw_is_no_failure_of_the_gpu(self, model) -> None:
+        wishes = [GREEDY, replace(GREEDY, logit_bias={7: 0.5}), replace(GREEDY, logprobs=1)]
+        jobs, said, told = [(0, [3 + i, 4], each) for i, each in enumerate(wishes)], [], []
+        watched = partial(GpuEngine, capture=uncaptured, notify=said.append)
+        for engine in (make(Engine, model, EngineConfig()), make(watched, model, EngineConfig())):
+            plain = engine.sampler
+
+            def refuses(logits, rows, plain=plain):
+                if any(row.params.logit_bias and len(row.output_token_ids) == 2 for row in rows):
+                    raise RequestError("no token is left")
+                return plain(logits, rows)
+
+            engine.sampler = refuses
+            events = run(engine, jobs)
+            texts = {k: v and v.token_ids for k, v in answers(events).items()}
+            told.append((texts, [type(e.error) for e in events if isinstance(e, Failed)]))
+        assert told[0] == told[1] and told[0][1] == [RequestError]
+        assert said == [] and not engine.went_plain
+        run(engine, [(0, [5, 6], GREEDY)])
+        assert engine.flights.rows_taken > 0
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
     @pytest.mark.parametrize("call", range(6))

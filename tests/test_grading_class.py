@@ -180,13 +180,26 @@ def test_late_policy(tmp_path: Path) -> None:
         ("[late.deadlines]\nlab04 = 2026-10-01T23:59:00\n", "offset"),
         ("[late.deadlines]\nlab99 = 2026-10-01T23:59:00Z\n", "no lab"),
         ("[late", "cannot be read"),
+        ("late = 10\n", "must be a table of names and values, not 10"),
+        ("[late]\ndeadlines = '2026-10-01'\n", "deadlines. must be a table"),
+        ("limits = 'all'\n", "limits. must be a table"),
+        ("releases = 3\n", "must be the name of a folder"),
+        ("# f\xfcr alle\n", "cannot be read"),
     ],
 )
 def test_config_rejects(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "grading.toml"
-    path.write_text(text)
-    with pytest.raises(Exception, match=says):
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(LabError, match=says):
         Config.load(path)
+
+
+def test_where_releases_are_kept_is_told_from_the_file_on(tmp_path: Path) -> None:
+    path = tmp_path / "grading.toml"
+    path.write_text('releases = "of fall"\n')
+    assert Config.load(path).kept() == tmp_path / "of fall"
+    path.write_text('releases = "of fall"\nchecks = "new"\n')
+    assert Config.load(path).kept() is None
 
 
 def test_exports_quote_and_do_not_compute(tmp_path: Path) -> None:
@@ -328,6 +341,21 @@ def test_items(tmp_path: Path) -> None:
         analyse(LAB, [])
 
 
+def test_items_of_several_releases(tmp_path: Path) -> None:
+    """A check that one release lacks, and another order: each counts those who had it."""
+
+    def of(student: str, **passed: bool) -> LabReport:
+        checks = [CheckReport(name, name, 5, "passed" if ok else "failed")
+                  for name, ok in passed.items()]  # fmt: skip
+        task = TaskReport(1, "t", 10.0, tuple(checks), ())
+        return LabReport("lab04", "Batching", student, {1: task}, "bubblewrap")
+
+    found = analyse(
+        LAB, [of("a", one=True, two=False), of("b", two=True), of("c", two=True, one=False)]
+    )
+    assert [(i.name, i.students, i.passed) for i in found.items] == [("one", 2, 1), ("two", 3, 2)]
+
+
 def test_the_lab_of_the_tests_is_a_part_of_lab04() -> None:
     assert dataclasses.asdict(LAB)["number"] == 4
     assert [task.id for task in LAB.tasks] == [1, 3]
@@ -412,6 +440,8 @@ def test_wrong_uses_end_in_one_sentence(
         ([*packs, *out], "of04 holds the results of lab04, which those of lab01 would replace; "),
         (["items", "--lab", "01", *out], "the results of lab04, and not of lab01; give --lab or"),
         (["classroom", str(tmp_path / "file")], "file is there already and is no folder"),
+        (["mistakes", "05", "--only", "typo"], "no mistake of lab05 is named 'typo'"),
+        (["mutants", "05", "--variant", "typo"], "no variant 'typo' of lab05; there are"),
     ]
     for words, wanted in cases:
         assert wanted in say(words, capsys, monkeypatch)

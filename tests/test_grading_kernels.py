@@ -187,15 +187,14 @@ def test_an_answer_that_a_plan_carries_is_to_other_numbers(
 @pytest.mark.parametrize("break_", ["no launch", "floats"])
 def test_a_plan_without_a_kernel_is_none(tmp_path: Path, break_: str) -> None:
     launches = [] if break_ == "no launch" else [["add", "none", [1], [], []]]
-    new = [[3, "torch.float32", torch.ones(3), None]]
+    new = [[3, "torch.float32", torch.ones(3), None, None]]
     result = ["tensor", 0, 0, [3], [1], "torch.float32"]
     plan = {"launches": launches, "new": new, "result": result}
     replayed = kernel_plans.Replayed(iter([plan]), {}, str(tmp_path))
     with pytest.raises(kernel_plans.PlanError):
         replayed.call("", (), {})
-    assert (
-        kernel_plans._fresh(3, "torch.float32", torch.ones(3), None, torch.zeros(1)).isnan().all()
-    )
+    fresh = kernel_plans._fresh(3, "torch.float32", torch.ones(3), None, None, torch.zeros(1))
+    assert fresh.isnan().all()
 
 
 @pytest.mark.proof
@@ -269,6 +268,82 @@ def helper(a): return a * WIDE
     )
     for word in ("print", "os", "SECRET", "BIG", "TABLE", "Other", "host", "import", "triton.jit"):
         assert word not in text
+
+
+LINKED = b"""
+import triton
+from . import decode
+from nanovllm.kernels import silu as other
+from .decode import helper
+SIDE = triton.next_power_of_2(48)
+WIDE = 64 if SIDE > 32 else 32
+@triton.jit
+def kernel(x, n: int = -1, m=2 * SIDE):
+    return helper(x) + decode.helper(x) + other.KEYS + WIDE
+"""
+
+
+def test_kernels_of_other_modules_are_found_however_they_are_imported(tmp_path: Path) -> None:
+    decode = b"import triton\n@triton.jit\ndef helper(x):\n    return 2 * x\n"
+    files = {"add.py": LINKED, "decode.py": decode, "silu.py": b"KEYS = 7\n"}
+    modules = kernels(files, "kernels")
+    assert modules["add"]["left_out"] == {}
+    found = kernel_plans.load(modules, str(tmp_path))["add"]["kernel kernel"]
+    assert found.fn.__globals__["helper"] is found.fn.__globals__["helper_of_decode"]
+    assert found.fn.__globals__["KEYS_of_other"] == 7 and found.fn.__globals__["WIDE"] == 64
+    assert found.fn.__defaults__ == (-1, 128)
+
+
+FULL = """
+import torch
+import triton
+import triton.language as tl
+from nanovllm.kernels.runtime import launch
+
+
+@triton.jit
+def put(out, made, n, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, tl.load(made + at, at < n), at < n)
+
+
+def full(x):
+    made, out = FILL, torch.empty_like(x)
+    launch(put, (1,), out, made, x.numel(), N=16)
+    return out
+"""
+
+
+@pytest.mark.parametrize(
+    ("fill", "known"),
+    [
+        ("torch.full_like(x, -torch.inf)", True),
+        ("torch.ones_like(x)", True),
+        ("torch.full_like(x, 0.3)", True),
+        ("torch.nn.functional.pad(x[:3], (0, 6), value=-1.0)", True),
+        ("x.flip(0)", True),
+        ("torch.arange(9) / 7", False),
+        ("2 * x", False),
+    ],
+)
+def test_copies_and_one_number_reach_a_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fill: str, known: bool
+) -> None:
+    """What torch computes does not: the numbers of a table, or of the input."""
+    text = FULL.replace("FILL", fill)
+    (tmp_path / "full.py").write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("nanovllm.kernels.full", tmp_path / "full.py")
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, made)
+    spec.loader.exec_module(made)
+    monkeypatch.setattr(kernel_plans, "_function", lambda name: made.full)
+    x = torch.randn(9)
+    sent = observation_json.encode(kernel_plans.Planned().call("full", (x,), {}))
+    plan = observation_json.decode(json.loads(json.dumps(sent)))
+    modules = kernels({"full.py": text.encode()}, "kernels")
+    got = kernel_plans.Replayed(iter([plan]), modules, str(tmp_path)).call("full", (x,), {})
+    assert torch.equal(got["result"], made.full(x)) is known
 
 
 def test_defaults_and_annotations_run_nothing() -> None:

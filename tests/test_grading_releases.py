@@ -11,9 +11,10 @@ import pytest
 
 from grader.course.paths import ROOT
 from grader.course.release_record import Record
-from grader.grading import LabReport, Sandbox, grade_rows, submission
+from grader.grading import LabReport, Sandbox, grade_rows, grade_submission, submission
 from grader.grading.batch import grade_class
 from grader.grading.class_submissions import discover
+from grader.grading.grade import UNKEPT
 from grader.grading.grade_command import by_release
 from grader.grading.grading_toml import Config
 from grader.grading.journal import Journal
@@ -88,6 +89,20 @@ def test_each_by_its_own_checks(tmp_path: Path, releases: Path, level: str) -> N
     summary = {one["student"]: one for one in json.loads((tmp_path / "grades.json").read_text())}
     assert summary["ada"]["points_by_todays_checks"] == FULL
     assert summary["cyd"]["points_by_todays_checks"] == summary["cyd"]["points"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has resource limits alone")
+def test_who_names_a_release_that_is_not_kept_reads_it_in_nbgrader(
+    tmp_path: Path, releases: Path
+) -> None:
+    for name, number in (("ada", 2), ("cyd", 7)):
+        hand_in(tmp_path / name, {"course": "abcd", "number": number})
+    options = {"secret": SECRET, "limits": LIMITS, "releases": releases}
+    ada, cyd = (
+        grade_submission(tmp_path / name, [WHOLE.key], student=name, **options)
+        for name in ("ada", "cyd")
+    )
+    assert UNKEPT in cyd.warnings and UNKEPT not in ada.warnings
 
 
 def test_a_release_that_grades_alike_is_todays(releases: Path) -> None:

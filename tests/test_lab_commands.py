@@ -59,6 +59,10 @@ def test_any(rng):
     assert failed.returncode == 1
     assert "Any numbers" in failed.stdout and "numbers: [" in failed.stdout
     assert "test_any --seed " in failed.stdout
+    ends = check.format(most=3).replace("numbers = [", "import os; os._exit(7); numbers = [")
+    checks.write_text(before + ends)
+    ended = course.lab("stress", "1", "--seeds", "4")
+    assert ended.returncode == 2 and "The code ended its process (7)" in ended.stderr
     checks.write_text(before + check.format(most=10**6).replace(f"% {10**6}", "+ 0"))
     passed = course.lab("stress", "1", "--seeds", "3")
     assert passed.returncode == 0 and "3 seeds, and none fails." in passed.stdout

@@ -13,7 +13,7 @@ import pytest
 from grader.authoring import hours
 from grader.course.lab_toml import Lab, find_lab
 from grader.course.outcome import Outcome, Status
-from grader.student_files import lab_state, work_time
+from grader.student_files import lab_folder, lab_state, work_time
 from grader.student_files.state_records import State
 
 
@@ -94,6 +94,22 @@ def test_files_with_old_times_count_for_what_they_changed(
     second = run(t1=Status.TODO, t2=Status.PASSED, t3=Status.FAILED)
     assert second[1] == first[1]
     assert second[2] == second[3] == pytest.approx(300, abs=5)
+
+
+def test_time_before_a_lab_starts_is_of_the_lab_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a task's number that the new lab does not have is not its own."""
+    monkeypatch.setenv("NANOVLLM_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("NANOVLLM_MINE", str(tmp_path / "mine"))
+    lab_folder.start(find_lab(1))
+    with lab_state.editing() as state:
+        state.last_at, state.last_lab, state.last_task = time.time() - 600, "lab01", 6
+    (tmp_path / "mine" / "tokenization" / "tensors.py").touch()
+    lab_folder.start(find_lab(2))
+    found = lab_state.load()
+    assert sum(found.labs["lab01"].seconds.values()) == pytest.approx(600, abs=30)
+    assert (found.last_lab, found.last_task) == ("lab02", 0)
 
 
 def test_the_last_task_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

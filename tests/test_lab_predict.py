@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from grader.course.lab_toml import find_lab
 from grader.student import notebook
+from grader.student.predict import computed, question
 from tests.lab_course import ALL_PASS, Course, make_course
 
 PREDICT = """
@@ -24,6 +26,27 @@ QUESTIONS = [
     Question(key="b", text="And this?", unit="KiB", tasks=(1, 2), answer=_broken),
 ]
 """
+
+
+ANSWERS = {  # of the reference, as one finds them by hand
+    "01": {"a": 6, "d": 1050.67},
+    "02": {"a": 128, "b": 290, "c": 24, "e": 5913.25},
+    "03": {"a": 296, "b": 853, "c": 12.5, "d": 53.18},
+    "05": {"c": 2},
+    "06": {"c": 66},
+    "07": {"a": 101},
+    "08": {"d": 60},
+    "11": {"b": 101, "e": 13},
+    "12": {"e": 300},
+    "13": {"d": 437.5, "e": 50},
+}
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_the_reference_answers_what_a_hand_finds(number: str) -> None:
+    lab = find_lab(number)
+    found = {key: computed(lab, question(lab, key)) for key in ANSWERS[number]}
+    assert found == pytest.approx(ANSWERS[number], rel=1e-4)
 
 
 @pytest.fixture

@@ -73,6 +73,14 @@ def test_a_deleted_file_comes_back(course: Course) -> None:
     assert (course.mine / "scale.py").read_bytes() == stub.read_bytes()
 
 
+def test_of_what_was_deleted_there_is_nothing_to_get_back(course: Course) -> None:
+    course.lab("reset", "1", "--yes")
+    (course.mine / "scale.py").unlink()
+    done = course.lab("reset", "1", "--yes")
+    assert "is reset." in done.stdout and "cp -R" not in done.stdout
+    assert (course.mine / "scale.py").exists()
+
+
 def test_a_file_with_a_syntax_error_is_left_as_it_is(course: Course) -> None:
     sums = course.mine / "sums.py"
     sums.write_text("def add(:\n")

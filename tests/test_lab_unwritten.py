@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from grader.checks.unwritten import absent_symbols
 from grader.course.lab_toml import Lab, Task
 from grader.course.stubs import StubError, make_stub, solved_symbols
 from tests.lab_course import Course, make_course
@@ -185,6 +186,28 @@ def test_the_demo_names_what_is_missing(course: Course) -> None:
     done = course.lab("demo", "2")
     assert done.returncode == 1
     assert "needs lab02 task 1" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "absent"),
+    [
+        ("from nanovllm.model.mine import (\n    Pool,\n    more as most,\n)\n", ["more"]),
+        ("from nanovllm.model.mine import *\n", []),
+        ("class Pool(Base):\n    pass\nmore = 1\n", []),
+        ("class Pool:\n    take = _take\nmore = 1\n", []),
+        ("class Pool:\n    pass\nmore = 1\n", ["Pool.take"]),
+        ("", ["Pool", "Pool.take", "more"]),
+    ],
+)
+def test_what_another_module_or_class_gives_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, absent: list[str]
+) -> None:
+    monkeypatch.setenv("NANOVLLM_MINE", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "a.py").write_text(text)
+    task = Task(3, "t", 90, 1, ("a:Pool", "a:Pool.take", "a:more"))
+    found = absent_symbols(Lab(2, "x", "model", "a.py", (task,)))
+    assert [one.name for one in found] == absent
 
 
 TASKS = (Task(3, "t", 90, 1, ("a:f", "a:Pool", "a:SIZES")), Task(4, "u", 10, 1, ("a:more",)))

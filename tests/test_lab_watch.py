@@ -161,6 +161,17 @@ def test_the_folder_taken_away_is_told(course: Course, screen: Screen) -> None:
     assert screen.restored
 
 
+def test_with_mine_saves_in_all_labs_count_and_of_code_alone(course: Course) -> None:
+    screen = Screen(course, "--mine")
+    try:
+        screen.wait_for("q quit")
+        (course.mine / "debug.txt").write_text("written by the code that runs")
+        (course.mine.parent / "other.py").write_text("x = 1\n")
+        assert "debug" not in screen.wait_for(r"saved .*\n")
+    finally:
+        screen.close()
+
+
 def test_without_a_terminal_it_watches_without_keys(course: Course) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "grader.student.lab_command", "watch"],

@@ -13,10 +13,14 @@ import transformers
 
 from nanovllm import LLM, RequestOutput, SamplingParams
 from nanovllm.batching.events import Stepped
+from nanovllm.fast import available
+from nanovllm.fast.cache import FastCache
 from nanovllm.generation.beam import BeamSearchParams
 from nanovllm.generation.errors import EmptyPromptError, PromptTooLongError, RequestError
 from nanovllm.generation.params import ParamsError
+from nanovllm.generation.stop import StopStrings
 from nanovllm.llm import OptionError
+from nanovllm.llm.engine_options import GIB
 from nanovllm.model.errors import ModelFolderError
 from nanovllm.tokenization import ChatTemplateError, Tokenizer, TokenizerError
 from tests.tiny_checkpoint import SMALL, TARGET, save_random
@@ -226,6 +230,20 @@ class TestAnswers:
             )
         )
         assert "".join(step.text for step in streamed) == answer.text
+
+    def test_a_long_stop_string_costs_no_more_a_token_than_a_short_one(self):
+        class Cut(str):
+            """Counts the pieces that are cut from it."""
+
+            cuts = 0
+
+            def __getitem__(self, key):
+                Cut.cuts += 1
+                return super().__getitem__(key)
+
+        stops = StopStrings([Cut("a" + "b" * 9999)])
+        assert (stops.push("xyz "), Cut.cuts) == ("xyz ", 4)
+        assert (stops.push("no a"), stops.push("bb"), stops.flush()) == ("no ", "", "abb")
 
     def test_stop_token(self, llm):
         (free,) = run(llm, "The", temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -539,6 +557,20 @@ class TestOptions:
     def test_bad_options(self, checkpoint, option, says):
         with pytest.raises(OptionError, match=says):
             LLM(checkpoint, **option)
+
+    @pytest.mark.skipif(available() is not None, reason=f"no compiled step here: {available()}")
+    @pytest.mark.parametrize("kind", ["auto", "int8"])
+    def test_the_compiled_steps_longer_heads_take_no_more_than_they_may(self, checkpoint, kind):
+        """Its heads of 8 are filled up to 32: fewer blocks have room, here and in host memory."""
+        sizes = {"kv_cache_memory_bytes": 1 << 20, "swap_space": 0.001, "kv_cache_dtype": kind}
+        engine = LLM(checkpoint, enforce_eager=False, **sizes).runner.engine
+        cache = engine.store.cache
+        assert isinstance(cache, FastCache) and 0.9 * (1 << 20) < cache.nbytes <= 1 << 20
+        host = cache._host if kind == "int8" else (cache.host_k, cache.host_v)
+        assert 0.9 * 0.001 < sum(x.nbytes for x in host) / GIB <= 0.001
+        with pytest.raises(OptionError, match="one block of 16 tokens takes"):
+            LLM(checkpoint, enforce_eager=False, kv_cache_memory_bytes=4096 if kind == "auto" else
+                16 * 96, kv_cache_dtype=kind)  # fmt: skip
 
     def test_max_model_len(self, checkpoint):
         engine = LLM(checkpoint, max_model_len=8)

@@ -29,7 +29,7 @@ from nanovllm.llm.read_options import OptionError
 from nanovllm.model.errors import ModelFolderError
 from nanovllm.serving.config import ServeConfig
 from tests.processes import run
-from tests.serving_tools import Live
+from tests.serving_tools import Live, server_of_command
 from tests.test_cluster_serving import WithRole
 from tests.tiny_checkpoint import SMALL, save_random
 
@@ -284,6 +284,16 @@ def test_the_command_refuses_in_one_sentence(
     done = run("serve", "--port", "0", *served, *given)
     assert done.returncode == 2 and said in done.stderr, done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_command_makes_one_engine(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--model", str(folders["base"]), "--served-model-name", "base", "--enable-lora"]
+    words += ["--num-gpu-blocks-override", "37", "--lora-modules", f"few={folders['few']}"]
+    server, said, made = server_of_command(monkeypatch, *words)
+    assert isinstance(server, LoraServer) and made == 0, "the LLM's own would serve nobody"
+    assert "37 blocks of 16 tokens" in said.replace("\n", " ")
 
 
 @pytest.mark.parametrize("of", [LoraParams.of, TransferParams.of])

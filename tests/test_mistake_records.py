@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from grader.authoring import mistakes_json
-from grader.authoring.mistakes import Mistake, MistakeError, plant
+from grader.authoring.mistakes import Finding, Mistake, MistakeError, plant, table
 from grader.course import lab_toml
 from grader.course.lab_toml import Lab, find_lab
 from grader.course.paths import LABS, ROOT
@@ -32,6 +32,8 @@ def copy(tmp_path: Path) -> Path:
         ("from grader import", "from grader.checks import", True),  # where a module lies
         ("import torch\n", "import torch  # why\n", True),
         ("import torch\n", "import torch\n\nONE = 1\n", False),
+        ("import torch\n", "import torch\n\n# why\n", True),  # all functions a line lower
+        ("\n    expect(", "\n    # why\n    expect(", False),  # one expectation a line lower
     ],
 )
 def test_what_a_record_depends_on(copy: Path, old: str, new: str, stays: bool) -> None:
@@ -45,6 +47,29 @@ def test_what_a_record_depends_on(copy: Path, old: str, new: str, stays: bool) -
     after = mistakes_json.mistake_digests(lab)
     changed = {name for name in before if before[name] != after[name]}
     assert changed == (set() if stays else task1)
+
+
+def test_a_record_depends_on_recorded_runs(tmp_path: Path) -> None:
+    home = Path(shutil.copytree(LABS / "lab04", tmp_path / "lab04")).parent
+    lab = replace(find_lab(4), home=home)
+    before = mistakes_json.mistake_digests(lab)
+    (home / "lab04" / "recorded.json").write_text("{}", encoding="utf-8")
+    assert not set(before.values()) & set(mistakes_json.mistake_digests(lab).values())
+
+
+def test_a_record_depends_on_what_helpers_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`from grader.checks import kernel_calls`, and kernel_text, which compiled imports."""
+    read: list[str] = []
+    monkeypatch.setattr(mistakes_json, "_code", lambda path: read.append(path.stem) or "")
+    mistakes_json._with_helpers(LABS / "lab06" / "test_2_rms_norm.py")
+    assert {"kernel_calls", "compiled", "kernel_text", "guard_regions"} <= set(read)
+
+
+def test_a_run_that_could_not_be_repeated_is_no_record() -> None:
+    mistake = Mistake("m", 1, "a:f", "x", "y", "You add twice.")
+    flaky = {"at": "raised", "seen": {"raises": "FlakyStrategyDefinition", "hash": "1"}}
+    found = {"test_a.py::test_x": flaky, "test_a.py::test_y": {"at": "f+1", "seen": {"hash": "2"}}}
+    assert list(table([Finding(mistake, found)])) == ["test_a.py::test_y"]
 
 
 SOURCE = '''"""A file."""

@@ -166,6 +166,9 @@ def test_old_names_and_defaults(tmp_path) -> None:
     ("change", "says"),
     [
         ({"num_experts_per_tok": 9}, "visit 9 experts, but there are 6"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step must be a positive whole number"),
+        ({"decoder_sparse_step": -1}, "decoder_sparse_step must be a positive whole number"),
+        ({"decoder_sparse_step": None}, "decoder_sparse_step must be a positive whole number"),
         ({"num_local_experts": "six"}, "num_experts must be a positive whole number"),
         ({"moe_intermediate_size": None}, "intermediate_size must be a positive whole number"),
         ({"num_local_experts": 7}, r"expert tensor 6\.down_proj\.weight is missing"),

@@ -235,6 +235,13 @@ def test_make_monitoring_says_where_to_look() -> None:
             assert not any(map(answers, ports))
         finally:
             process.kill()
+    with live() as server, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        busy = str(taken.getsockname()[1])
+        command[4], command[8] = f"127.0.0.1:{server.port}", busy
+        done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 1 and f"could not start at 127.0.0.1:{busy}" in done.stderr
     done = subprocess.run([*command[:4], f"127.0.0.1:{free_port()}"], cwd=ROOT, env=environment(),
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 1 and "start `nanovllm serve` first" in done.stderr

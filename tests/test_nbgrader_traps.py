@@ -12,7 +12,9 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbgrader.utils import determine_grade
+from typer.testing import CliRunner
 
+from grader.__main__ import app as grader_app
 from grader.classroom import module_points
 from grader.classroom.autograde import Graded, autograde, reason
 from grader.classroom.classroom_command import _line
@@ -285,6 +287,20 @@ def test_lateness_costs_what_the_policy_says(klass: Class, results: dict[str, Gr
     assert results["late"].points == 80.0  # 25 hours late are two days begun, 10 % each
     assert "late, 20 points off" in results["late"].note
     assert results["ada"].points == 100.0
+
+
+@pytest.mark.parametrize(("student", "days", "points"), [("late", "2", "100"), ("late", "0", "80")])
+def test_an_extension_moves_the_due_date(
+    klass: Class, results: dict[str, Graded], student: str, days: str, points: str
+) -> None:
+    words = ["extend", "01", student, "--days", days, "--class", str(klass.folder)]
+    done = CliRunner().invoke(grader_app, words)
+    assert done.exit_code == 0 and f"{points}.00/110" in done.output, done.output
+
+
+def test_an_extension_needs_a_graded_submission(klass: Class, results: dict) -> None:
+    words = ["extend", "01", "nobody", "--days", "2", "--class", str(klass.folder)]
+    assert "nobody has no graded lab01" in str(CliRunner().invoke(grader_app, words).exception)
 
 
 def test_a_second_run_grades_only_what_is_new(klass: Class, results: dict[str, Graded]) -> None:

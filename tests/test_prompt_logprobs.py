@@ -12,7 +12,10 @@ from transformers import AutoModelForCausalLM
 from nanovllm import LLM, SamplingParams
 from nanovllm.batching.events import Preempted
 from nanovllm.generation.errors import RequestError
+from nanovllm.generation.events import Finished
 from nanovllm.llm.read_options import BUNDLED
+from nanovllm.llm.scoring import score_tokens
+from tests.serving_tools import CONFIG, tiny_engine
 
 TEXTS = [
     "Mia's code is 7342. What is Mia's code? " * 5,
@@ -117,6 +120,30 @@ def test_engines_that_cannot_score_say_so() -> None:
     for engine in ("static", "continuous"):
         with pytest.raises(RequestError, match="prompt_logprobs"):
             LLM(engine=engine).generate("a", SamplingParams(prompt_logprobs=1), use_tqdm=False)
+
+
+def test_more_than_the_vocabulary_is_all_of_it() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 1.0, 0.0]])
+    assert score_tokens(logits, [1, 0], 20) == score_tokens(logits, [1, 0], -1)
+    assert [len(entries) for entries in score_tokens(logits, [1, 0], 20)] == [3, 3]
+
+
+def test_masks_that_leave_no_token_at_all_are_refused() -> None:
+    engine, every = tiny_engine(), range(CONFIG.vocab_size)
+    for given in (
+        {"bad_words_token_ids": [[i] for i in every]},
+        {"min_tokens": 1, "stop_token_ids": [*every]},
+        {"min_tokens": 1, "stop_token_ids": [*every[1::2]],
+         "bad_words_token_ids": [[i] for i in every[::2]]},
+    ):  # fmt: skip
+        with pytest.raises(RequestError, match="forbid every token"):
+            engine.add_request([5, 6], SamplingParams(max_tokens=3, **given))
+    one_left = SamplingParams(max_tokens=3, bad_words_token_ids=[[i] for i in every if i != 7])
+    no_doubles = SamplingParams(max_tokens=3, bad_words_token_ids=[[i, i] for i in every])
+    for params in (one_left, no_doubles):
+        engine.add_request([5, 6], params)
+    told = [e.completion.token_ids for e in engine.run() if isinstance(e, Finished)]
+    assert (7, 7, 7) in told and len(told) == 2
 
 
 def test_salts_of_prompts_keep_them_apart() -> None:

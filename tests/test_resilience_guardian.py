@@ -20,7 +20,9 @@ import pytest
 
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
+from nanovllm.batching.events import Preempted, Stepped
 from nanovllm.generation.latency import ManualClock
+from nanovllm.generation.params import SamplingParams
 from nanovllm.paging.store import PagedStore
 from nanovllm.resilience.checker import ladder_complaints
 from nanovllm.resilience.failures import Level
@@ -34,6 +36,9 @@ from nanovllm.resilience.restarts import RestartLimit
 from nanovllm.resilience.supervisor import SupervisedEngine
 from nanovllm.resilience.vitals import Limits
 from nanovllm.serving.config import ServeConfig
+from nanovllm.speculative.guess_policy import FixedPolicy
+from nanovllm.speculative.lookup import PromptLookup
+from nanovllm.speculative.verify import SpeculativeEngine
 from tests.processes import ROOT
 from tests.serving_tools import MODEL, TOKENIZER, Live, tiny_engine, wait_until
 
@@ -162,6 +167,51 @@ def test_a_brake_makes_steps_smaller_and_the_server_unready(tmp_path: Path) -> N
         guardian.brake.alarm(time.monotonic())
         assert budget.limit == int(0.7 * whole) and not ready(server)
         assert guardian.level == 1 and ready(server, "/health/live")
+
+
+def test_a_brake_reaches_an_engine_that_guesses(tmp_path: Path) -> None:
+    engine = type("Guessing", (SpeculativeEngine, Engine), {})(
+        MODEL, EngineConfig(max_num_batched_tokens=100), tokenizer=TOKENIZER,
+        store=PagedStore(MODEL.config, 40, 8), proposer=PromptLookup(1, 3),
+        guess_policy=FixedPolicy(2), clock=ManualClock(),
+    )  # fmt: skip
+    guardian = Guardian(lambda: engine, 30.0, tmp_path / "evidence.json", clock=ManualClock())
+    guardian.guard(engine)
+    budgets = []
+    for alarm in (False, True):
+        if alarm:
+            guardian.brake.alarm(0.0)
+        engine.add_request([5 + alarm] * 120, SamplingParams(max_tokens=1))
+        stepped = [event for event in engine.run() if isinstance(event, Stepped)]
+        budgets.append((stepped[0].budget, sum(run.length for run in stepped[0].chunks)))
+    assert budgets == [(100, 100), (70, 70)]
+
+
+@pytest.mark.parametrize("guesses", [False, True], ids=["plain", "guesses"])
+def test_behind_a_brake_nobody_makes_room_for_who_may_not_come_in(
+    tmp_path: Path, guesses: bool
+) -> None:
+    now, config = [0.0], EngineConfig(max_num_seqs=1, policy="priority")
+    parts: dict[str, Any] = {"store": PagedStore(MODEL.config, 100, 8)}
+    if guesses:
+        parts |= {"proposer": PromptLookup(1, 3), "guess_policy": FixedPolicy(2)}
+    made: Any = type("Guessing", (SpeculativeEngine, Engine), {}) if guesses else Engine
+    guardian = Guardian(lambda: None, 30.0, tmp_path / "evidence.json", lambda: now[0])
+    engine = guardian.guard(made(MODEL, config, **parts))
+    long = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+
+    def steps(count: int) -> list[Any]:
+        return [event for _ in range(count) for event in engine.step()]
+
+    engine.add_request([5, 6], long, priority=1)
+    [before] = [event.budget for event in steps(1) if isinstance(event, Stepped)]
+    guardian.brake.alarm(0.0)
+    engine.add_request([7, 8], long, priority=-1)
+    told = steps(3)
+    assert not any(isinstance(event, Preempted) for event in told)
+    assert {e.budget for e in told if isinstance(e, Stepped)} == {int(0.7 * before)}
+    now[0] = 5.0
+    assert any(isinstance(event, Preempted) for event in steps(1))
 
 
 def test_what_is_short_for_long_ends_a_request_with_its_text(tmp_path: Path) -> None:

@@ -250,6 +250,75 @@ def test_one_budget_pays_all_retries() -> None:
     assert len(transport.asked) == 8 + 4
 
 
+def test_a_budget_remembers_no_calls_that_count_no_longer() -> None:
+    """Also where nothing is ever tried again, so that nobody asks."""
+    budget = RetryBudget(share=0.2, a_second=0.0, seconds=10.0)
+    for number in range(5000):
+        budget.call(number / 8)
+        assert len(budget._calls) <= 80
+    paid = 0
+    while budget.retry(4999 / 8):
+        paid += 1
+    assert paid == 16
+
+
+class Cuts(Slow):
+    """Cuts the first answer and refuses the next ones with a 503."""
+
+    refused = 30
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        got = await super().handle_async_request(request)
+        if request.method == "GET" or len(self.asked) > 1 + self.refused:
+            return got
+        if len(self.asked) > 1:
+            return httpx.Response(503, json={})
+
+        async def cut() -> AsyncIterator[bytes]:
+            yield b'{"choices'
+            raise httpx.ReadError("cut")
+
+        return httpx.Response(200, content=cut())
+
+
+@pytest.mark.parametrize("servers", ["a", "ab", "abc"])
+def test_every_further_try_of_a_cut_answer_is_paid(
+    servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nanovllm.resilience.careful_router.PAUSE", 0.0)
+    transport = Cuts(dict.fromkeys(servers, (0.0, 200)))
+    router = before(transport)
+    router.budget = RetryBudget(share=0.0, a_second=0.7)  # 7 retries
+    router.breakers = {url: Breaker(failures=1000) for url in router.breakers}
+    with TestClient(router.app) as client:
+        got = client.post("/v1/completions", json={})
+        page = client.get("/metrics").text
+    assert got.status_code == 503 and "no retry is left" in got.json()["error"]["message"]
+    assert len(transport.asked) == 1 + 7
+    told = [line for line in page.split("\n") if line.startswith("nanovllm:router_retries_total{")]
+    assert sum(float(line.rpartition(" ")[2]) for line in told) == 7
+
+
+def test_who_looks_for_a_server_pays_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while the only server starts anew: nothing is sent to it."""
+    monkeypatch.setattr("nanovllm.resilience.careful_router.PAUSE", 0.0)
+    transport, looks = Cuts({"a": (0.0, 200)}), count()
+    router = before(transport)
+    router.budget = RetryBudget(share=0.0, a_second=0.1)  # 1 retry
+    choosable = router.pool.choosable
+
+    def away() -> list[str]:
+        if len(transport.asked) == 1 and next(looks) < 20:
+            return []
+        return choosable()
+
+    monkeypatch.setattr(router.pool, "choosable", away)
+    monkeypatch.setattr(Cuts, "refused", 0)
+    with TestClient(router.app) as client:
+        assert client.post("/v1/completions", json={}).status_code == 200
+    assert len(transport.asked) == 2
+
+
 def test_a_breaker_keeps_requests_from_a_server() -> None:
     transport = Slow({"a": (0.0, 500), "b": (0.0, 200)})
     router = before(transport)

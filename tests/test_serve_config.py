@@ -46,7 +46,8 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(file
 
 
 def test_what_is_printed_is_a_file_that_says_the_same(file) -> None:
-    words = ["--swap-space", 0.5, "--adaptive-token-budget", "--log-level", "error"]
+    words = ["--swap-space", 0.5, "--adaptive-token-budget", "--log-level", "error",
+             "--journal", "requests.db", "--evidence", "seen.json"]  # fmt: skip
     first = shown(*words, "--allowed-origins", "http://a.org", "--allowed-origins", "http://b.org")
     assert first["allowed-origins"] == ["http://a.org", "http://b.org"]
     assert shown("--config", file(yaml.safe_dump(first))) == first

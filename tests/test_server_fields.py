@@ -302,6 +302,23 @@ def test_prompts_are_truncated_where_asked(ask) -> None:
         assert done(ask(COMPLETIONS, **body, **more))["choices"][0]["prompt_token_ids"] == kept
     long = body | {"prompt": "word " * 50_000, "truncate_prompt_tokens": -1}
     assert len(done(ask(COMPLETIONS, **long))["choices"][0]["prompt_token_ids"]) == 254
+    for count, kept in ((200, 200), (50_000, 240)):  # tokens of many letters, none of them lost
+        words = body | {"prompt": " grandmother" * count, "truncate_prompt_tokens": 240}
+        for side in ("left", "right"):
+            found = done(ask(COMPLETIONS, **words, truncation_side=side))["choices"][0]
+            assert len(found["prompt_token_ids"]) == kept
+    chat = {"messages": [{"role": "user", "content": " grandmother" * 3000}], "max_tokens": 2}
+    assert done(ask(CHAT, **chat, truncate_prompt_tokens=-1))["usage"]["prompt_tokens"] == 254
+    assert told(ask(CHAT, **chat))["param"] == "messages"
+    begun = {"prompt": "a", "prompt_logprobs": 1, "output_token_ids": [70]}
+    assert "prompt_logprobs" in told(ask(COMPLETIONS, **begun))["message"]
+
+
+def test_half_a_surrogate_as_the_name_of_a_model(server) -> None:
+    body = b'{"model": "\\ud800", "prompt": "a"}'
+    headers = {"Content-Type": "application/json"}
+    found = httpx.post(server.url + COMPLETIONS, content=body, headers=headers)
+    assert found.status_code == 404 and found.json()["error"]["param"] == "model", found.text
 
 
 def test_other_fields(ask) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import httpx
@@ -83,6 +84,69 @@ def test_a_call_after_the_end_is_refused() -> None:
             await front.call(lambda engine: engine.max_num_seqs)
 
     asyncio.run(main())
+
+
+def test_what_a_call_raises_is_its_callers_and_harms_nobody() -> None:
+    front = AsyncEngine(ScriptedEngine())
+
+    def throw(error: BaseException) -> None:
+        raise error
+
+    async def main() -> None:
+        front.start()
+        for error in (KeyError("luck"), SystemExit("no room"), KeyboardInterrupt()):
+            with pytest.raises(type(error)):
+                await front.call(lambda engine, error=error: throw(error))
+        assert front.alive and await front.call(lambda engine: engine.max_num_seqs) == 4
+        await front.stop()
+
+    asyncio.run(main())
+
+
+def test_a_stop_returns_when_the_thread_has_ended() -> None:
+    class Slow(AsyncEngine):
+        def _run(self) -> None:
+            super()._run()
+            time.sleep(0.2)
+
+    front = Slow(ScriptedEngine())
+
+    async def main() -> None:
+        front.start()
+        await front.stop()
+        assert not front._worker.is_alive()
+
+    asyncio.run(main())
+
+
+class Stuck(ScriptedEngine):
+    """None of its requests can run."""
+
+    def step(self) -> list[EngineEvent]:
+        self.steps += 1
+        return []
+
+
+def test_where_nobody_can_run_the_thread_rests_until_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nanovllm.serving.async_engine.REST", 600.0)
+    engine, seen = Stuck(), []
+    front = AsyncEngine(engine, [lambda events, usage: seen.append(events)])
+
+    async def main() -> None:
+        front.start()
+        for number in range(3):
+            front.submit([[1]], SamplingParams(max_tokens=9))
+            while engine.steps <= number:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.02)
+        await front.call(lambda engine: None)  # it wakes, too
+        await front.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert 3 <= engine.steps <= 8  # a submit in a step may be worth two
+    assert len(seen) == engine.steps, "observers hear of every step"
 
 
 def test_the_dashboard_hears_of_a_death() -> None:

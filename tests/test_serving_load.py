@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -189,6 +190,7 @@ def test_one_failing_request_fails_alone() -> None:
         assert failed[1][-1] == "[DONE]" and failed[1][-2]["error"]["code"] == 500
         whole = httpx.post(server.url + "/v1/completions", json=bad)
         assert whole.status_code == 500 and whole.json()["error"]["type"] == "InternalServerError"
+        assert re.fullmatch(r"[\w.-]+", whole.headers["x-request-id"])
         server.assert_idle()
         assert server.metric("request_success_total", finished_reason="error") == 2
 

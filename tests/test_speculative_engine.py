@@ -14,6 +14,7 @@ import torch
 
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
+from nanovllm.batching.errors import NonFiniteLogitsError
 from nanovllm.batching.events import Aborted, Admitted, Failed, Preempted, Stepped
 from nanovllm.batching.request import Request
 from nanovllm.fast import available
@@ -29,6 +30,7 @@ from nanovllm.model.config import ModelConfig
 from nanovllm.model.loader import dummy_model
 from nanovllm.paging.manager import BlockManager
 from nanovllm.paging.store import PagedStore
+from nanovllm.performance.runner import Launch
 from nanovllm.speculative.adaptive import AdaptivePolicy
 from nanovllm.speculative.costs import Costs
 from nanovllm.speculative.credit import Credit
@@ -322,6 +324,57 @@ def test_an_error_at_a_place_that_is_not_reached_harms_nobody(model) -> None:
     assert Failed not in kinds
 
 
+def test_a_row_of_nan_in_a_step_with_guesses_fails_alone(monkeypatch) -> None:
+    """One request comes to a token whose row is NaN; the other, and the GPU path, go on."""
+    monkeypatch.setattr(FusedDecoder, "forward", in_torch)
+    model, history, said = spread_out(CONFIG, 3), History(0), []
+    history.num_blocks, history.config = 40, EngineConfig(max_model_len=LENGTH)
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    history.jobs = [(0, [5, 6, 7], params), (0, [8, 9, 4], params)]
+    wanted, _, _ = history.run(history.engine("plain", model, None), {})
+    bad = next(token for token in wanted[0, 0] if token not in {5, 6, 7, 8, 9, 4, *wanted[1, 0]})
+    model.embed_tokens.weight.data[bad] = torch.nan
+    right = proposer_of("right", random.Random(0), wanted)
+    guesses = {"proposer": right, "guess_policy": FixedPolicy(4), "notify": said.append}
+    engine = history.engine("gpu", model, guesses)
+    failed: list[Failed] = []
+    step = engine.step
+
+    def told() -> list:
+        events = step()
+        failed.extend(event for event in events if isinstance(event, Failed))
+        return events
+
+    engine.step = told
+    found, _, _ = history.run(engine, {})
+    assert found == {(1, 0): wanted[1, 0]}
+    assert [(e.request_id, type(e.error)) for e in failed] == [(0, NonFiniteLogitsError)]
+    assert not engine.went_plain and said == []
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_a_read_that_fails_in_a_step_with_guesses_is_made_good(model, monkeypatch, call) -> None:
+    monkeypatch.setattr(FusedDecoder, "forward", in_torch)
+    history, said = History(0), []
+    history.num_blocks, history.config = 40, EngineConfig(max_model_len=LENGTH)
+    history.jobs = [(0, [5, 6, 7], SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))]
+    wanted, _, _ = history.run(history.engine("plain", model, None), {})
+    read, calls = Launch.read, iter(range(99))
+
+    def failing(self: Launch) -> list[int]:
+        if next(calls) == call:
+            raise ZeroDivisionError("the device is gone")
+        return read(self)
+
+    monkeypatch.setattr(Launch, "read", failing)
+    right = proposer_of("right", random.Random(0), wanted)
+    guesses = {"proposer": right, "guess_policy": FixedPolicy(4), "notify": said.append}
+    engine = history.engine("gpu", model, guesses)
+    found, _, kinds = history.run(engine, {})
+    assert found == wanted and Failed not in kinds
+    assert engine.went_plain and len(said) == 1 and "the device is gone" in said[0]
+
+
 def test_the_draft_takes_as_many_forwards_for_many_requests_as_for_one(model) -> None:
     for count in (1, 5):
         draft = DraftModel(Engine(model, store=PagedStore(CONFIG, 40, BLOCK)))
@@ -333,6 +386,17 @@ def test_the_draft_takes_as_many_forwards_for_many_requests_as_for_one(model) ->
         _, steps, _ = history.run(history.engine("plain", model, guesses), {})
         assert len(steps) == 5  # a draft that is the target is always right
         assert draft.num_forwards == 4 * 4
+
+
+def test_a_draft_without_room_keeps_nothing_of_those_who_ask(model) -> None:
+    draft = DraftModel(Engine(model, store=PagedStore(CONFIG, 2, BLOCK)))
+    params = SamplingParams(temperature=0, max_tokens=9)
+    sequence = Sequence([5] * 3 * BLOCK, params, max_model_len=LENGTH, seed=0)
+    request = Request(0, sequence, 0.0, LENGTH)
+    for _ in range(3):
+        assert draft.propose([Ask(request, 2)])[0].token_ids == ()
+        draft.forget(request)
+    assert not draft.store.manager.prefix._contents
 
 
 @pytest.mark.skipif(not COMPILED, reason=f"no compiled step here: {available()}")

@@ -302,6 +302,22 @@ def test_costs_are_learnt_from_steps() -> None:
     assert (costs.base, costs.token) == (pytest.approx(0.004), pytest.approx(0.0002))
 
 
+def test_all_costs_are_brought_to_the_pace_of_a_step() -> None:
+    """Everything takes half as long now: what is learnt after that does not bend the line."""
+    costs, rng = Costs(), random.Random(0)
+    for pace in (2.0, 1.0):
+        if pace == 1.0:
+            costs.paced(8, 0.004 + 0.0002 * 8)
+        for _ in range(5 if pace == 1.0 else 300):
+            tokens, counts = rng.randint(1, 40), [rng.randint(0, 4) for _ in range(3)]
+            costs.step(tokens, pace * (0.004 + 0.0002 * tokens))
+            costs.guessing(counts, pace * (0.07 * max(counts) + 0.01 * sum(counts)))
+    assert (costs.base, costs.token) == (pytest.approx(0.004), pytest.approx(0.0002))
+    assert (costs.forward, costs.draft) == (pytest.approx(0.07), pytest.approx(0.01))
+    costs.paced(8, 0.0)
+    assert costs.base == pytest.approx(0.004), "a clock that stands still says nothing"
+
+
 def test_costs_of_guesses_are_learnt_by_forward_and_by_guess() -> None:
     costs, rng = Costs(), random.Random(0)
     for _ in range(200):
@@ -387,6 +403,76 @@ def test_guesses_that_cost_more_than_they_save_are_stopped(batch: int) -> None:
     assert not credit.allows(batch)
     assert run_on_credit(credit, 20_000, gained=0, seconds=1.5, batch=batch) < 1.02
     assert run_on_credit(credit, 5_000, gained=2, seconds=2.0, batch=batch) < 0.85  # tried again
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(1.6, 0.83), (2.6, 1.015)])
+def test_a_machine_that_changes_its_pace_says_nothing_about_guesses(seconds, most) -> None:
+    """Two tokens a step with guesses; every 700 steps all of it takes twice as long, or half."""
+    credit, pace, steps, spent, made, times = Credit(), 1.0, 0, 0.0, 0, [0.0]
+    scheduler = SpeculativeScheduler(
+        Scheduler(CountingStore(40_000), clock=lambda: times[0]), Sixes(), FixedPolicy(1), 10,
+        credit=credit,
+    )  # fmt: skip
+    scheduler.add(Request(0, SimulatedSequence(0, 5, 30_000), arrival=0.0, limit=30_004))
+    while steps < 12_000:
+        pace = 3.0 - pace if steps % 700 == 0 else pace
+        guessed = plain_step(scheduler)
+        if guessed:  # the guess stood
+            (request,) = scheduler.inner.running
+            request.sequence.append()
+            request.num_computed_tokens += 1
+        took = pace * (seconds if guessed else 1.0)
+        times[0] += took
+        spent, made, steps = spent + took / pace, made + 1 + guessed, steps + 1
+        scheduler.observe(took)
+    assert spent / made < most
+
+
+def test_guesses_that_stand_again_come_back_though_the_pace_has_changed() -> None:
+    """The machine is twice as quick from step 3,000 on; of steps 2,500 to 3,500 guesses fall."""
+    rng, now, costs, credit = random.Random(0), [0.0], Costs(), Credit()
+    policy = AdaptivePolicy(4, costs)
+    scheduler = SpeculativeScheduler(
+        Scheduler(CountingStore(400_000), clock=lambda: now[0]), Sixes(), policy, 10,
+        costs=costs, credit=credit,
+    )  # fmt: skip
+    scheduler.add(Request(0, SimulatedSequence(0, 5, 90_000), arrival=0.0, limit=90_004))
+    (request,) = scheduler.inner.waiting
+    guessed = []
+    for step in range(9000):
+        (chunk,) = (plan := scheduler.schedule()).chunks
+        count, stood = len(getattr(chunk, "guesses", Guesses()).token_ids), 0
+        while stood < count and rng.random() < (0.05 if 2500 < step < 3500 else 0.8):
+            stood += 1
+        if count:
+            policy.judged(request, chunk.guesses, stood)  # pyright: ignore[reportAttributeAccessIssue]
+        for _ in range(1 + stood):
+            request.sequence.append()
+        request.num_computed_tokens = chunk.end - count + stood
+        scheduler.inner.store.commit(plan)
+        guessed.append(count > 0)
+        now[0] += (2.0 if step < 3000 else 1.0) * (1.0 + 0.3 * plan.num_tokens)
+        scheduler.observe(1.0)
+    assert sum(guessed[1000:2000]) > 900 > 200 > sum(guessed[3600:4000])
+    assert sum(guessed[8000:]) > 900
+    assert costs.token == pytest.approx(0.3, rel=0.2)
+
+
+def test_a_step_in_which_nothing_is_found_is_no_reason_to_rest() -> None:
+    class Seldom(Sixes):
+        def propose(self, asks: Sequence[Ask]) -> list[Guesses]:
+            asked.append(len(asks))
+            return [Guesses((6,) * (len(asked) % 3 == 0)) for _ in asks]
+
+    asked: list[int] = []
+    scheduler = SpeculativeScheduler(
+        Scheduler(CountingStore(10_000)), Seldom(), AdaptivePolicy(4), vocab_size=10
+    )
+    scheduler.add(Request(0, SimulatedSequence(0, 5, 5000), arrival=0.0, limit=5004))
+    for _ in range(30):
+        plain_step(scheduler)
+        scheduler.observe(1.0)
+    assert len(asked) > 25
 
 
 def step_of(source: str, stood: int) -> Plan:
@@ -518,7 +604,7 @@ def test_who_wants_nothing_rests_while_the_other_guesses() -> None:
     lookups, drafts = policy.policies.values()
     for _ in range(16):
         assert policy.lengths([one], [5], 1) == [2]
-    assert (lookups.asked, drafts.asked) == (16, 2)
+    assert (lookups.asked, drafts.asked) == (5, 2), "who wants the same again is asked every fourth"
     assert policy.rest(16) == 7, "lookup's own, where it found nothing"
     assert policy.lengths([one, other], [5, 5], 2) == [2, 2]
     assert drafts.asked == 3
@@ -546,7 +632,7 @@ def test_who_may_not_guess_is_not_even_asked() -> None:
     scheduler.lengthen = lambda plan: asked.append(len(plan.chunks)) or lengthen(plan)
     timed = credit.plain
     plain: list[int] = []
-    credit.plain = lambda requests, seconds: plain.append(requests) or timed(requests, seconds)
+    credit.plain = lambda requests, *rest: plain.append(requests) or timed(requests, *rest)
 
     def steps(count: int) -> None:
         for _ in range(count):
@@ -561,7 +647,7 @@ def test_who_may_not_guess_is_not_even_asked() -> None:
     plain.clear()
     steps(1400)
     assert not asked and 1 <= len(plain) <= 5, "now and then one is timed"
-    steps(600)
+    steps(2600)
     assert 1 <= len(asked) < 40, "when the debt is paid they are tried again"
     asked.clear()
     for number in (1, 2, 3):
@@ -586,6 +672,34 @@ def test_guesses_come_too_where_requests_come_and_go() -> None:
         if number > 3:
             scheduler.end(next(iter(scheduler.running)), Status.FINISHED)
     assert guessed > 50
+
+
+def test_a_last_token_is_no_reason_to_rest() -> None:
+    """A request's last token has no guesses, whoever wants some: the next request has its own."""
+
+    class Rests(FixedPolicy):
+        def rest(self, steps: int) -> int:
+            return steps
+
+    class NoDoubt(Credit):
+        def due(self, requests: int) -> bool:
+            return False
+
+        def stopped(self, requests: int) -> bool:
+            return False
+
+    scheduler = SpeculativeScheduler(
+        Scheduler(CountingStore(10_000)), Sixes(), Rests(4), 10, credit=NoDoubt()
+    )
+    for number in range(9):
+        request = Request(number, SimulatedSequence(number, 5, 4), arrival=0.0, limit=8)
+        scheduler.add(request)
+        guessed = []
+        for _ in range(4):
+            guessed.append(plain_step(scheduler))
+            scheduler.observe(1.0)
+        scheduler.end(request, Status.FINISHED)
+        assert guessed == [1, 1, 1, 0]
 
 
 def test_steps_that_pass_are_timed_once_they_are_alike() -> None:
@@ -628,7 +742,36 @@ def test_the_first_step_in_a_row_with_guesses_teaches_no_costs() -> None:
         scheduler.observe(1.0)
         assert guessed == (step % 6 > 0)
     assert costs.base + 5 * costs.token == pytest.approx(1.0, rel=0.01)
-    assert costs.drafting([4]) == pytest.approx(1.0, rel=0.2)  # the very first is all there is
+    assert costs.drafting([4]) == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_draft_that_reads_a_prompt_first_teaches_no_costs() -> None:
+    """One request after another: for the first guesses of each it takes 9 s, else 1 s."""
+    costs, now, known = Costs(), [0.0], set()
+
+    class Reads(Sixes):
+        def propose(self, asks: Sequence[Ask]) -> list[Guesses]:
+            now[0] += 1.0 if {ask.request for ask in asks} <= known else 9.0
+            known.update(ask.request for ask in asks)
+            return [Guesses((6,) * ask.most, "draft") for ask in asks]
+
+    scheduler = SpeculativeScheduler(
+        Scheduler(CountingStore(10_000), clock=lambda: now[0]),
+        Reads(),
+        FixedPolicy(4),
+        10,
+        costs=costs,
+    )
+    for number in range(20):
+        request = Request(number, SimulatedSequence(number, 40, 99), arrival=0.0, limit=139)
+        scheduler.add(request)
+        for _ in range(10):
+            plain_step(scheduler)
+            now[0] += 1.0
+            scheduler.observe(1.0)
+        scheduler.end(request, Status.FINISHED)
+    assert len(known) == 20
+    assert costs.drafting([4]) == pytest.approx(1.0, rel=0.01)
 
 
 @pytest.mark.parametrize("most", [1, 3, 16])

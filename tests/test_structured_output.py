@@ -8,9 +8,11 @@ import random
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -22,12 +24,11 @@ from labs.lab01 import test_3_decode as decoding
 from nanovllm import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
 from nanovllm.batching.config import EngineConfig
 from nanovllm.batching.engine import Engine
-from nanovllm.batching.events import Preempted, Stepped
-from nanovllm.generation import compile_grammar as compiling
+from nanovllm.batching.events import Failed, Preempted, Stepped
 from nanovllm.generation.compile_grammar import compile_grammar
 from nanovllm.generation.errors import RequestError
-from nanovllm.generation.events import Completion, Finished
-from nanovllm.generation.masks import apply_masks
+from nanovllm.generation.events import Completion, Finished, Sampled
+from nanovllm.generation.masks import Ahead, apply_masks
 from nanovllm.generation.params import ParamsError
 from nanovllm.generation.rows import SamplingRow
 from nanovllm.paging.store import PagedStore
@@ -277,6 +278,64 @@ def test_on_the_gpu_engine(monkeypatch) -> None:
     assert found[0] == found[1]
 
 
+def guessed_engine(kind: str, guess: list[int], judge: Any, **more: Any) -> Engine:
+    """An engine whose first guesses are always the same."""
+    from nanovllm.gpu.engine import GpuEngine
+    from nanovllm.speculative.guess_policy import FixedPolicy
+    from nanovllm.speculative.verify import SpeculativeEngine
+    from tests.test_gpu_engine import uncaptured
+    from tests.test_speculative_engine import Scripted
+
+    if kind == "gpu":
+        more["capture"] = uncaptured
+    proposer = Scripted(lambda request, _: guess if not request.sequence.output_token_ids else [])
+    return type("Guessing", (SpeculativeEngine, GpuEngine if kind == "gpu" else Engine), {})(
+        MODEL, EngineConfig(max_num_seqs=8), tokenizer=TOKENIZER, store=PagedStore(CONFIG, 60, 4),
+        proposer=proposer, guess_policy=FixedPolicy(3), judge=judge, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("judged", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "gpu"])
+def test_a_mask_of_nothing_counts_where_it_is_reached(
+    kind: str, judged: bool, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the guess a nothing is allowed. One request may never say a, one must; one is free."""
+    from nanovllm.gpu.decoder import FusedDecoder
+    from nanovllm.speculative.judge import judge
+    from tests.test_gpu_engine import in_torch
+
+    monkeypatch.setattr(FusedDecoder, "forward", in_torch)
+    a, c, d = (TOKENIZER.encode(letter)[0] for letter in "acd")
+    said: list[str] = []
+    more = {"notify": said.append} if kind == "gpu" else {}
+    engine = guessed_engine(kind, [a], judge if judged else None, **more)
+    choice = StructuredOutputsParams(choice=["ab", "cd"])
+    common = {"temperature": temperature, "structured_outputs": choice, "max_tokens": 9}
+    wishes = [
+        SamplingParams(**common, allowed_token_ids=[c, d, *ENDS]),
+        SamplingParams(**common, allowed_token_ids=[a, *ENDS]),
+        SamplingParams(temperature=temperature, max_tokens=9, ignore_eos=True),
+    ]
+    for number, params in enumerate(wishes):
+        engine.add_request([70, 71], params, seed=number, request_id=number)
+    texts, errors, drafts = {}, {}, 0
+    while engine.has_unfinished:
+        for event in engine.step():
+            if isinstance(event, Finished):
+                texts[event.request_id] = event.completion.text
+            elif isinstance(event, Failed):
+                errors[event.request_id] = event.error
+            elif isinstance(event, Stepped):
+                drafts += sum(run.drafts for run in event.chunks)
+        engine.check()
+    assert drafts == len(wishes)
+    assert texts[0] == "cd" and texts.keys() == {0, 2}
+    assert errors.keys() == {1} and isinstance(errors[1], RequestError)
+    assert said == [] and not getattr(engine, "went_plain", False)
+
+
 def test_ranks_share_the_work_and_the_texts() -> None:
     """Ranks compute logits; the mask is the engine's."""
     folder = TARGET.parent / "draft"
@@ -344,6 +403,21 @@ def test_nothing_left_to_draw_is_told() -> None:
     with pytest.raises(RequestError, match="leaves no token that allowed_token_ids allows"):
         one(asking("choice", allowed_token_ids=llm().tokenizer.encode("zebra")))
     assert one(SamplingParams(max_tokens=2)).token_ids  # the engine goes on
+
+
+def test_what_goes_wrong_ahead_is_raised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(behind: object) -> None:
+        raise ValueError("out of luck")
+
+    monkeypatch.setattr("nanovllm.generation.masks._compute", broken)
+    ahead = Ahead()
+    row: Any = SimpleNamespace(params=SimpleNamespace(grammar=object()), output_token_ids=[])
+    ahead.start([row], [Sampled(5)])
+    with pytest.raises(ValueError, match="luck"):
+        ahead.wait()
+    ahead.wait()  # the requests of later steps have nothing to do with it
+    assert ahead._thread is not None
+    ahead._thread.shutdown()  # other tests count threads
 
 
 def test_an_answer_goes_on_where_it_stopped() -> None:
@@ -500,16 +574,17 @@ def test_other_tokenizers(kind: str, tmp_path: Path) -> None:
 
 def test_nothing_stays_behind() -> None:
     """Neither a thread of an engine that has gone, nor the tokens of a tokenizer that has."""
-    before = threading.active_count()
+    before = set(threading.enumerate())  # others' may end meanwhile
     engine, tokenizer = tiny_engine(), Tokenizer.from_pretrained(TARGET)
     engine.add_request([70], asking("choice"))
     finished(engine)
-    assert threading.active_count() == before + 1  # its masks'
+    own = set(threading.enumerate()) - before
+    assert len(own) == 1  # its masks'
     compile_grammar(StructuredOutputsParams(regex="a"), tokenizer, SIZE, ENDS)
-    kept = len(compiling._MADE)
+    gone = weakref.ref(tokenizer)
     del engine, tokenizer
     gc.collect()
     end = time.monotonic() + 30
-    while threading.active_count() > before and time.monotonic() < end:
+    while own & set(threading.enumerate()) and time.monotonic() < end:
         time.sleep(0.01)
-    assert threading.active_count() == before and len(compiling._MADE) == kept - 1
+    assert not own & set(threading.enumerate()) and gone() is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nanovllm.observability.analysis import prefix_hits
+from nanovllm.observability.analysis import prefix_hits, top_share
 from nanovllm.observability.errors import TraceError
 from nanovllm.observability.files import load, write_jsonl
 from nanovllm.observability.generator import generate
@@ -91,3 +91,12 @@ def test_a_shape_of_no_requests_is_refused() -> None:
     shape = Shape("x", 0.001, AZURE_CODE.prompts, AZURE_CODE.outputs)
     with pytest.raises(TraceError, match="make none"):
         generate(shape, 10)
+
+
+def test_the_top_share_is_as_many_values_as_it_says() -> None:
+    """0.07 of 100 is 7.000000000000001 in floats, and 7 values."""
+    for count in (1, 7, 100, 300, 999):
+        for percent in range(101):
+            many = -(-percent * count // 100)
+            assert top_share([1.0] * count, percent / 100) == pytest.approx(many / count)
+    assert top_share([3.0, 1.0], 1e-15) == 0.75

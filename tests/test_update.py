@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -183,6 +184,22 @@ def test_an_update_brings_all_and_touches_nothing_of_the_students(
     assert "no update to undo" in lab(students, "update", "--undo").stderr
 
 
+def test_undo_after_an_undo_goes_to_the_release_before_the_last_update(
+    students: Students, released: Callable[..., Path], second: Files
+) -> None:
+    before = tree(students.root)
+    source = newer(students, released, second)
+    third = source.with_name("third")
+    shutil.copytree(source, third)
+    write_release(second | {HANDOUT: b"of release 3"}, third, lambda name: True)
+    for words in (["update", str(source)], ["update", "--undo"], ["update", str(third)]):
+        done = lab(students, *words)
+        assert done.returncode == 0, done.stderr
+    assert (students.root / HANDOUT).read_bytes() == b"of release 3"
+    assert lab(students, "update", "--undo").returncode == 0
+    assert tree(students.root) == before
+
+
 def test_undo_keeps_what_was_written_since(
     students: Students, released: Callable[..., Path], first: Files, second: Files
 ) -> None:
@@ -271,7 +288,7 @@ def test_what_cannot_be_written_leaves_the_old(tmp_path: Path, monkeypatch) -> N
 def folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two old files, and nothing that was begun."""
     monkeypatch.setattr(switch_over, "ROOT", root)
-    for name in ("STAGED", "READY", "DONE"):
+    for name in ("STAGED", "READY", "DONE", "LOCK"):
         monkeypatch.setattr(switch_over, name, root / ".lab" / f"update.{name.lower()}")
     for name in ("a", "b"):
         (root / name).write_bytes(b"old")

@@ -77,7 +77,7 @@ def stale(labs: Iterable[Lab]) -> list[str]:
 
 
 def _orphans(lab: Lab, files: dict[str, str]) -> list[Path]:
-    there = lab.stubs.glob("*.py")
+    there = filter(Path.is_file, lab.stubs.glob("*"))
     return [path for path in there if str(path.relative_to(ROOT)) not in files]
 
 

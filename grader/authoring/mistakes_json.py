@@ -5,14 +5,15 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from grader.authoring import mistakes
 from grader.authoring.mistakes import Finding, Mistake
 from grader.checks.markers import collect_checks
+from grader.course.checks_json import file_digest
+from grader.course.digest import RECORDED_RUNS
 from grader.course.lab_toml import Lab
 from grader.course.paths import ROOT
 
@@ -42,11 +43,14 @@ def mistake_digests(lab: Lab) -> dict[str, str]:
     """For each mistake one digest of all that its record depends on.
 
     That is the code of the lab's reference, of the checks of its task, of what these import from
-    `grader.checks`, and the mistake itself. Docstrings, comments, markers and hints do not count,
-    nor where in the grader a module lies.
+    `grader.checks`, the recorded runs, and the mistake itself. Docstrings, comments, markers and
+    hints do not count, nor where in the grader a module lies; but on which line of its function an
+    `expect` stands does, for by that a record names it.
     """
     common = [f"{path.name} {_code(path)}" for path in sorted(lab.reference.glob("*.py"))]
     common += sorted(_code(CHECKS / name) for name in OBSERVERS)
+    runs = lab.folder / RECORDED_RUNS
+    common += [file_digest(runs)] if runs.is_file() else []
     of_lab = _digest(common)
     files: dict[int, set[str]] = {}
     for check in collect_checks(lab):
@@ -76,12 +80,22 @@ def _seen(mistake: Mistake, record: dict[str, Any]) -> dict[str, dict[str, Any]]
 
 
 def _with_helpers(checks: Path) -> str:
-    """The code of a file of checks and of what it imports from `grader.checks`."""
-    source = checks.read_text(encoding="utf-8")
-    names = re.findall(r"^from (grader\.checks\.[\w.]+) import", source, re.MULTILINE)
-    helpers = [ROOT / f"{name.replace('.', '/')}.py" for name in names]
-    parts = [_code(path) for path in helpers if path.is_file()]
-    return _digest([checks.name, _code(checks), *sorted(parts)])
+    """The code of a file of checks, and of what it imports from `grader.checks`."""
+    files = {checks}
+    while more := {path for one in files for path in _imported(one)} - files:
+        files |= more
+    helpers = [path for path in files - {checks} if path.name not in OBSERVERS]
+    parts = sorted(_code(path) + _places(path) for path in helpers)
+    return _digest([checks.name, _code(checks) + _places(checks), *parts])
+
+
+def _imported(path: Path) -> Iterator[Path]:
+    """The modules of `grader.checks` that a module names."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("grader.checks"):
+            home = ROOT / (node.module or "").replace(".", "/")
+            names = [home.with_suffix(".py"), *(home / f"{alias.name}.py" for alias in node.names)]
+            yield from filter(Path.is_file, names)
 
 
 def _code(path: Path) -> str:
@@ -94,7 +108,38 @@ def _code(path: Path) -> str:
             node.body = [line for line in node.body if not _imports_grader(line)]
         if isinstance(node, ast.FunctionDef):
             node.decorator_list = [d for d in node.decorator_list if not _is_marker(d)]
-    return _digest([ast.dump(tree)])
+    return _digest([repr(_plain(tree))])
+
+
+def _plain(node: Any) -> Any:
+    """A syntax tree without what some Pythons leave empty, and others leave out."""
+    if isinstance(node, list):
+        return [_plain(item) for item in node]
+    if isinstance(node, ast.JoinedStr):  # some cut the text between two braces, others do not
+        return "".join(
+            str(part.value) if isinstance(part, ast.Constant) else repr(_plain(part))
+            for part in node.values
+        )
+    if not isinstance(node, ast.AST):
+        return node
+    fields = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
+    return type(node).__name__, [(name, _plain(value)) for name, value in fields]
+
+
+def _places(path: Path) -> str:
+    """The lines of each function's `expect`, from its first statement on."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    functions = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    return repr([
+        (function.name, line - function.body[bool(ast.get_docstring(function))].lineno)
+        for function in functions
+        for line in sorted(
+            node.lineno
+            for node in ast.walk(function)
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("expect")
+        )
+    ])  # fmt: skip
 
 
 def _imports_grader(node: ast.stmt) -> bool:

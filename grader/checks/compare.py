@@ -120,7 +120,7 @@ def _arrays(
         line = f"shape: got {list(have.shape)}, expected {list(want.shape)}"
         return Difference((line,), 1, 1)
     floats = "float" in want_name
-    if floats != ("float" in have_name):
+    if floats != ("float" in have_name) or ("bool" in want_name) != ("bool" in have_name):
         return Difference((f"dtype: got {have_name}, expected {want_name}",), 1, 1)
     if floats:
         # The coarser of the two dtypes decides: a bfloat16 answer to a float32 question is rounded.
@@ -135,12 +135,17 @@ def _arrays(
     places = np.argwhere(wrong)
     if not len(places):
         return None
-    lines = tuple(
-        f"at {[int(i) for i in place]}: got {have[tuple(place)]:.6g}, "
-        f"expected {want[tuple(place)]:.6g}"
-        for place in places[:SHOWN]
-    )
-    return Difference(lines, len(places), want.size)
+    lines = []
+    for place in map(tuple, places[:SHOWN]):
+        got, due = _numbers(have[place].item(), want[place].item())
+        lines.append(f"at {[int(i) for i in place]}: got {got}, expected {due}")
+    return Difference(tuple(lines), len(places), want.size)
+
+
+def _numbers(*values: float) -> list[str]:
+    """Numbers that differ, with as many digits as it takes to see it; whole ones with all."""
+    short = [f"{v:.6g}" if isinstance(v, float) else str(v) for v in values]
+    return short if len({*short}) > 1 else [repr(v) for v in values]
 
 
 def _texts(actual: Any, expected: str | bytes) -> Difference | None:

@@ -14,12 +14,14 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module, reload
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from grader.checks.expect import expect
+from grader.checks.kernel_text import kernels
 
 Call = Callable[[Any, bool], object]  # of a dtype, and whether sizes are odd
 SECONDS = 120  # after which a fork is ended
@@ -45,6 +47,7 @@ class Compiled:
     shared: int = 0  # bytes of each program
     load: int = 0  # bytes that a thread's widest load brings, 16 at most; 0: loads nothing
     store: int = 0
+    file: str = ""  # where it is written
 
 
 AS_ASKED = (90, "bfloat16", False), (80, "float32", True)  # capability, dtype, odd sizes
@@ -81,6 +84,14 @@ def takes(call: Call, names: str) -> None:
             call=f"Triton's compiler on the kernels of {names}",
             cause=f"the compiler says: {one.refused}",
         )
+        left_out = _left_out(Path(one.file))
+        expect.that(
+            not left_out,
+            f"{one.kernel} can be taken from the text of its file",
+            observed=left_out,
+            call=f"the text of the kernels of {names}",
+            cause=f"kernels run by themselves when your work is graded: {left_out}",
+        )
     expect.that(
         found,
         f"{names} launch kernels",
@@ -88,6 +99,15 @@ def takes(call: Call, names: str) -> None:
         call=f"kernels that {names} start with `launch`",
         cause="the compiler sees what is started with `launch` of runtime.py",
     )
+
+
+def _left_out(file: Path) -> str:
+    """Which kernels of a file, and of those that it imports from, cannot be taken, and why."""
+    texts = {path.name: path.read_bytes() for path in file.parent.glob("*.py")}
+    modules = kernels(texts, file.parent.name)
+    near = dict.fromkeys([file.stem, *(name for name, _ in modules[file.stem]["linked"].values())])
+    found = {kernel: why for name in near for kernel, why in modules[name]["left_out"].items()}
+    return "; ".join(f"{kernel}: {why}" for kernel, why in found.items())
 
 
 class AbsentGpu:
@@ -130,10 +150,11 @@ def _compile(call: Call, targets: Sequence[tuple[int, str, bool]], quick: bool) 
                 made = kernel.warmup(*args, grid=grid, **constants)
         except Exception as error:
             why = re.sub(r" at 0x[0-9a-f]+", "", _why(error))  # a function is called by its name
-            found.append(Compiled(_name(kernel), *at, refused=why))
+            read = Compiled(_name(kernel), *at, refused=why)
         else:
-            read = known.get(made.hash) or _read(made, _name(kernel), *at, log.getvalue())
-            found.append(known.setdefault(made.hash, read))
+            new = known.get(made.hash) or _read(made, _name(kernel), *at, log.getvalue())
+            read = known.setdefault(made.hash, new)
+        found.append(replace(read, file=kernel.fn.__code__.co_filename))
 
     _to_be_compiled(launch)
     with TemporaryDirectory() as folder:

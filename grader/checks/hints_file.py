@@ -11,6 +11,7 @@ import json
 import textwrap
 import tomllib
 import zlib
+from contextlib import suppress
 
 from grader.checks.markers import collect_checks
 from grader.course.errors import LabError
@@ -40,6 +41,10 @@ def encoded(lab: Lab) -> str:
     for name, texts in hints.items():
         if len(texts) != NUMBER or not all(isinstance(text, str) and text for text in texts):
             raise HintError(f"{path}: {name} needs {NUMBER} hints.")
+    file = lab.folder / "hints.txt"
+    with suppress(LabError):  # another zlib packs the same hints to other bytes
+        if read(lab) == {name: tuple(texts) for name, texts in hints.items()}:
+            return file.read_text(encoding="utf-8")
     packed = zlib.compress(json.dumps(hints, ensure_ascii=False, sort_keys=True).encode(), 9)
     lines = textwrap.wrap(base64.b64encode(packed).decode(), 100)
     first = f"# lab hint {lab.number:02d} CHECK shows these one at a time."

@@ -26,6 +26,7 @@ from grader.checks.kernel_text import BUILTINS
 
 COMPILED_FOR = ((90, "float32", False),)  # an H100; scenarios bring dtypes and sizes of their own
 PROGRAMS, LAUNCHES, BYTES = 20_000, 64, 1 << 26  # of one call at most
+FIRST, LAST = 1 << 22, 1 << 24  # places of numbers: no other float32 is taken for one, all exact
 FACTORS = (0.25, 0.5, 1.0)  # exact in every type
 _UNREAD = 12345.0  # in place of what is not a number
 
@@ -53,10 +54,11 @@ class Planned:
 
     def call(self, name: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """The launches of the call, and where its result is."""
-        places = count(1)
+        places = count(FIRST)
         hidden = [_without_numbers(arg, places) for arg in args]
         more = {key: _without_numbers(value, places) for key, value in options.items()}
         plan = _Plan([t for t in (*hidden, *more.values()) if torch.is_tensor(t)], next(places))
+        assert plan.most < LAST
         function = _function(name)
         with _instead_of_launch(plan.launch):
             result = function(*hidden, **more)
@@ -81,12 +83,10 @@ class Replayed:
         tensors = [t for t in (*args, *options.values()) if torch.is_tensor(t)]
         given = [_placed(tensor, self.factors) for tensor in tensors]
         pool = [_whole(t) for t in given]
-        numbers = [
-            torch.zeros(1, device=runtime.DEVICE),
-            *(memory for memory in pool if memory.dtype == torch.float32),
-        ]
-        for size, dtype, whole, copied in plan["new"]:
-            pool.append(_fresh(size, dtype, whole, copied, torch.cat(numbers)).to(runtime.DEVICE))
+        known = [memory for memory in pool if memory.dtype == torch.float32]
+        numbers = torch.cat([torch.empty(0, device=runtime.DEVICE), *known])
+        for size, dtype, whole, copied, fill in plan["new"]:
+            pool.append(_fresh(size, dtype, whole, copied, fill, numbers).to(runtime.DEVICE))
         if not 0 < len(plan["launches"]) <= LAUNCHES:
             raise PlanError(f"{len(plan['launches'])} launches")
         for module, kernel, grid, values, constants in plan["launches"]:
@@ -149,9 +149,9 @@ class _Plan:
 
     def __init__(self, tensors: Sequence[torch.Tensor], most: int) -> None:
         self.launches: list[Any] = []
-        # Elements, dtype, whole numbers, and of float32 which places were copied.
+        # Elements, dtype, whole numbers, which places were copied, and what else it is full of.
         self.new: list[Any] = []
-        self._most = most
+        self.most = most
         self._kept = list(tensors)
         self._known = [t.untyped_storage().data_ptr() for t in tensors]
 
@@ -175,10 +175,15 @@ class _Plan:
         if storage.data_ptr() not in self._known:
             flat = _whole(value)
             whole = flat if not value.is_floating_point() else None
-            copied = None
-            if value.dtype == torch.float32 and ((flat >= 0) & (flat < self._most)).all():
-                copied = flat.long()
-            self.new.append([len(flat), str(value.dtype), whole, copied])
+            copied = fill = None
+            if value.is_floating_point():
+                is_place = (flat >= FIRST) & (flat < self.most) & (flat == flat.floor())
+                is_place &= value.dtype == torch.float32
+                if is_place.any():
+                    copied = torch.where(is_place, flat - FIRST, -1).long()
+                rest = flat[~is_place]
+                fill = rest[0].item() if len(rest) and (rest == rest[0]).all() else None
+            self.new.append([len(flat), str(value.dtype), whole, copied, fill])
             self._known.append(storage.data_ptr())
             self._kept.append(value)  # or another one could have its address
         index = self._known.index(storage.data_ptr())
@@ -238,7 +243,7 @@ def _placed(value: Any, factors: torch.Generator | None) -> Any:
 
 def _without_numbers(value: Any, places: Iterator[int]) -> Any:
     """A tensor like it, alone in its memory: whole numbers stay, of float32 each is its place
-    among all, so that copies are known; all else is zero."""
+    among all, from FIRST on, so that copies are known; all else is zero."""
     if not torch.is_tensor(value):
         return value
     memory = _whole(value).clone()
@@ -249,16 +254,21 @@ def _without_numbers(value: Any, places: Iterator[int]) -> Any:
     return memory.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
-def _fresh(size: int, dtype: str, whole: Any, copied: Any, numbers: torch.Tensor) -> torch.Tensor:
-    """A tensor that the host function has made; what is unknown of it is not a number."""
+def _fresh(
+    size: int, dtype: str, whole: Any, copied: Any, fill: Any, numbers: torch.Tensor
+) -> torch.Tensor:
+    """A tensor that the host function has made: copies, else one number, else not a number."""
     kind = getattr(torch, dtype.removeprefix("torch."))
     if not 0 <= size * kind.itemsize <= BYTES:
         raise PlanError(f"a tensor of {size} elements")
     if whole is not None and not kind.is_floating_point:
         return torch.as_tensor(whole).to(kind).flatten()
+    value = fill if isinstance(fill, int | float) else torch.nan
+    made = torch.full((size,), value, dtype=kind, device=numbers.device)
     if copied is not None:
-        return numbers[torch.as_tensor(copied).to(numbers.device)]
-    return torch.full((size,), torch.nan, dtype=kind)
+        places = torch.as_tensor(copied).to(numbers.device)
+        made[places >= 0] = numbers[places[places >= 0]].to(kind)
+    return made
 
 
 def _view(pool: Sequence[torch.Tensor], value: Any) -> Any:

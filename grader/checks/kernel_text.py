@@ -21,9 +21,11 @@ _SYNTAX = (
 )  # fmt: skip
 _CONSTANT = (
     ast.Expression, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Name,
-    ast.Load, ast.Attribute, ast.Call, ast.Tuple,
+    ast.Load, ast.Attribute, ast.Call, ast.Tuple, ast.IfExp, ast.Compare, ast.cmpop, ast.BoolOp,
+    ast.boolop,
 )  # fmt: skip
-_CALLED = {"constexpr", "float", "int", "log", "log2", "exp", "sqrt"}
+_PLAIN = {"float", "int", "min", "max", "abs", "len"}
+_CALLED = _PLAIN | {"constexpr", "log", "log2", "exp", "sqrt", "cdiv", "next_power_of_2"}
 _LONGEST = 200_000  # characters of a module
 
 
@@ -48,10 +50,15 @@ def _module(data: bytes, package: str) -> dict[str, Any]:
     names: dict[str, str] = {}
     linked: dict[str, list[str]] = {}
     left_out: dict[str, str] = {}
-    for name, module, attribute in _imports(tree):
+    others: dict[str, str] = {}  # names of whole modules of the package
+    for name, module, attribute in _imports(tree, package):
         if module.partition(".")[0] in ("triton", "math"):
             if not attribute or attribute == "jit" or attribute in _attributes():
                 names[name] = f"{module}:{attribute}"
+        elif module == f"nanovllm.{package}" and attribute:
+            others[name] = attribute
+        elif module.startswith(f"nanovllm.{package}.") and not attribute:
+            others[name] = module.rpartition(".")[2]
         elif module.startswith(f"nanovllm.{package}."):
             linked[name] = [module.rpartition(".")[2], attribute]
     constants: list[ast.Assign] = []
@@ -62,27 +69,46 @@ def _module(data: bytes, package: str) -> dict[str, Any]:
             known |= {target.id for target in kept.targets if isinstance(target, ast.Name)}
     jitted = [node for node in tree.body if isinstance(node, ast.FunctionDef)
               and any(_is_jit(d, names) for d in node.decorator_list)]  # fmt: skip
+    defaults = frozenset(known)
+    shortened = [_OfModules(others, linked).visit(node) for node in jitted]
     known |= {node.name for node in jitted} | linked.keys()
     body: list[ast.stmt] = [*constants]
-    for node in jitted:
+    for node in shortened:
         try:
-            body.append(_kernel(node, known))
+            body.append(_kernel(node, known, defaults))
         except NoKernel as why:
             left_out[node.name] = str(why)
     made = ast.unparse(ast.fix_missing_locations(ast.Module(body, []))) + "\n"
     return {"text": made, "names": names, "linked": linked, "left_out": left_out}
 
 
-def _imports(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
+class _OfModules(ast.NodeTransformer):
+    """`module.name` becomes one name, which is linked, for modules of the package."""
+
+    def __init__(self, modules: Mapping[str, str], linked: dict[str, list[str]]) -> None:
+        self.modules, self.linked = modules, linked
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        if isinstance(node.value, ast.Name) and node.value.id in self.modules:
+            name = f"{node.attr}_of_{node.value.id}"
+            self.linked[name] = [self.modules[node.value.id], node.attr]
+            return ast.copy_location(ast.Name(name, node.ctx), node)
+        self.generic_visit(node)
+        return node
+
+
+def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str, str]]:
     """Name here, module, and name there ("" for the module itself)."""
     for node in tree.body:
         if isinstance(node, ast.Import):
             for one in node.names:
                 module = one.name if one.asname else one.name.partition(".")[0]
                 yield one.asname or module, module, ""
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        elif isinstance(node, ast.ImportFrom) and node.level < 2:
+            home = [f"nanovllm.{package}"] * node.level
+            module = ".".join([*home, *([node.module] if node.module else [])])
             for one in node.names:
-                yield one.asname or one.name, node.module, one.name
+                yield one.asname or one.name, module, one.name
 
 
 def _constant(node: ast.stmt, known: Set[str]) -> ast.Assign | None:
@@ -118,7 +144,7 @@ def _is_constant(value: ast.expr, known: Set[str]) -> bool:
             )  # fmt: skip
             if called not in _CALLED or node.keywords:
                 return False
-        if isinstance(node, ast.Name) and node.id not in known | {"float", "int"}:
+        if isinstance(node, ast.Name) and node.id not in known | _PLAIN:
             return False
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.LShift):
             sides = [getattr(side, "value", None) for side in (node.left, node.right)]
@@ -127,7 +153,7 @@ def _is_constant(value: ast.expr, known: Set[str]) -> bool:
     return True
 
 
-def _kernel(node: ast.FunctionDef, known: Set[str]) -> ast.FunctionDef:
+def _kernel(node: ast.FunctionDef, known: Set[str], constants: Set[str]) -> ast.FunctionDef:
     """The function as it may run. NoKernel where it may not."""
     _knows_all(node, known)
     for inner in (part for statement in node.body for part in ast.walk(statement)):
@@ -142,7 +168,7 @@ def _kernel(node: ast.FunctionDef, known: Set[str]) -> ast.FunctionDef:
         constant = one.annotation is not None and ast.unparse(one.annotation).endswith("constexpr")
         one.annotation = ast.Name("constexpr", ast.Load()) if constant else None
     for defaults in (arguments.defaults, arguments.kw_defaults):
-        if any(d is not None and not isinstance(d, ast.Constant) for d in defaults):
+        if any(d is not None and not _is_constant(d, constants) for d in defaults):
             raise NoKernel("it has a default that is no constant")
     node.returns = None
     node.decorator_list = [ast.parse("_jit", mode="eval").body]

@@ -8,11 +8,16 @@ import json
 import multiprocessing
 import os
 import tempfile
+import traceback
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
+from grader.course.errors import LabError
 from grader.course.outcome import Outcome, Status
 from grader.course.paths import LABS, ROOT
 
@@ -98,12 +103,46 @@ def run_checks(run: Run) -> Record:
 
 
 def fresh_processes(function: Callable[[T], R], work: Iterable[T], jobs: int = 0) -> Iterator[R]:
-    """Map in order, each item in a new process that finds the heavy imports already done."""
-    work = list(work)
-    if not work:
-        return
+    """Map in order, each item in a new process that finds the heavy imports already done.
+
+    Raises LabError where such a process ends without a result, which a pool would wait for.
+    """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    with context.Pool(jobs or os.cpu_count() or 1, maxtasksperchild=1) as pool:
-        yield from pool.imap(function, work, chunksize=1)
+    running: set[BaseProcess] = set()
+
+    def one(item: T) -> R:
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=_answer, args=(there, function, item), daemon=True)
+        process.start()
+        there.close()
+        running.add(process)
+        try:
+            result, error = here.recv()
+        except EOFError:
+            process.join()
+            raise LabError(f"the code ended its process ({process.exitcode}).") from None
+        finally:
+            running.discard(process)
+        process.join()
+        if error is not None:
+            raise error
+        return result
+
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+        try:
+            yield from pool.map(one, work)
+        finally:  # nobody wants the others' results
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in [*running]:
+                process.kill()
+
+
+def _answer(line: Connection, function: Callable[[T], R], item: T) -> None:
+    try:
+        answer = function(item), None
+    except Exception as error:
+        error.add_note(traceback.format_exc())
+        answer = None, error
+    line.send(answer)

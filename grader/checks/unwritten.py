@@ -111,15 +111,28 @@ def absent_symbols(lab: Lab) -> list[Unwritten]:
         path = lab.mine / f"{module.replace('.', '/')}.py"
         try:
             text = path.read_text(encoding="utf-8")
-            there = {name for name, _ in definitions(text)} | {*public_names(ast.parse(text).body)}
+            tree = ast.parse(text)
+            there = {name for name, _ in definitions(text)} | {*public_names(tree.body)}
         except (OSError, ValueError, SyntaxError):
             continue  # the checks say what is wrong with it
         stubs = {name for _, _, name in STUB.findall(text)}
-        # A name may be imported from a module that the student has added.
-        imported = re.search(rf"^from .* import .*\b{qualname}\b", text, re.MULTILINE)
-        if qualname in stubs or (qualname not in there and not imported):
+        if qualname in stubs or (qualname not in there and not _from_elsewhere(tree, qualname)):
             found.append(Unwritten(lab.key, task.id, qualname))
     return found
+
+
+def _from_elsewhere(tree: ast.Module, qualname: str) -> bool:
+    """Whether a name may come from a module of the student's, or a method from another class."""
+    owner, _, method = qualname.partition(".")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            if {owner, "*"} & {one.asname or one.name for one in node.names}:
+                return True
+        elif isinstance(node, ast.ClassDef) and node.name == owner and method:
+            assigned = (part for part in node.body if isinstance(part, ast.Assign))
+            names = {getattr(name, "id", "") for part in assigned for name in part.targets}
+            return bool(node.bases) or method in names
+    return False
 
 
 def lacking(error: BaseException) -> str:

@@ -64,6 +64,29 @@ def autograde(
     raise typer.Exit(1 if any(one.failed for one in results) else 0)
 
 
+def extend(
+    lab: Annotated[str, typer.Argument(metavar="LAB", help="1, 01 or lab01")],
+    student: Annotated[str, typer.Argument(metavar="STUDENT", help="The id in nbgrader.")],
+    days: Annotated[float, typer.Option(min=0, help="In place of any before; 0 takes it back.")],
+    folder: Annotated[Path, typer.Option("--class", help="The class's folder.")] = Path(),
+) -> None:
+    """Move the due date of a student's lab, and take the late policy's share by the new one."""
+    from nbgrader.api import MissingEntry
+
+    from grader.classroom.class_folder import open_course
+
+    course, chosen = open_course(folder), find_lab(lab)
+    with course.gradebook() as gradebook:
+        try:
+            gradebook.grant_extension(chosen.key, student, minutes=round(1440 * days))
+        except MissingEntry:
+            raise LabError(
+                f"{student} has no graded {chosen.key} yet: an extension is given to a submission, "
+                f"so run `python -m grader autograde {chosen.key}` first."
+            ) from None
+    autograde(lab, [student], again=True, folder=folder)
+
+
 def _line(one: Graded) -> str:
     note = escape(f"  {one.note}" if one.note else "")
     if one.failed:

@@ -49,7 +49,7 @@ class ModuleGrades(NbGraderPreprocessor):
                 student=student,
                 secret=course_secret(Path(self.secret_file)),
                 limits=config.limits,
-                releases=config.releases(),
+                releases=config.kept(),
                 cache=Path(self.results_file),
             )
             if report.lost:  # no zero for what is the grader's trouble

@@ -68,6 +68,8 @@ def configure(c: Any, folder: str | Path) -> None:
     c.OverwriteCells.add_missing_cells = True
     c.Execute.timeout = CELL_SECONDS
     c.BoxedExecute.timeout = CELL_SECONDS
+    # A page is old once points or comments are new, which nbgrader does not see by itself.
+    c.GenerateFeedback.force = True
     c.HTMLExporter.sanitize_html = True
     c.HTMLExporter.filters = FILTERS
     c.AssignLatePenalties.plugin_class = PolicyOfClass

@@ -10,13 +10,19 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+if sys.platform != "win32":
+    import fcntl
+
 ROOT = Path(__file__).resolve().parents[2]
-STAGED, READY, DONE = (ROOT / ".lab" / f"update.{name}" for name in ("staged", "ready", "done"))
+STAGED, READY, DONE, LOCK = (
+    ROOT / ".lab" / f"update.{name}" for name in ("staged", "ready", "done", "lock")
+)
 
 
 def switch(changes: Mapping[str, bytes | None], backup: Path) -> None:
@@ -49,9 +55,17 @@ def switch(changes: Mapping[str, bytes | None], backup: Path) -> None:
 
 
 def finish() -> None:
-    """Complete a switch that was cut off, if there is one."""
-    if not READY.is_dir():
-        return
+    """Complete a switch that was cut off, if there is one; of several processes, one does it."""
+    if READY.is_dir():
+        with LOCK.open("a") as lock:
+            if sys.platform != "win32":
+                with suppress(OSError):  # some network file systems have no locks
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+            if READY.is_dir():
+                _finish()
+
+
+def _finish() -> None:
     plan = json.loads((READY / "plan.json").read_text(encoding="utf-8"))
     (_back if (READY / "back").exists() else _forward)(plan["write"], plan["remove"], plan)
     shutil.rmtree(DONE, ignore_errors=True)

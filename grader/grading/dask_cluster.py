@@ -20,12 +20,14 @@ from grader.grading.class_submissions import HandedIn
 from grader.grading.grade import grade_read
 from grader.grading.grading_toml import Config
 from grader.grading.journal import Journal
-from grader.grading.kept_releases import made_with
+from grader.grading.kept_releases import is_unknown, made_with
 from grader.grading.report import LabReport
 from grader.grading.submission import Submission
 from grader.sandbox.levels import LEVELS
 from grader.sandbox.limits import Limits
 from grader.sandbox.sandbox import shared
+
+Work = tuple[Submission, Lab, str, bytes, Limits]
 
 
 def grade_on_dask(
@@ -43,34 +45,40 @@ def grade_on_dask(
         for handed_in in class_:
             found = submission.read(handed_in.path, lab, config.limits)
             own = made_with(lab, found.release, releases)
-            known = _known(found, own, handed_in.student, secret, config.limits, journal)
-            if known is not None:
-                yield Graded(handed_in, known, True)
+            unkept = releases is not None and is_unknown(found.release, releases)
+            works: list[Work] = [
+                (found, checks, handed_in.student, secret, config.limits)
+                for checks in dict.fromkeys((own, lab))
+            ]
+            known = [report for work in works if (report := _known(work, journal)) is not None]
+            if len(known) == len(works):
+                yield _graded(handed_in, known, True, unkept)
                 continue
-            work = (found, own, handed_in.student, secret, config.limits)
-            future = client.submit(_grade, *work, pure=False, retries=1)
-            whose[future.key] = handed_in
+            future = client.submit(_grade, works, pure=False, retries=1)
+            whose[future.key] = handed_in, unkept
             waiting.add(future)
         for future in waiting:
-            report = LabReport.from_json(future.result())
-            if not report.lost:
-                journal.add(report)
-            yield Graded(whose[future.key], report, False)
+            reports = [LabReport.from_json(report) for report in future.result()]
+            for report in reports:
+                if not report.lost:
+                    journal.add(report)
+            handed_in, unkept = whose[future.key]
+            yield _graded(handed_in, reports, False, unkept)
             future.release()
 
 
-def _grade(
-    found: Submission, lab: Lab, student: str, secret: bytes, limits: Limits
-) -> dict[str, Any]:
+def _graded(handed_in: HandedIn, reports: list[LabReport], known: bool, unkept: bool) -> Graded:
+    """reports: by the checks it was made with and, where those are others, by today's."""
+    today = reports[1] if len(reports) > 1 else None
+    return Graded(handed_in, reports[0], known, today, unkept)
+
+
+def _grade(works: list[Work]) -> list[dict[str, Any]]:
     """On a worker: grade in its own sandbox."""
-    return grade_read(found, lab, student, secret, limits, shared()).to_json()
+    return [grade_read(*work, shared()).to_json() for work in works]
 
 
-def _known(
-    found: Submission, lab: Lab, student: str, secret: bytes, limits: Limits, journal: Journal
-) -> LabReport | None:
+def _known(work: Work, journal: Journal) -> LabReport | None:
     """The result from an earlier run, whichever sandbox the worker had then."""
-    tried = (
-        student_seeds.result_key(found, lab, student, secret, limits, level) for level in LEVELS
-    )
+    tried = (student_seeds.result_key(*work, level) for level in LEVELS)
     return next((report for key in tried if (report := journal.get(key)) is not None), None)

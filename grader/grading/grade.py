@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from grader.course.paths import RELEASES
 from grader.grading import student_seeds
 from grader.grading.grade_one import Marking
 from grader.grading.journal import Journal
-from grader.grading.kept_releases import made_with
+from grader.grading.kept_releases import is_unknown, made_with
 from grader.grading.report import LabReport, TaskReport
 from grader.grading.submission import Submission, read
 from grader.sandbox.limits import Limits
 from grader.sandbox.sandbox import Sandbox, shared
 
+UNKEPT = "made with a release that is not kept here, so graded by today's checks"
 KEPT = 64  # reports in memory, for a notebook that asks for one task after the other
 _memory: dict[str, LabReport] = {}
 _memory_lock = threading.Lock()
@@ -45,14 +47,17 @@ def grade_submission(
     found = read(submission, lab, limits)
     work = (found, made_with(lab, found.release, releases), student, secret, limits)
     if cache is None:
-        return grade_read(*work, box)
-    key = student_seeds.result_key(*work, box.probe(lab))
-    with Journal.borrowed(cache) as journal:
-        known = journal.get(key)
-    report = known or grade_read(*work, box, key=key)
-    if known is None and not report.lost:
+        report = grade_read(*work, box)
+    else:
+        key = student_seeds.result_key(*work, box.probe(lab))
         with Journal.borrowed(cache) as journal:
-            journal.add(report)
+            known = journal.get(key)
+        report = known or grade_read(*work, box, key=key)
+        if known is None and not report.lost:
+            with Journal.borrowed(cache) as journal:
+                journal.add(report)
+    if releases is not None and is_unknown(found.release, releases):
+        return replace(report, warnings=(UNKEPT, *report.warnings))
     return report
 
 

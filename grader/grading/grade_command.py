@@ -23,7 +23,7 @@ from rich.table import Table
 
 from grader.course.errors import LabError
 from grader.course.lab_toml import Lab, find_lab
-from grader.course.paths import RELEASES, ROOT
+from grader.course.paths import ROOT
 from grader.grading import grade_rows, gradebook_csv, report_files
 from grader.grading.class_submissions import HandedIn, discover, left_out, unknown_times
 from grader.grading.grade_rows import Row
@@ -52,9 +52,9 @@ def grade(
         str, typer.Option(help="own: of the release a pack was made with; new: today's for all.")
     ] = "",
     releases: Annotated[
-        Path,
+        Path | None,
         typer.Option(help="Where `release` keeps their checks.", show_default=".grading/releases"),
-    ] = RELEASES,
+    ] = None,
     dask: Annotated[str, typer.Option(help="Address of a Dask scheduler to share out to.")] = "",
 ) -> None:
     """Grade a folder of submissions of one lab, each in a sandbox; go on where it stopped."""
@@ -66,7 +66,8 @@ def grade(
     chosen, settings = find_lab(lab), Config.load(config)
     if sandbox and sandbox not in LEVELS:
         raise LabError(f"there is no sandbox {sandbox!r}; there are {', '.join(LEVELS)}.")
-    kept = replace(settings, checks=checks or settings.checks).releases(releases)
+    home = releases or settings.releases
+    kept = replace(settings, checks=checks or settings.checks, releases=home).kept()
     class_ = discover(folder, roster)
     for name in left_out(folder):
         console.print(f"[yellow]{_plain(name)} is neither a zip nor a folder; left out[/]")
@@ -115,7 +116,7 @@ def grade(
         console.print(text, soft_wrap=True)
     if unkept:
         console.print(
-            f"[yellow]{unkept} name a release that is not kept in {releases}; today's checks "
+            f"[yellow]{unkept} name a release that is not kept in {home}; today's checks "
             "graded them[/]", soft_wrap=True
         )  # fmt: skip
     for why in tried:
@@ -181,6 +182,7 @@ def similar(
 
     chosen = find_lab(lab)
     class_ = discover(folder)
+    out.parent.mkdir(parents=True, exist_ok=True)
     with console.status("reading"):
         found = list(alike.solutions(class_, chosen))
     number = len(found) * (len(found) - 1) // 2

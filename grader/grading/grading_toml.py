@@ -23,15 +23,16 @@ class Config:
     limits: Limits = field(default_factory=Limits)
     late: LatePolicy = field(default_factory=LatePolicy)
     checks: str = "own"  # of the release that a pack was made with; "new": today's for everybody
+    releases: Path = RELEASES  # where `release` keeps their checks
 
-    def releases(self, kept: Path = RELEASES) -> Path | None:
+    def kept(self) -> Path | None:
         """Where to look for a pack's own checks; None: nowhere."""
         if self.checks not in ("own", "new"):
             raise LabError(
                 f'checks must be "own" (of the release a pack was made with) or "new" (today\'s), '
                 f"not {self.checks!r}."
             )
-        return kept if self.checks == "own" else None
+        return self.releases if self.checks == "own" else None
 
     @classmethod
     def load(cls, path: Path | None) -> Config:
@@ -40,22 +41,37 @@ class Config:
             return cls()
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise LabError(f"{path} cannot be read: {error}.") from None
         try:
             _known(cls, data, "table")
-            late = data.get("late", {})
+            late = _table(data, "late")
             _known(LatePolicy, late, "key of [late]")
-            times = {
-                find_lab(name).key: _time(at) for name, at in late.pop("deadlines", {}).items()
-            }
-            _numbers(late)
-            limits = Limits.from_dict(data.get("limits", {}))
-            found = cls(limits, LatePolicy(times, **late), data.get("checks", "own"))
-            found.releases()
+            given = _table(late, "deadlines")
+            times = {find_lab(name).key: _time(at) for name, at in given.items()}
+            rest = {name: value for name, value in late.items() if name != "deadlines"}
+            _numbers(rest)
+            limits = Limits.from_dict(_table(data, "limits"))
+            releases = data.get("releases", str(RELEASES))
+            if not isinstance(releases, str):
+                raise LabError(f"releases must be the name of a folder, not {releases!r}.")
+            found = cls(
+                limits,
+                LatePolicy(times, **rest),
+                data.get("checks", "own"),
+                path.parent / Path(releases).expanduser(),
+            )
+            found.kept()
             return found
         except LabError as error:
             raise LabError(f"{path}: {error}") from None
+
+
+def _table(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = data.get(name, {})
+    if not isinstance(found, dict):
+        raise LabError(f"[{name}] must be a table of names and values, not {found!r}.")
+    return found
 
 
 def _known(kind: type, data: Mapping[str, Any], what: str) -> None:

@@ -91,32 +91,27 @@ def analyse(lab: Lab, reports: Sequence[LabReport]) -> Analysis:
             f"these are the results of {', '.join(sorted(others))}, and not of {lab.key}; "
             "give --lab or --out of the other."
         )
-    checks = [check for task in reports[0].tasks.values() for check in task.checks]
-    tasks = [task.id for task in reports[0].tasks.values() for _ in task.checks]
-    passed = np.array([[check.passed for t in r.tasks.values() for check in t.checks]
-                       for r in reports], dtype=float)  # fmt: skip
-    weights = np.array([check.points for check in checks], dtype=float)
-    totals = passed @ weights
-    items = tuple(
-        Item(
-            check.name,
-            check.title,
-            task,
-            len(reports),
-            int(passed[:, column].sum()),
-            correlation(passed[:, column], totals - passed[:, column] * weights[column]),
-        )
-        for column, (check, task) in enumerate(zip(checks, tasks, strict=True))
-    )
+    # The checks of one release may not be another's: each counts those who had it.
+    of_report = [{c.id: c for t in r.tasks.values() for c in t.checks} for r in reports]
+    totals = [sum(c.points for c in had.values() if c.passed) for had in of_report]
+    checks = {c.id: (c, t.id) for r in reports for t in r.tasks.values() for c in t.checks}
+    items = []
+    for id, (check, task) in sorted(checks.items(), key=lambda item: item[1][1]):
+        had = [(own[id], total) for own, total in zip(of_report, totals, strict=True) if id in own]
+        passed = np.array([own.passed for own, _ in had], dtype=float)
+        rest = np.array([total - own.points * own.passed for own, total in had], dtype=float)
+        how_many = len(had), int(passed.sum())
+        items.append(Item(check.name, check.title, task, *how_many, correlation(passed, rest)))
     disagreeing = {
         task: sum(
             r.tasks[task].claimed == r.tasks[task].max_points
             and any(s.status != AGREES for s in r.tasks[task].scenarios)
             for r in reports
+            if task in r.tasks
         )
-        for task in reports[0].tasks
+        for task in sorted({task for r in reports for task in r.tasks})
     }
-    return Analysis(lab, len(reports), items, _slips(lab, reports), disagreeing)
+    return Analysis(lab, len(reports), tuple(items), _slips(lab, reports), disagreeing)
 
 
 def correlation(item: np.ndarray, rest: np.ndarray) -> float | None:

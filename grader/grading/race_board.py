@@ -19,7 +19,7 @@ from grader.grading.race import MANY, ONE, TRACKS, Race, Result
 from grader.grading.report_text import clean
 from grader.grading.student_seeds import versions
 
-RESOLUTION = 0.01  # no interval is narrower, to either side
+RESOLUTION = 0.0125  # no interval is narrower, to either side: races of one entry differ by that
 DRAWS = 200  # of as many rounds, some of them twice
 WITHIN = 0.84  # of the draws; two such intervals of what is equal touch in 19 of 20 races
 TIMED = {"operations": MANY, "launches a step": ONE}

@@ -55,7 +55,9 @@ def _copied(selection: Selection) -> Iterator[Path]:
             yield from found
     yield from roots[: len(ENTRANCES)]
     yield from needed_modules(roots)
-    yield from (ROOT / name for name in ("LICENSE", "requirements.txt", "constraints.txt"))
+    yield from (
+        ROOT / name for name in (".gitattributes", "LICENSE", "requirements.txt", "constraints.txt")
+    )
     if "lab11" in (lab.key for lab in selection.labs):
         yield ROOT / "requirements-ray.txt"
     yield from (ROOT / ".idea" / name for name in ("modules.xml", "nanovllm.iml"))

@@ -93,5 +93,8 @@ def reset_lab(lab: Lab, task: int | None, console: Console, ask: Ask) -> None:
         console.print("Nothing was reset.")
         return
     kept = plan.carry_out()
+    if not kept.exists():  # what was put back had been deleted
+        console.print(Text(f"{what} is reset."))
+        return
     console.print(Text(f"{what} is reset. To get your version back:"))
     console.print(Text(f"  {lab_folder.how_to_get_back(lab, kept)}", style="cyan"), soft_wrap=True)

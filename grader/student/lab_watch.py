@@ -20,6 +20,7 @@ from grader.student_files.lab_folder import require_started, shown
 
 HELP = {"h": "hint", "l": "list", "r": "reset", "Enter": "run again", "q": "quit"}
 POLL_SECONDS = 0.1
+SAVED = (".py", ".html")  # what labs are written in
 
 
 class Saves:
@@ -66,9 +67,9 @@ class Saves:
 
 
 def _counts(path: str) -> bool:
-    """Whether a change is a save: editors also write hidden and short-lived files beside it."""
+    """Whether a change is a save: editors write other files beside it, and so may the code."""
     name = Path(path).name
-    return not name.startswith(".") and (name.endswith(".py") or Path(path).is_file())
+    return not name.startswith(".") and name.endswith(SAVED)
 
 
 class Watch:
@@ -91,7 +92,8 @@ class Watch:
         require_started(self.lab)
         run_pytest.command(self.lab, self.task, self.mine)  # refuses before anything is watched
         try:
-            with Keys() as keys, Saves(self.lab.mine) as saves:
+            watched = self.lab.mine.parent if self.mine else self.lab.mine
+            with Keys() as keys, Saves(watched) as saves:
                 self._loop(keys, saves)
         except KeyboardInterrupt:
             self.console.print()

@@ -17,7 +17,9 @@ from grader.student_files.state_records import LabState
 
 def submit(lab: Lab, entry: LabState, course: str) -> Pack:
     """Pack beside the notebook, then `nbgrader submit`. Raises LabError where that cannot work."""
-    made = pack(lab, entry, notebook_of(lab).parent)
+    if not (home := notebook_of(lab).parent).is_dir():
+        raise LabError(f"{shown(home)} is missing; `git checkout {shown(home)}` brings it back.")
+    made = pack(lab, entry, home)
     by_hand = f"upload {shown(made.path)} where your course asks for it"
     program = _nbgrader()
     if program is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -42,10 +43,12 @@ class Update:
     changes: dict[str, bytes | None] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)  # changed by the student, and by the release
     met: dict[str, str] = field(default_factory=dict)  # own file -> its stub, which has changed
+    back: bool = False
 
     @property
     def backup(self) -> Path:
-        return backups_folder() / f"release-{self.here.number}"
+        """Named so that no undo goes back to what an undo has left."""
+        return backups_folder() / f"{'undone' if self.back else 'release'}-{self.here.number}"
 
     def carry_out(self) -> None:
         """LabError where it cannot be done; then everything is as it was."""
@@ -103,7 +106,7 @@ def planned(source: Source, back: bool = False) -> Update:
     here, to = _here(), source.record
     if not back:
         _require_newer(here, to)
-    update = Update(here, to)
+    update = Update(here, to, back=back)
     for name in sorted({*here.files, *to.files}):
         _place(update, source, name, name, back)
     for lab in labs():
@@ -245,7 +248,7 @@ def warnings(update: Update) -> Iterator[str]:
         if new in update.changes:
             yield (
                 f"{name} was changed here and stays. To take that of release {update.to.number}: "
-                f"cp {new} {name}"
+                + shlex.join(["cp", shown(ROOT / new), shown(ROOT / name)])
             )
         else:
             yield f"{name} was changed here and stays; {update.to} has none."

@@ -80,6 +80,7 @@ def start(lab: Lab) -> list[Path]:
     A file that exists is never touched. Raises LabError where the folder cannot be written.
     """
     added = []
+    lab_state.record_saves()  # until now the time was another lab's
     try:
         for stub in stub_files(lab):
             target = lab.mine / stub.relative_to(lab.stubs)

@@ -68,6 +68,8 @@ def record_start(lab: Lab) -> str:
 
     def change(state: State) -> None:
         state.lab(lab.key).started = state.lab(lab.key).started or _now_text()
+        if state.last_lab != lab.key:
+            state.last_task = 0
         state.last_at, state.last_lab = max(now, state.last_at or 0.0), lab.key
 
     return _tolerantly(change)

@@ -81,11 +81,15 @@ def _label(data: bytes) -> str:
         return "".join(f"{byte:02x}" for byte in data)
 
 
+def _width(label: str) -> float:
+    return 0.62 * len(label) + 0.3
+
+
 def _row(axes: Any, row: int, labels: Sequence[str], colours: Sequence[str]) -> float:
     """Draw one line of tokens; return where it ends."""
     left = 0.0
     for label, colour in zip(labels, colours, strict=True):
-        width = 0.62 * len(label) + 0.3
+        width = _width(label)
         axes.add_patch(plt.Rectangle((left, -row - 0.4), width, 0.8, color=colour))
         place = {"ha": "center", "va": "center", "family": "monospace", "fontsize": 7.5}
         axes.text(left + width / 2, -row, label, **place)
@@ -161,23 +165,34 @@ def streamed(tokens: Sequence[bytes], alone: Sequence[str], pieces: Sequence[str
     plt.close(figure)
 
 
-def turns(tokenizer: Any, encoded: Mapping[str, Sequence[int]]) -> None:
-    """The tokens of conversations; special tokens, which the model obeys, are dark."""
-    _, axes = plt.subplots(figsize=(10.5, 0.55 * len(encoded) + 0.5))
-    for row, (name, ids) in enumerate(encoded.items()):
-        special = tokenizer.special_ids
-        labels = [_label(tokenizer.token_bytes(id)) for id in ids]
-        labels = [
-            t.strip("<|im_>") if id in special else t for id, t in zip(ids, labels, strict=True)
-        ]
-        colours = ["#e69f00" if id in special else "#eeeeee" for id in ids]
-        end = _row(axes, row, labels, colours)
-        begun = ids.count(tokenizer.model.special_tokens["<|im_start|>"])
-        axes.text(end + 0.5, -row, f"{name}: {begun} turns", fontsize=8, va="center")
-    axes.set(xlim=(0, 72), ylim=(-len(encoded) + 0.4, 0.6))
+def turns(tokenizer: Any, encoded: Mapping[str, Sequence[int]], width: float = 78) -> None:
+    """The tokens of conversations; orange: special tokens, which the model obeys."""
+    lines: list[tuple[str, list[int]]] = []
+    for name, ids in encoded.items():
+        begun = list(ids).count(tokenizer.model.special_tokens["<|im_start|>"])
+        lines.append((f"{name}: {begun} turns", []))
+        end = 0.0
+        for id in ids:
+            step = _width(_turn_label(tokenizer, id)) + 0.08
+            if end == 0 or end + step > width:
+                lines.append(("", []))
+                end = 0.0
+            lines[-1][1].append(id)
+            end += step
+    _, axes = plt.subplots(figsize=(10.5, 0.36 * len(lines) + 0.4))
+    for row, (title, ids) in enumerate(lines):
+        axes.text(0, -row - 0.25, title, fontsize=9, va="center")
+        colours = ["#e69f00" if id in tokenizer.special_ids else "#eeeeee" for id in ids]
+        _row(axes, row, [_turn_label(tokenizer, id) for id in ids], colours)
+    axes.set(xlim=(0, width), ylim=(-len(lines) + 0.4, 0.6))
     axes.set_title("Orange: control tokens, <|im_start|> and <|im_end|>", fontsize=9)
     axes.axis("off")
     plt.show()
+
+
+def _turn_label(tokenizer: Any, id: int) -> str:
+    label = _label(tokenizer.token_bytes(id))
+    return label.strip("<|im_>") if id in tokenizer.special_ids else label
 
 
 def lengths(sizes: Sequence[int], rates: Mapping[str, Sequence[float]]) -> None:

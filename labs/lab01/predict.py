@@ -9,7 +9,7 @@ from grader.student.predict import Question
 def merges_learned() -> float:
     from nanovllm.tokenization.bpe import train_bpe
 
-    return len(train_bpe(["low low lower lower newer"], 300).merges)
+    return len(train_bpe(["hug hug hugs bun bun pun"], 300).merges)
 
 
 def tokens_of_chinese() -> float:
@@ -52,14 +52,14 @@ def million_weights() -> float:
     from nanovllm.tokenization.tokenizer import Tokenizer
     from nanovllm.tokenization.vocabulary import BPEModel
 
-    tokenizer = Tokenizer(BPEModel({b"a": 0}, [], {"<|last|>": 151_935}))
-    return vocabulary_cost(tokenizer, [], 1024, tied=True).parameters / 1e6
+    tokenizer = Tokenizer(BPEModel({b"a": 0}, [], {"<|last|>": 128_255}))
+    return vocabulary_cost(tokenizer, [], 4096, tied=False).parameters / 1e6
 
 
 QUESTIONS = [
     Question(
         key="a",
-        text="Training on 'low low lower lower newer': how many merges are learned before no pair "
+        text="Training on 'hug hug hugs bun bun pun': how many merges are learned before no pair "
         "occurs twice?",
         unit="merges",
         tasks=(1,),
@@ -83,7 +83,7 @@ QUESTIONS = [
     ),
     Question(
         key="d",
-        text="How many million weights does a vocabulary of 151,936 cost at E = 1,024, tied?",
+        text="How many million weights does a vocabulary of 128,256 cost at E = 4,096, not tied?",
         unit="million weights",
         tasks=(6,),
         answer=million_weights,

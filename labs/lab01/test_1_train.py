@@ -146,6 +146,12 @@ def test_words(rng):
             "the words are those of the pattern that was given.",
             pattern=pattern,
         )
+        expect(
+            train_bpe(["ab"], 256, pattern=pattern).pattern,
+            pattern,
+            call=f"train_bpe(['ab'], 256, pattern={pattern!r}).pattern",
+            cause="the model keeps the pattern: encoding must cut words as training did.",
+        )
 
 
 @pytest.mark.check(task=1, points=2, title="Special tokens have ids and take no part in merges")

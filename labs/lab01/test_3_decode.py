@@ -332,6 +332,11 @@ def test_stop_ids(tmp_path):
         ({"generation_config.json": {"eos_token_id": 0}, "config.json": {"eos_token_id": 5}}, {0}),
         ({"generation_config.json": {}, "config.json": {"eos_token_id": 5}}, {5}),
         (
+            {"generation_config.json": {"eos_token_id": None}, "config.json": {"eos_token_id": 5}},
+            {5},
+        ),
+        ({"config.json": {"eos_token_id": 5}}, {5}),
+        (
             {
                 "generation_config.json": {"eos_token_id": [7, 8]},
                 "tokenizer_config.json": {"eos_token": "<|im_end|>"},

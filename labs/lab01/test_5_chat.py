@@ -271,6 +271,15 @@ def test_harmless():
             call=f"encode of [user: {text!r}] by a template that looks for </think>",
             cause="a string that holds no special token reaches the template unchanged.",
         )
+    pair = (1, "a")
+    source = "{{ pair }}{{ named[pair] }}"
+    expect(
+        ChatTemplate(source).encode(_tokenizer(), CHAT, pair=pair, named={pair: "b"}),
+        list(b"(1, 'a')b"),
+        call=f"encode of what the template {source!r} writes; pair is {pair}, "
+        "named is {pair: 'b'}",
+        cause="a tuple reaches the template as a tuple, in the keys of a dict, too.",
+    )
     vocab = {f"<0x{b:02X}>".encode(): b for b in range(256)} | {"▁".encode(): 300}
     model = BPEModel(vocab, [], {"<s>": 256, "</s>": 257}, byte_fallback=True)
     spec = replace(plain_spec(model), steps=(Metaspace("first", split=False),))

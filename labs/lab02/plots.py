@@ -98,7 +98,7 @@ def looked_at(weights: Sequence[torch.Tensor], words: Sequence[str]) -> None:
         axis.set_yticks(range(len(words)), words, fontsize=8)
         axis.set(title=title, xlabel="looked at")
         axis.grid(False)
-        figure.colorbar(drawn, ax=axis, shrink=0.75, label="weight")
+        figure.colorbar(drawn, ax=axis, shrink=0.75, label="weight", extend="max")
     axes[0].set_ylabel("looking")
     figure.tight_layout()
     plt.show()
@@ -171,7 +171,10 @@ def memory(
     context = [2**i for i in range(9, 18)]
     cache = [requests * tokens * bytes_per_token / GIB for tokens in context]
     base = [weights / GIB] * len(context)
-    names = ["weights", f"cache of {requests} request{'s' if requests > 1 else ''}"]
+    names = [
+        f"weights, {weights / GIB:.0f} GiB",
+        f"cache of {requests} request{'s' if requests > 1 else ''}",
+    ]
     axes.stackplot(context, base, cache, colors=["C5", "C0"], labels=names)
     axes.axhline(budget, color="black", lw=1)
     axes.text(context[0], 0.98 * budget, f"{budget} GiB", va="top", fontsize=8)
@@ -198,7 +201,7 @@ def training(parts: Mapping[str, Mapping[str, float]]) -> None:
         axes.text(total + 1, row, f"{total:.1f}", va="center", fontsize=8)
     axes.invert_yaxis()
     axes.set(xlabel="GiB", xlim=(0, 1.12 * max(left)))
-    axes.set_title("Llama-2-7B, 4,096 tokens")
+    axes.set_title("Llama-2-13B, 4,096 tokens")
     axes.grid(axis="y")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
     figure.tight_layout()

@@ -38,7 +38,7 @@ def _training_over_decoding() -> float:
     from nanovllm.model.accounting import step_flops, training_flops
 
     llama = _llama(4096, 11_008, 32, 32_000)
-    return training_flops(llama, tokens=4096) / step_flops(llama, 1, cached_tokens=4095)
+    return training_flops(llama, tokens=2048) / step_flops(llama, 1, cached_tokens=2047)
 
 
 def _largest_weight(scale: float | None) -> float:
@@ -93,7 +93,7 @@ QUESTIONS = [
     Question(
         key="e",
         text="How many times the operations of a decode step does a training step of Llama-2-7B "
-        "over 4,096 tokens need, if the decode step has 4,095 cached tokens?",
+        "over 2,048 tokens need, if the decode step has 2,047 cached tokens?",
         unit="times",
         tasks=(7,),
         answer=_training_over_decoding,

@@ -54,6 +54,8 @@ def test_given_positions(generator):
             rtol=1e-4,
             atol=1e-4,
         )
+        kinds = [str(cos.dtype), str(sin.dtype)]
+        expect(kinds, ["torch.float32"] * 2, call="dtypes of cos and sin")
 
 
 @pytest.mark.check(task=2, points=2, title="Half-split pairs are turned")

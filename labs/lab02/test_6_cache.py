@@ -268,6 +268,13 @@ def test_clone_and_reset(generator):
     )
     low = ContiguousCache(CONFIG, capacity=7, dtype=torch.bfloat16)
     expect(low.clone().nbytes, low.nbytes, call="nbytes of the clone() of a cache in bfloat16")
+    meta = ContiguousCache(CONFIG, capacity=7, device="meta")
+    expect(
+        [each.device.type for each in (meta, meta.clone())],
+        ["meta", "meta"],
+        call="device.type of ContiguousCache(config, capacity=7, device='meta') and its clone()",
+        cause="K and V are where the caller wants them, on a GPU for example.",
+    )
     first, second = _run(cache, _part(layers, 4, 6), [2]), _run(copy, _part(others, 4, 6), [1, 1])
     mixed = [
         [torch.cat((x[:4], y[4:])) for x, y in zip(*pair, strict=True)]
@@ -299,11 +306,13 @@ def test_clone_and_reset(generator):
 class Counter:
     """Stands in for a model: counts rows and keeps the positions it is called with."""
 
+    places = 20
+
     def __init__(self):
         self.positions = []
 
     def __call__(self, token_ids, positions, attend):
-        self.positions += torch.arange(20)[positions].tolist()  # GPT-2 looks vectors up by them
+        self.positions += torch.arange(self.places)[positions].tolist()  # as GPT-2 looks them up
         row = torch.zeros(len(token_ids), 4, 6)
         for layer in range(2):
             attend(layer, row, row[:, :2], row[:, :2])
@@ -341,6 +350,13 @@ def test_tokens_computed(generator):
         12,
         call="cache.length after forward_cached was refused",
         cause="a refused step leaves the cache as it was.",
+    )
+    model.places = 12
+    expect.raises(
+        CacheFullError,
+        lambda: forward_cached(model, cache, ids[:1]),
+        call="forward_cached(model, cache, ids) with 1 token, 12 of 12 stored, of a model for 12",
+        cause="refuse before the model looks up a position that it does not have.",
     )
 
 

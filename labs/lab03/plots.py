@@ -45,7 +45,7 @@ def explore(shaped: Callable[[float, float], Any], words: Sequence[str]) -> None
         axes.barh(places, probabilities, color=BLUE, height=0.45)
         axes.set_yticks(places, words)
         axes.set_ylim(len(words) - 0.5, -0.5)
-        axes.set(xlim=(0, 0.65), xticks=[0, 0.2, 0.4, 0.6], xlabel="probability")
+        axes.set(xlim=(0, 1.02), xticks=[0, 0.5, 1], xlabel="probability")
         left = f"{int((probabilities > 0).sum())} left"
         axes.text(0.96, 0.06, left, transform=axes.transAxes, ha="right")
 

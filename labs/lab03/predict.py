@@ -13,10 +13,10 @@ def rows_at_the_ridge(cached_tokens: int) -> int | None:
 
 
 def peak_of_chunks() -> float:
-    """The largest step of 4,096 tokens in chunks of 256, in percent of one pass."""
+    """The largest step of 4,096 tokens in chunks of 512, in percent of one pass."""
     from nanovllm.generation.chunked import prefill_cost
 
-    whole, chunks = (prefill_cost(4096, size).peak_score_elements for size in (4096, 256))
+    whole, chunks = (prefill_cost(4096, size).peak_score_elements for size in (4096, 512))
     return 100 * chunks / whole
 
 
@@ -56,7 +56,7 @@ QUESTIONS = [
     ),
     Question(
         key="c",
-        text="A prompt of 4,096 tokens is read in chunks of 256. How large is the largest step's "
+        text="A prompt of 4,096 tokens is read in chunks of 512. How large is the largest step's "
         "table of attention scores, in percent of the table for one pass?",
         unit="%",
         tasks=(4,),

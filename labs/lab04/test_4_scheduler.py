@@ -5,7 +5,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -890,5 +890,6 @@ def test_any_sequence(seed):
             stateful_step_count=12,
             report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate, Phase.shrink),
         ),
     )

@@ -137,6 +137,12 @@ def test_slots(generator):
         call="check of two requests, when a third has a slot as well",
         cause="exactly these requests must be in; a slot that nobody gives back is lost",
     )
+    expect.raises(
+        InvariantError,
+        lambda: store.check([a, c, d, new_request(4)]),
+        call="check of four requests, of which one has no slot",
+        cause="exactly these requests must be in, each of them",
+    )
 
 
 @pytest.mark.check(task=5, points=2, title="Room to the last place, and committed tokens")

@@ -23,7 +23,12 @@ from nanovllm.batching.replay import Replay
 from nanovllm.batching.request import Priority, Request, Status
 from nanovllm.batching.scheduler import Scheduler
 from nanovllm.batching.slot_store import SlotStore
-from nanovllm.generation.errors import EmptyPromptError, PromptTooLongError, TokenIdError
+from nanovllm.generation.errors import (
+    EmptyPromptError,
+    PromptTooLongError,
+    RequestError,
+    TokenIdError,
+)
 from nanovllm.generation.events import Finished, TokenGenerated
 from nanovllm.generation.latency import ManualClock
 from nanovllm.generation.loop import generate
@@ -80,6 +85,19 @@ def drive(engine, before=None, most=200, failures=False):
 def tokens_of(events, request_id):
     return [e.token_id for e in events
             if isinstance(e, TokenGenerated) and e.request_id == request_id]  # fmt: skip
+
+
+def by_hand(engine):
+    """What `drive` does, by the public parts of a step; every second plan is executed twice."""
+    events = engine.step()  # reads the notes
+    for number in range(200):
+        if not engine.has_unfinished:
+            break
+        plan = engine.scheduler.schedule()
+        logits = [engine.execute(plan) for _ in range(1 + number % 2)][-1]
+        events += engine.update(plan, engine.draw(plan, logits))
+        engine.check()
+    return events
 
 
 @pytest.mark.check(
@@ -218,6 +236,30 @@ def test_metamorphic(rng, seed):
             given={"run": Replay(events).text(0, 60)},
             cause="a request's tokens depend on nothing but the request",
         )
+    engine = Engine(model, EngineConfig(max_num_seqs=3, max_num_batched_tokens=5))
+    for i, prompt in enumerate(prompts):
+        engine.add_request(prompt, params[i], seed=i)
+    events = by_hand(engine)
+    expect(
+        [tokens_of(events, i) for i in range(6)],
+        wanted,
+        call="the tokens of six requests whose steps are made by hand: schedule, execute (every "
+        "second time twice), draw, update",
+        cause="these public methods are all that a step is made of, and to execute counts nothing",
+    )
+    params = SamplingParams(temperature=1.0, top_k=20, max_tokens=6, ignore_eos=True)
+    (whole,) = alone(model, prompts[0], params, seed=7)
+    engine.add_request(prompts[0], params, seed=7, request_id=9, output_token_ids=whole[:4])
+    events = drive(engine)
+    expect(
+        [tokens_of(events, 9), *(list(e.completion.token_ids) for e in events
+                                 if isinstance(e, Finished))],
+        [whole[4:], whole],
+        call="the tokens of a request with output_token_ids, the first 4 of its 6: those of its "
+        "events, and those of its completion",
+        given={"the 6": whole},
+        cause="it goes on behind these tokens as if they were its own, and tells them in no event",
+    )  # fmt: skip
 
 
 @pytest.mark.check(
@@ -287,6 +329,33 @@ def test_events():
         call="the events of a step: request 1, which waits, is given up, request 2 arrives, and "
         "the turn of request 0 is over; one runs at a time",
     )  # fmt: skip
+    parts = []
+
+    class Noting(Engine):
+        """What it executes is for its own draw alone."""
+
+        def execute(self, plan):
+            parts.append("execute")
+            return {"logits": super().execute(plan)}
+
+        def draw(self, plan, executed):
+            parts.append("draw")
+            return super().draw(plan, executed["logits"])
+
+        def update(self, plan, outcomes):
+            parts.append("update")
+            return super().update(plan, outcomes)
+
+    engine = Noting(dummy_model(CONFIG), config, sampler=argmax_sampler)
+    engine.add_request([7, 8, 9, 10, 11], greedy(1))  # a budget of 4: two steps
+    told = [_short(event) for event in engine.run()][-2:]
+    expect(
+        [parts, told],
+        [["execute", "draw", "update"] * 2, ["Finished 0", "Stepped [(0, 4, 1)] of 4"]],
+        call="what two steps of a subclass of Engine call, and their last events; its execute "
+        "returns something of its own, for its own draw",
+        cause="a step is update(plan, draw(plan, execute(plan)))",
+    )
 
 
 def _short(event):
@@ -713,6 +782,12 @@ def test_refusals():
             call=f"add_request(a prompt of {len(prompt)}, max_tokens={params.max_tokens})",
             cause="a request that can never be answered is refused at once",
         )
+    expect.raises(
+        RequestError,
+        lambda: engine.add_request([5], greedy(2), priority=-1),
+        call="add_request([5], priority=-1), where the policy is fcfs",
+        cause="a number that the policy does not read is refused; a member of Priority is not",
+    )
     events = drive(engine)
     expect(
         [sorted({e.request_id for e in events if not isinstance(e, Stepped)}), len(events)],

@@ -224,6 +224,13 @@ def test_static():
         call="the token times of the same trace, written down backwards",
         cause="batches go by arrival, not by place in the trace",
     )
+    ties = [Arrival(0.0, 5, 1), Arrival(0.0, 1, 1), Arrival(0.0, 3, 1)]
+    expect(
+        times(simulate_static(ties, 2, COST)),
+        [[3.5], [3.5], [5.25]],
+        call="the token times of prompts of 5, 1 and 3 that come at once, in static batches of two",
+        cause="of those that come at once, the first in the trace go first",
+    )
 
 
 @pytest.mark.check(task=7, points=1, title="Continuous against static, policy against policy")

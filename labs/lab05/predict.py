@@ -35,9 +35,9 @@ def copies() -> float:
 
     pool, first = BlockPool(8), BlockTable(4, num_tokens=6)
     first.grow(pool, 6)
-    second, transfers = fork(pool, first, 6), []
+    tables, transfers = [first, fork(pool, first, 6), fork(pool, first, 6)], []
     for token in range(6, 9):
-        for table in (first, second):
+        for table in tables:
             reserve(pool, table, token, token + 1, transfers)
     return len(transfers)
 
@@ -110,7 +110,7 @@ QUESTIONS = [
     ),
     Question(
         key="c",
-        text="Two samples share a prompt of 6 tokens in blocks of 4, and both write three more: "
+        text="Three samples share a prompt of 6 tokens in blocks of 4, and each writes three more: "
         "how many blocks are copied?",
         unit="blocks",
         tasks=(5,),

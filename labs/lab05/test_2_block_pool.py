@@ -9,6 +9,18 @@ from nanovllm.paging.block_pool import BlockPool
 from nanovllm.paging.errors import BlockOwnershipError, OutOfBlocksError
 
 
+class Counted(int):
+    """A block's number that counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other):
+        Counted.compared += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
 class Shelf:
     """A keeper that keeps some blocks, notes who is evicted, and counts how often it is asked."""
 
@@ -202,6 +214,21 @@ def test_kept():
         "was asked about a block",
         observed=shelf.asked,
         cause="to find the next block, a pool need not look at all that are free",
+    )
+    shelf.kept |= set(blocks)
+    for block in blocks:
+        pool.free([block], "b")
+    Counted.compared = 0
+    for block in blocks[50:150]:
+        pool.share(Counted(block), "c")
+    for old, new in zip(blocks[50:100], blocks[150:200], strict=True):
+        pool.move(Counted(old), Counted(new))
+    expect.that(
+        Counted.compared <= 20 * 150,
+        "the cost of a block does not grow with the pool",
+        call="100 free blocks shared and 50 moved, of 200: how often a block was compared",
+        observed=Counted.compared,
+        cause="to take one block out of the free ones, a pool need not compare it with the others",
     )
 
 

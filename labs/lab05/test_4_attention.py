@@ -50,7 +50,7 @@ class Paged:
         self.q = torch.randn(sum(queries), 6, 8, generator=generator)
         starts = [sum(queries[:i]) for i in range(len(queries) + 1)]
         self.batch = PagedBatch(
-            slot_mapping=torch.empty(0, dtype=torch.int64),  # attention does not write
+            slot_mapping=torch.zeros(sum(queries), dtype=torch.int64),  # attention does not write
             block_tables=torch.tensor(rows, dtype=torch.int32),
             context_lens=torch.tensor(contexts, dtype=torch.int32),
             query_start_loc=torch.tensor(starts, dtype=torch.int32),

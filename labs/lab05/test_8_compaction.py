@@ -22,6 +22,7 @@ def request_of(number, tokens, begins=None):
 def admitted(manager, number, tokens):
     """A request of so many tokens, all of them stored."""
     request = request_of(number, tokens)
+    manager.can_admit(request)  # `admit` is called where it said yes
     start = manager.admit(request)
     manager.commit(Plan((Chunk(request, start, tokens - start, tokens),)))
     request.num_computed_tokens = tokens
@@ -83,7 +84,7 @@ def test_move():
     )
     manager.release(first)
     again = request_of(9, 7, begins=0)
-    hit = manager.admit(again)
+    hit = manager.can_admit(again) and manager.admit(again)
     expect(
         [hit, manager.block_ids(again)[0]],
         [4, new],

@@ -16,23 +16,33 @@ style(grid=False)
 H100_BYTES, H100_FLOPS, H100_SMS = 3.35e12, 989e12, 132
 
 
-def _owners(trace: Any, tensor: Any, axis: int, stores: bool) -> np.ndarray:
-    """For each element the program (its place on one axis of the grid) that touched it; or -1."""
+def _writers(trace: Any, tensor: Any) -> np.ndarray:
+    """For each element the number of the program that stored it last; or -1.
+
+    Programs are numbered as they first appear in the trace, so a grid may have any shape.
+    """
+    numbers: dict[tuple, int] = {}
+    for access in trace.accesses:
+        numbers.setdefault((access.launch, access.program), len(numbers))
     found = np.full(tensor.numel(), -1)
     for access, elements in trace.elements(tensor):
-        if access.is_store == stores:
-            found[elements] = access.program[axis]
+        if access.is_store:
+            found[elements] = numbers[access.launch, access.program]
     return found.reshape(tensor.shape)
 
 
 def _map(axis: Any, found: np.ndarray, title: str, name: str) -> None:
     """A map of who touched what, with a legend; white: nobody."""
-    colours = ListedColormap(COLOURS)
-    shown = np.ma.masked_less(found, 0)
-    last = len(COLOURS) - 0.5
-    axis.imshow(shown, aspect="auto", cmap=colours, vmin=-0.5, vmax=last, interpolation="nearest")
-    entries = [Patch(color=COLOURS[n], label=f"{name} {n}") for n in np.unique(found[found >= 0])]
-    axis.legend(handles=entries, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    numbers, count = np.unique(found[found >= 0]), len(COLOURS)
+    shown = np.ma.masked_where(found < 0, np.searchsorted(numbers, found) % count)
+    axis.imshow(shown, aspect="auto", cmap=ListedColormap(COLOURS), vmin=-0.5, vmax=count - 0.5,
+                interpolation="nearest")  # fmt: skip
+    if len(numbers) <= count:
+        entries = [Patch(color=COLOURS[i], label=f"{name} {n}") for i, n in enumerate(numbers)]
+        axis.legend(handles=entries, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    else:
+        text = f"{len(numbers)} {name}s;\ncolours repeat"
+        axis.text(1.02, 0.5, text, transform=axis.transAxes, va="center", fontsize=8)
     axis.set_title(title, fontsize=9)
     axis.grid(False)
 
@@ -40,11 +50,10 @@ def _map(axis: Any, found: np.ndarray, title: str, name: str) -> None:
 def elements_by_program(trace: Any, out: Any) -> None:
     """A vector, coloured by the program that stored each element."""
     _, axis = plt.subplots(figsize=(9, 0.9), layout="constrained")
-    found = _owners(trace, out, 0, stores=True)
-    _map(axis, found[None], "who stored which element of out", "program")
+    _map(axis, _writers(trace, out)[None], "who stored which element of out", "program")
     axis.set(yticks=[], xlabel="element")
     plt.show()
-    programs = len({access.program for access in trace.accesses})
+    programs = len({(access.launch, access.program) for access in trace.accesses})
     print(f"{programs} programs; {trace.bytes_read} bytes read, {trace.bytes_written} written")
 
 
@@ -78,8 +87,8 @@ def three_kernels(counts: Mapping[str, tuple[int, int]]) -> None:
     axis.barh(rows - 0.2, unfused / 1024, 0.38, color="gray", label="separate operations")
     axis.barh(rows + 0.2, fused / 1024, 0.38, color="C2", label="your kernel")
     for row, (a, b) in enumerate(zip(unfused, fused, strict=True)):
-        axis.text(a / 1024 + 0.5, row - 0.2, f"{a:,}", va="center", fontsize=8)
-        text = f"{b:,}   {a / b:.1f} times fewer"
+        axis.text(a / 1024 + 0.5, row - 0.2, f"{a:,} bytes", va="center", fontsize=8)
+        text = f"{b:,} bytes, {a / b:.1f} times fewer"
         axis.text(b / 1024 + 0.5, row + 0.2, text, va="center", fontsize=8)
     axis.set_yticks(rows, counts)
     axis.invert_yaxis()
@@ -89,10 +98,10 @@ def three_kernels(counts: Mapping[str, tuple[int, int]]) -> None:
 
 
 def fused_projection(trace: Any, qkv: Any, parts: Sequence[str]) -> None:
-    """The fused projection [T, heads, D]: which token's program stored what."""
+    """The fused projection [T, heads, D]: which program stored what."""
     _, axis = plt.subplots(figsize=(9, 2.2), layout="constrained")
-    found = _owners(trace, qkv, 0, stores=True)
-    _map(axis, found.reshape(len(found), -1), "", "token")
+    found = _writers(trace, qkv)
+    _map(axis, found.reshape(len(found), -1), "", "program")
     dim = qkv.shape[2]
     for head, name in enumerate(parts):
         axis.axvline(head * dim - 0.5, color="black", lw=0.6)
@@ -106,14 +115,17 @@ def row_parts(runs: Mapping[int, Any], outs: Mapping[int, Any]) -> None:
     """One row of the gate's output for each block size: which program of a row wrote what."""
     _, axes = plt.subplots(len(runs), 1, figsize=(9, 0.75 * len(runs)), layout="constrained")
     for axis, block in zip(axes, runs, strict=True):
-        found = _owners(runs[block], outs[block], 1, stores=True)[:1]
+        found = _writers(runs[block], outs[block])[:1]
+        places = {number: place for place, number in enumerate(dict.fromkeys(found[0].tolist()))}
+        parity = np.array([[places[number] % 2 for number in found[0].tolist()]])
         axis.imshow(
-            found % 2, aspect="auto", cmap=ListedColormap(COLOURS[:2]), interpolation="nearest"
-        )
+            np.ma.masked_where(found < 0, parity), aspect="auto", vmin=0, vmax=1,
+            cmap=ListedColormap(COLOURS[:2]), interpolation="nearest",
+        )  # fmt: skip
         axis.set(yticks=[], ylabel=f"block {block}")
         axis.yaxis.label.set(rotation=0, ha="right", va="center")
         axis.grid(False)
-        number = len(np.unique(found))
+        number = len(places.keys() - {-1})
         text = "1 program" if number == 1 else f"{number} programs"
         axis.text(1.01, 0.5, text, transform=axis.transAxes, va="center", fontsize=8)
         axis.set_xticks([] if block != list(runs)[-1] else np.arange(0, found.shape[1], 64))
@@ -124,14 +136,19 @@ def row_parts(runs: Mapping[int, Any], outs: Mapping[int, Any]) -> None:
     plt.show()
 
 
-def cache_by_token(trace: Any, k_cache: Any) -> None:
-    """The key cache, position by block, coloured by the token that was stored there."""
+def cache_by_token(trace: Any, k_cache: Any, k: Any) -> None:
+    """The key cache, position by block, coloured by the token whose key was stored there."""
     _, axis = plt.subplots(figsize=(6, 2.2), layout="constrained")
-    found = _owners(trace, k_cache, 0, stores=True)[..., 0, 0]
-    _map(axis, found.T, "the key cache: written by which token", "token")
+    stored = _writers(trace, k_cache)[..., 0, 0] >= 0
+    found = np.full(stored.shape, -1)
+    for token, key in enumerate(k[:, 0, 0].numpy()):  # which program stored it does not matter
+        found[stored & (k_cache[..., 0, 0].numpy() == key)] = token
+    _map(axis, found.T, "the key cache: which token's key was stored", "token")
     axis.set(xlabel="block", ylabel="position", xticks=range(len(k_cache)))
     axis.set_yticks(range(k_cache.shape[1]))
     plt.show()
+    if lost := int((stored & (found < 0)).sum()):
+        print(f"{lost} positions got something that is no token's key")
 
 
 def running_softmax(steps: Callable[[Any, int], list[tuple[float, float]]], scores: Any) -> None:
@@ -147,16 +164,27 @@ def running_softmax(steps: Callable[[Any, int], list[tuple[float, float]]], scor
     plt.show()
 
 
-def blocks_by_program(trace: Any, k_cache: Any) -> None:
-    """The key cache of a decode step: read for which sequence, and by which head's program."""
+def blocks_by_program(trace: Any, k_cache: Any, tables: Any, lens: Any) -> None:
+    """The key cache of a decode step: whose blocks were read, and by which of its programs."""
+    owner, size = np.full(len(k_cache), -1), k_cache.shape[1]
+    for number, (row, length) in enumerate(zip(tables.numpy(), lens.tolist(), strict=True)):
+        owner[row[: -(-length // size)]] = number
+    sequences, programs = np.full((2, k_cache.numel()), -1)
+    numbers: list[dict[tuple, int]] = [{} for _ in lens]  # of each sequence's programs
+    for access, elements in trace.elements(k_cache):
+        whose = owner[elements // k_cache[0].numel()]
+        for sequence in set(whose.tolist()) - {-1}:
+            mine, program = elements[whose == sequence], (access.launch, access.program)
+            sequences[mine] = sequence
+            programs[mine] = numbers[sequence].setdefault(program, len(numbers[sequence]))
     _, (left, right) = plt.subplots(
         1, 2, figsize=(11, 2.2), width_ratios=(2, 1), layout="constrained"
     )
-    sequences = _owners(trace, k_cache, 0, stores=False)[..., 0, 0]
-    _map(left, sequences.T, "key head 0: read for which sequence", "sequence")
+    sequences = sequences.reshape(k_cache.shape)[..., 0, 0]
+    _map(left, sequences.T, "key head 0: the sequence whose block was read", "sequence")
     left.set(xlabel="block", ylabel="position in the block", xticks=range(len(k_cache)))
-    heads = _owners(trace, k_cache, 1, stores=False)[:, 0, :, 0]
-    _map(right, heads.T, "position 0: read by which program of a sequence", "program")
+    programs = programs.reshape(k_cache.shape)[:, 0, :, 0]
+    _map(right, programs.T, "position 0: read by which program of a sequence", "program")
     right.set(xlabel="block", ylabel="key head", yticks=range(k_cache.shape[2]))
     right.set_xticks(range(0, len(k_cache), 2))
     plt.show()

@@ -42,10 +42,10 @@ def saved_by_fusion() -> float:
 
 
 def splits_of_a_long_context() -> int:
-    """choose_splits for one sequence of 8,192 tokens with 8 key heads on an H100."""
+    """choose_splits for one sequence of 8,192 tokens with 4 key heads on an H100."""
     from nanovllm.kernels.split_decode import choose_splits
 
-    return choose_splits(8, 132, 8192, 64)
+    return choose_splits(4, 132, 8192, 64)
 
 
 def keys_for_each_query() -> float:
@@ -80,8 +80,8 @@ QUESTIONS = [
     ),
     Question(
         key="c",
-        text="Into how many parts is a context of 8,192 cut, for one sequence with 8 key heads "
-        "on 132 SMs?",
+        text="Into how many parts is a context of 8,192 cut, for one sequence with 4 key heads "
+        "on 132 SMs, with tiles of 64?",
         unit="parts",
         tasks=(7,),
         answer=splits_of_a_long_context,

@@ -136,19 +136,22 @@ def waits(axes: Any, found: tuple[Any, list], limit: float = 1.0) -> None:
     axes.plot(refused, [-0.4] * len(refused), "|", ms=5, color=GRAY)
     axes.axhline(limit, color="black", lw=0.8, ls=":")
     axes.set(xlabel="came at second", ylim=(-0.9, 8))
+    if axes.get_subplotspec().is_first_col():
+        axes.set_ylabel("TTFT, s")
     share = 100 * len(good) / max(1, len(records))
     axes.text(0.03, 0.93, f"{share:.0f} % good", transform=axes.transAxes, fontsize=8, va="top")
 
 
-def retries(policies: dict[str, tuple[Sequence[float], int, int]], seconds: int = 45) -> None:
-    """How often the server is asked each second, by what refused clients do."""
+def retries(policies: dict[str, tuple[Sequence[float], int, int, float]]) -> None:
+    """How often the server is asked each second, by what refused clients do; dotted: the end."""
     figure, rows = plt.subplots(len(policies), 1, figsize=(8, 4.6), sharex=True, sharey=True)
-    for axes, (name, (asked, answered, people)) in zip(rows, policies.items(), strict=True):
+    seconds = max(62, *(int(end) + 2 for *_, end in policies.values()))
+    for axes, (name, (asked, answered, people, end)) in zip(rows, policies.items(), strict=True):
         counts, edges = np.histogram(asked, bins=np.arange(0, seconds + 1))
         axes.bar(edges[:-1], counts, width=1.0, align="edge", color=BLUE)
-        axes.set_title(
-            f"{name}: {len(asked)} requests, {answered} of {people} people answered", fontsize=9
-        )
+        axes.axvline(end, color="black", lw=1, ls=":")
+        done = f"{answered} of {people} people answered, the last is done after {end:.0f} s"
+        axes.set_title(f"{name}: {len(asked)} requests, {done}", fontsize=9)
     rows[-1].set_xlabel("second")
     rows[len(rows) // 2].set_ylabel("requests a second")
     figure.tight_layout()
@@ -286,8 +289,13 @@ def apart(run: Callable[[Coroutine], Any], main: Coroutine) -> Any:
         return pool.submit(run, main).result()
 
 
-def people(rule: Callable[[int, float], float], count: int = 300) -> tuple[list[float], int, int]:
-    """People who come within 10 s and ask again by a rule: when the server was asked, answered."""
+def people(
+    rule: Callable[[int, float], float], count: int = 300
+) -> tuple[list[float], int, int, float]:
+    """People who come within 10 s and ask again by a rule.
+
+    When the server was asked, how many were answered, of how many, and when the last was done.
+    """
     from nanovllm.serving.load import open_loop
     from nanovllm.serving.virtual_server import simulate
 
@@ -305,7 +313,8 @@ def people(rule: Callable[[int, float], float], count: int = 300) -> tuple[list[
         return await open_loop(persist, sorted(draws.uniform(0, 10) for _ in range(count)))
 
     server, records = simulate(load, 8)
-    return server.asked, sum(record.error is None for record in records), count
+    answered = sum(record.error is None for record in records)
+    return server.asked, answered, count, max(record.ended for record in records)
 
 
 def observed(metrics: Any) -> list[float]:

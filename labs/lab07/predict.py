@@ -6,23 +6,23 @@ from concurrent.futures import ThreadPoolExecutor
 from grader.student.predict import Question
 
 
-def eighth() -> float:
-    """The step in which the eighth of eight clients has its first token, one at a time."""
+def sixth() -> float:
+    """The step in which the sixth of six clients has its first token, one at a time."""
     from nanovllm.generation.events import TokenGenerated
     from nanovllm.generation.params import SamplingParams
     from nanovllm.serving.async_engine import AsyncEngine
     from nanovllm.serving.scripted import ScriptedEngine
 
-    engine = ScriptedEngine(script=lambda prompt, index: ["word "] * 16, max_num_seqs=1)
+    engine = ScriptedEngine(script=lambda prompt, index: ["word "] * 20, max_num_seqs=1)
     found: list[int] = []
 
     def look(events: list, usage: float) -> None:
-        found.append(any(isinstance(e, TokenGenerated) and e.request_id == 7 for e in events))
+        found.append(any(isinstance(e, TokenGenerated) and e.request_id == 5 for e in events))
 
     async def main() -> None:
         front = AsyncEngine(engine, [look])
         front.start()
-        streams = [front.submit([[i]], SamplingParams()) for i in range(8)]
+        streams = [front.submit([[i]], SamplingParams(max_tokens=20)) for i in range(6)]
         for stream in streams:
             async for _ in stream:
                 pass
@@ -57,11 +57,11 @@ def polite() -> float:
 QUESTIONS = [
     Question(
         key="a",
-        text="Eight clients come at the same moment. Each answer takes 16 steps. The server "
-        "answers one client at a time. In which step does the eighth get its first token?",
+        text="Six clients come at the same moment. Each answer takes 20 steps. The server "
+        "answers one client at a time. In which step does the sixth get its first token?",
         unit="step",
         tasks=(1,),
-        answer=eighth,
+        answer=sixth,
     ),
     Question(
         key="b",

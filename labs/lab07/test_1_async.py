@@ -46,9 +46,13 @@ class Bell(asyncio.Event):
         return await super().wait()
 
 
+HEARD = []  # by each reader of a check
+
+
 @pytest.fixture(autouse=True)
 def bells(monkeypatch):
     """A loop that spins cannot be stopped from outside."""
+    HEARD.clear()
     monkeypatch.setattr(asyncio, "Event", Bell)
 
 
@@ -79,19 +83,25 @@ def run(coroutine, call):
         return None, task
 
     where, task = asyncio.run(limited())
+    last = [type(events[-1]).__name__ if events else "nothing" for events in HEARD]
     expect.that(
         where is None,
         f"it ends within {PATIENCE:.0f} s",
-        observed=[f"it waits at {line}" for line in where or ()] or "no line of serving/",
-        call=call,
+        observed=last,
+        given={} if where is None else {"it waits at": where or "no line of serving/"},
+        call=f"{call}; if it hangs, what each reader of the check heard last",
     )
     return task.result()
 
 
 async def held(engine):
     """Wait for the next step; a sentence in place of a hang."""
-    if not await engine.until_held(PATIENCE - 3):
-        raise TimeoutError(f"nobody steps the engine, which has work to do; {waits()}")
+    steps = await engine.until_held(PATIENCE - 3)
+    expect.that(
+        steps,
+        "somebody steps the engine, which has work to do",
+        given={} if steps else {"it waits at": waits()},
+    )
     for _ in range(10):  # what the step before brought is on its way through the loop
         await asyncio.sleep(0)
 
@@ -99,6 +109,7 @@ async def held(engine):
 async def listen(stream, heard=None):
     """What a stream says to its reader: the events, and how it ended."""
     heard = [] if heard is None else heard
+    HEARD.append(heard)
     try:
         async for events in stream:
             heard += events

@@ -55,14 +55,17 @@ def test_burstiness(rng):
     again = [arrival_times(2.0, 5, seed=seed) == arrival_times(2.0, 5, seed=s)
              for s in (seed, seed + 1)]  # fmt: skip
     expect(again, [True, False], call="equal times for the same seed, and for another")
-    random.seed(seed)
-    wanted = random.random()
-    random.seed(seed)
-    arrival_times(2.0, 5, seed=seed + 1)
+    drawn = []
+    for _ in range(2):
+        random.seed(seed)
+        np.random.seed(seed)
+        if drawn:
+            arrival_times(2.0, 5, seed=seed + 1)
+        drawn.append([random.random(), np.random.random()])
     expect(
-        random.random(),
-        wanted,
-        call="random.random() after random.seed and arrival_times",
+        drawn[1],
+        drawn[0],
+        call="random.random() and np.random.random() after their seeds and arrival_times",
         cause="the draws come from a generator of their own; the program's is others'",
     )
 

@@ -254,7 +254,7 @@ def rejected(models: Models, at: Callable, residual: Callable) -> None:
         for shift, values, color in ((-0.28, p, "C0"), (0, q, "C1"), (0.28, left, "C2")):
             axis.barh(rows + shift, values[likely], 0.27, color=color)
         stands = float(torch.minimum(p, q).sum())
-        axis.set(xlim=(0, 1.05), xlabel=f"{stands:.0%} of guesses stand")
+        axis.set(xlim=(0, 1.05), xlabel=f"probability;\n{stands:.0%} of guesses stand")
         axis.set_yticks(rows, words)
         axis.set_ylim(len(likely) - 0.5, -0.5)
         axis.grid(axis="y", visible=False)

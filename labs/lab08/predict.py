@@ -63,7 +63,7 @@ def accepted_share() -> float:
 
     from nanovllm.speculative.rejection import accepts, pick
 
-    p, q = (0.5, 0.3, 0.2), (0.2, 0.6, 0.2)
+    p, q = (0.6, 0.1, 0.3), (0.3, 0.5, 0.2)
     stood = 0
     for i in range(100):
         guess = pick(torch.tensor(q), (i + 0.5) / 100)
@@ -123,7 +123,7 @@ QUESTIONS = [
     ),
     Question(
         key="d",
-        text="The target has p = (0.5, 0.3, 0.2), the draft draws its guess from q = (0.2, 0.6, "
+        text="The target has p = (0.6, 0.1, 0.3), the draft draws its guess from q = (0.3, 0.5, "
         "0.2): in how many percent of the cases does rejection sampling let it stand?",
         unit="percent",
         tasks=(4,),

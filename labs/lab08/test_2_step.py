@@ -54,17 +54,19 @@ class Wants:
     """A policy that wants what it was told to want; notes what it heard."""
 
     def __init__(self, *wanted):
-        self.wanted, self.notes = wanted, []
+        self.wanted, self.notes, self.gone, self.late = wanted, [], set(), []
 
     def lengths(self, requests, most, tokens):
         self.notes.append([[r.number for r in requests], list(most), tokens])
         return [*self.wanted, *[0] * len(requests)][: len(requests)]
 
     def judged(self, request, guesses, accepted):
+        if request in self.gone:
+            self.late.append(request.number)
         self.notes.append([request.number, list(guesses.token_ids), accepted])
 
     def forget(self, request):
-        pass
+        self.gone.add(request)
 
 
 def sevens(request, most):
@@ -598,9 +600,11 @@ def test_ends():
         "alone stands for none",
     )  # fmt: skip
     expect(
-        [r.sequence.request_id for r in engine.scheduler.running],
-        [5],
-        call="who is in the batch then",
+        [policy.late, [r.sequence.request_id for r in engine.scheduler.running]],
+        [[], [5]],
+        call="whose guesses the policy heard of after it was told to forget them; who is in the "
+        "batch then",
+        cause="`note` comes before the chunk is updated: then a request may end",
     )
     engine.check()
 

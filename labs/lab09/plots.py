@@ -141,7 +141,7 @@ class Walk:
         return ((change @ self.hessian) * change).sum(dim=(-2, -1)) / 2
 
 
-def walk(walked: Walk, runs: Mapping[str, Tensor], guess: float | None, row: int = 5) -> None:
+def walk(walked: Walk, runs: Mapping[str, Tensor], row: int = 5) -> None:
     """How a row's weights change column by column, and how the output's error grows."""
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.9), layout="constrained")
     steps = walked.grid.column_scales()[row]
@@ -156,9 +156,6 @@ def walk(walked: Walk, runs: Mapping[str, Tensor], guess: float | None, row: int
         left = 100 * ends[name] / ends["RTN"][-1]
         axes[2].plot(left, label=f"{name}: {left[-1]:.0f} %")
     figure.colorbar(image, ax=axes[1], label="change, in steps of the grid")
-    if guess is not None:
-        label = f"your guess: {guess:g} %"
-        axes[2].plot([len(steps)], [guess], "*", ms=12, color="C2", label=label)
     axes[2].set(xlabel="columns rounded so far", ylabel="% of RTN's error of the output")
     axes[2].legend(frameon=False)
     plt.show()
@@ -218,7 +215,10 @@ def levels(
             float((fisher * (of - weight).square()).sum())
             for of in (rounded.dequantize(), table.gather(1, codes.long()))
         ]
-        axis.set_xlabel(f"table's error: {errors[1] / errors[0]:.0%} of RTN's", fontsize=8)
+        error = f"{errors[1] / errors[0]:.0%} of RTN's"
+        axis.set_xlabel(f"column\ntable's error: {error}", fontsize=8)
+        if axis.get_subplotspec().is_first_col():
+            axis.set_ylabel("weight")
         axis.set_ylim(1.15 * float(weight.min()), 1.15 * float(weight.max()))
         axis.grid(visible=False)
 
@@ -362,8 +362,8 @@ def scales_of_cache(found: Mapping[str, Sequence[float]], bits: int) -> None:
         bars = axis.bar(places + 0.27 * (number - 1), heights, 0.25, color=color, label=name)
         axis.bar_label(bars, fmt="%.3f", padding=2, fontsize=8)
     axis.set_xticks(places, [f"a scale for {name}" for name in found])
-    axis.set(yscale="symlog", ylabel="loss above exact K and V", ylim=(0, 10))
     axis.set_yscale("symlog", linthresh=0.01)
+    axis.set(ylabel="loss above exact K and V\n(logarithmic above 0.01)", ylim=(0, 10))
     axis.set_title(f"{bits} bits", fontsize=9)
     axis.legend(loc="upper left", frameon=False)
     axis.grid(axis="x", visible=False)

@@ -77,6 +77,13 @@ def test_asymmetric():
         call="fit_grid of [-10, 0, 20] and [-8, 2, 7], with 4 bits",
         cause="15 steps",
     )
+    grid = fit_grid(torch.tensor([[-127.52, 127.582]]), Scheme(8, group_size=2))
+    expect(
+        said(grid),
+        [[[1.0]], [[128]], [0, 0]],
+        call="fit_grid of [-127.52, 127.582], with 8 bits",
+        cause="float16 makes the scale 1.0004 to 1: the zero point is that of the scale so rounded",
+    )
 
 
 @pytest.mark.check(task=1, points=2, title="Groups of columns, and what is left for the last")

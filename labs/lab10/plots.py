@@ -187,8 +187,8 @@ def memory(found: Mapping[str, Sequence[RankRow]], card: int) -> None:
         for (label, sizes), color in zip(parts.items(), ("C0", "C2", "0.85"), strict=True):
             axis.bar(places, np.array(sizes) / 1e6, bottom=base, color=color, label=label)
             base += np.array(sizes) / 1e6
-        room = sum(row.kv_bytes for row in rows) / 1e6
-        axis.set(title=f"{name}: K and V {room:.0f} MB in all", xlabel="rank", xticks=places)
+        room = sum(row.kv_bytes for row in rows) / len(rows) / 1e6
+        axis.set(title=f"{name}: K and V {room:.1f} MB a card", xlabel="rank", xticks=places)
         axis.grid(axis="x", visible=False)
     axes[0].set_ylabel("MB")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)

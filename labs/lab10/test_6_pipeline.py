@@ -188,22 +188,34 @@ def test_stage_weights():
     for tied in (False, True):
         config = shape(tied=tied)
         model = dummy_model(config)
+        weights = model.state_dict()
         for stages in (1, 2, 3):
-            found, wanted = [], []
+            parts, wanted = [Stage(model, number, stages) for number in range(stages)], []
             for number, mine in enumerate(layer_ranges(5, stages)):
-                stage = Stage(model, number, stages)
                 last = number == stages - 1
                 names = [f"layers.{layer}." for layer in mine]
                 names += ["embed_tokens."] * (number == 0 or (last and tied))
                 names += ["norm.", "lm_head."] * last
-                found.append(sorted(stage.state_dict()))
-                wanted.append(sorted(n for n in model.state_dict() if n.startswith(tuple(names))))
+                wanted.append(sorted(n for n in weights if n.startswith(tuple(names))))
             expect(
-                found,
+                [sorted(part.state_dict()) for part in parts],
                 wanted,
                 call=f"names of the weights of {stages} stages of a {'tied ' * tied}model",
                 cause="the model's own names, and only those of the stage's layers, of the "
                 "embedding in the first (and the last, if tied), of norm and head in the last",
+            )
+            copies = [
+                name
+                for part in parts
+                for name, weight in part.state_dict().items()
+                if weight.data_ptr() != weights[name].data_ptr()
+            ]
+            expect(
+                copies,
+                [],
+                call=f"weights that lie elsewhere than the {'tied ' * tied}model's own, in "
+                f"{stages} stages",
+                cause="a stage has the model's modules themselves: copies take their memory twice",
             )
         with torch.device("meta"):
             empty = type(model)(config)

@@ -265,7 +265,8 @@ def residency(found: Mapping[str, Sequence[Sequence[str]]], asked: str) -> None:
         axis.set_title(f"{name}: {loads} loads for {len(rows)} requests", fontsize=9, loc="left")
         axis.set(yticks=range(len(models)), yticklabels=models, ylim=(len(models) - 0.5, -0.5))
         axis.grid(axis="y", visible=False)
-    np.atleast_1d(axes)[-1].set_xlabel("requests; white dot: loaded for this one")
+    order = " ".join(asked)
+    np.atleast_1d(axes)[-1].set_xlabel(f"requests, for {order}; white dot: loaded for this one")
     plt.show()
 
 

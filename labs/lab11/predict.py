@@ -21,7 +21,7 @@ def kib_on_the_wire() -> float:
 def tokens_to_load() -> float:
     from nanovllm.cluster.connected_store import external_tokens
 
-    return external_tokens(received=100, num_tokens=100, local=32)
+    return external_tokens(received=150, num_tokens=150, local=48)
 
 
 def longest_gap() -> float:
@@ -56,7 +56,7 @@ def loads_of_three_models() -> float:
     loads: list[str] = []
     specs = [ModelSpec(name, 5) for name in "abc"]
     pool = ModelPool(10, specs, lambda spec: loads.append(spec.name), lambda spec, loaded: None)
-    for name in "abc" * 8:
+    for name in "abac" * 6:
         with pool.using(name):
             pass
     return len(loads)
@@ -73,7 +73,7 @@ QUESTIONS = [
     ),
     Question(
         key="b",
-        text="K and V of all 100 tokens of a prompt have arrived; the first 32 are in the engine's "
+        text="K and V of all 150 tokens of a prompt have arrived; the first 48 are in the engine's "
         "own prefix cache: how many tokens are loaded?",
         unit="tokens",
         tasks=(1, 2),
@@ -98,8 +98,8 @@ QUESTIONS = [
     ),
     Question(
         key="e",
-        text="Three models of equal size, memory for two, 24 requests for a, b, c, a, b, c, ...: "
-        "how many times is a model loaded, if the longest unused one makes room?",
+        text="Three models of equal size, memory for two, 24 requests for a, b, a, c, a, b, a, c, "
+        "...: how many times is a model loaded, if the longest unused one makes room?",
         unit="loads",
         tasks=(6,),
         answer=loads_of_three_models,

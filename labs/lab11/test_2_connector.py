@@ -62,7 +62,7 @@ def a_parking(seconds=10.0):
 def test_park():
     parking, books, now = a_parking()
     now[0] = 3.0
-    said = [parking.park("t1", [4, 2, 7], 11), parking.park("t2", iter([5]), 1)]
+    said = [parking.park("t1", [4, 2, 7], 11), parking.park("t2", [5], 1)]
     expect(
         [said, books.counts, len(parking)],
         [[True, True], {2: 1, 4: 1, 5: 1, 7: 1}, 2],
@@ -276,14 +276,20 @@ def a_store(num_blocks=20, block_size=4, **options):
     return ConnectedStore(CONFIG, num_blocks, block_size, model="m", **options)
 
 
-def a_request(number, prompt, transfer=None, sample=0):
-    """A request of lab 04; samples of one request share its number in their sequence."""
+def a_request(number, prompt, transfer=None):
+    """A request of lab 04."""
     params = SamplingParams(max_tokens=9)
     if transfer is not None:
         params = TransferParams.of(params, transfer)
     sequence = Sequence(prompt, params, max_model_len=90, seed=0)
-    sequence.request_id, sequence.index = number, sample
-    return Request(100 * number + sample, sequence, 0.0, len(prompt) + 8)
+    sequence.request_id, sequence.index = number, 0
+    return Request(number, sequence, 0.0, len(prompt) + 8)
+
+
+def came_in(store, request):
+    """`admit` as the engine calls it: where `can_admit` has just said yes."""
+    expect.that(store.can_admit(request), "there is room", call="can_admit(request)")
+    return store.admit(request)
 
 
 def received(count, generator):
@@ -319,13 +325,13 @@ def test_admit(generator):
         came = received(count, generator)
         request = a_request(1, list(range(prompt)), came)
         other = a_request(2, [90] * 9)
-        store.admit(other)
+        came_in(store, other)
         computed(store, other, 0, 9)
         before = [x.clone() for x in content(store, other, 9)]
         here = min(count, prompt - 1)
         given = {"block_size": size, "prompt": prompt, "received": count}
         expect(
-            [store.admit(request), store.loaded],
+            [came_in(store, request), store.loaded],
             [here, here],
             call="admit(request), and store.loaded after it",
             given=given,
@@ -347,7 +353,7 @@ def test_admit(generator):
     store = a_store()
     plain = a_request(3, list(range(9)))
     expect(
-        [store.admit(plain), store.loaded],
+        [came_in(store, plain), store.loaded],
         [0, 0],
         call="admit of a request without a transfer, and store.loaded",
         cause="requests that have no side in a transfer are as always",
@@ -360,7 +366,7 @@ def test_local(generator):
     for also_running in (True, False):
         store = a_store()
         first = a_request(1, prompt)
-        store.admit(first)
+        came_in(store, first)
         computed(store, first, 0, 11)
         if not also_running:
             store.release(first)
@@ -372,7 +378,7 @@ def test_local(generator):
             "received": 11,
         }
         expect(
-            [store.admit(second), store.loaded],
+            [came_in(store, second), store.loaded],
             [10, 2],
             call="admit(second), and store.loaded",
             given=given,
@@ -391,35 +397,44 @@ def test_local(generator):
 
 @pytest.mark.check(task=2, points=1, title="A block that is about to be copied")
 def test_copies(generator):
-    store = a_store()
-    prompt = list(range(11))
-    first = a_request(1, prompt)
-    store.admit(first)
-    computed(store, first, 0, 6)
+    store = a_store(num_blocks=3, preemption="swap", num_host_blocks=3)
+    first = a_request(1, list(range(11)))
+    came_in(store, first)
+    computed(store, first, 0, 10)
+    store.suspend(first)
+    first.num_computed_tokens, first.num_preemptions = 0, 1
     came = received(11, generator)
-    second = a_request(1, prompt, came, sample=1)
-    start = store.admit(second)
-    store.make_copies()
-    own = torch.arange(1000.0, 1006.0).view(1, 6, 1, 1).expand(2, 6, 2, 6)
-    given = {"first sample": "6 of 11 tokens computed, blocks of 4", "received": 11}
+    second = a_request(2, [90 - token for token in range(11)], came)
+    given = {
+        "store": "3 blocks of 4, preemption by swap",
+        "first": "10 of 11 tokens computed, then preempted: its blocks go to host memory",
+        "second": "11 tokens received; it gets the blocks that the first one had",
+    }
     cause = (
-        "its second block is to be a copy of the first sample's: make the copies that are due "
-        "before you write, or they cover what you loaded"
+        "copies of these blocks are still due: make them before you write, or they take along "
+        "what you loaded"
     )
-    expect(start, 10, call="admit(second sample of the same prompt)", given=given, cause=cause)
+    found = [came_in(store, second)]
+    store.make_copies()
     expect(
         content(store, second, 10),
-        [torch.cat((own, x[:, 6:10]), 1) for x in (came.k, came.v)],
-        call="K and V of the second sample when all copies are made",
+        [came.k[:, :10], came.v[:, :10]],
+        call="K and V of the second when all copies are made",
         given=given,
         cause=cause,
     )
+    store.release(second)
+    found.append(came_in(store, first))
+    store.make_copies()
+    expect(found, [10, 10], call="admit(second), and admit(first) when the second has ended",
+           given=given)  # fmt: skip
+    own = torch.arange(1000.0, 1010.0).view(1, 10, 1, 1).expand(2, 10, 2, 6)
     expect(
-        content(store, first, 6),
+        content(store, first, 10),
         [own, own],
-        call="K and V of the first sample after that",
+        call="K and V of the first when it is back",
         given=given,
-        cause="a block that others read is never written to",
+        cause=cause,
     )
 
 
@@ -427,10 +442,10 @@ def test_copies(generator):
 def test_found_later(generator):
     store = a_store()
     prompt = list(range(11))
-    store.admit(a_request(1, prompt, received(11, generator)))
+    came_in(store, a_request(1, prompt, received(11, generator)))
     later = a_request(2, [*prompt[:9], 50, 51])
     expect(
-        store.admit(later),
+        came_in(store, later),
         8,
         call="admit of a later request whose first 9 tokens are those of one that was loaded",
         given={"block_size": 4},
@@ -442,10 +457,10 @@ def test_found_later(generator):
 def test_once(generator):
     store = a_store(enable_prefix_caching=False)
     request = a_request(1, list(range(11)), received(11, generator))
-    found = [store.admit(request), store.loaded]
+    found = [came_in(store, request), store.loaded]
     store.suspend(request)
     request.num_computed_tokens, request.num_preemptions = 0, 1
-    found += [store.admit(request), store.loaded]
+    found += [came_in(store, request), store.loaded]
     expect(
         found,
         [10, 10, 0, 10],
@@ -462,7 +477,7 @@ def test_once(generator):
     )
     fresh = a_request(2, list(range(11)), received(11, generator))
     expect(
-        [store.admit(fresh), store.loaded],
+        [came_in(store, fresh), store.loaded],
         [10, 20],
         call="admit of another request with a transfer of its own, and store.loaded",
     )
@@ -482,7 +497,7 @@ def test_release():
     ):
         store = a_store(block_size=size)
         request = a_request(1, list(range(prompt)), Decodes("t1"))
-        store.admit(request)
+        came_in(store, request)
         request.sequence.output_token_ids += [1] * output
         store.reserve(request, here)
         computed(store, request, 0, here)
@@ -512,7 +527,7 @@ def test_release():
         )
     store = a_store()
     plain = a_request(3, list(range(9)))
-    store.admit(plain)
+    came_in(store, plain)
     computed(store, plain, 0, 9)
     store.release(plain)
     expect(
@@ -528,11 +543,11 @@ def test_fetch():
     now = [0.0]
     store.parking = Parking(store.manager, 10.0, lambda: now[0])
     request = a_request(1, list(range(7)), Decodes("t1"))
-    store.admit(request)
+    came_in(store, request)
     computed(store, request, 0, 7)
     store.release(request)
     other = a_request(2, [70 + i for i in range(16)])
-    store.admit(other)
+    came_in(store, other)
     computed(store, other, 0, 16)
     wanted = torch.arange(1000.0, 1007.0).view(1, 7, 1, 1).expand(2, 7, 2, 6)
     for when in ("once", "twice"):
@@ -567,7 +582,7 @@ def test_room():
     now = [0.0]
     store.parking = Parking(store.manager, 10.0, lambda: now[0])
     request = a_request(1, list(range(12)), Decodes("t1"))
-    store.admit(request)
+    came_in(store, request)
     computed(store, request, 0, 12)
     store.release(request)
     big = a_request(2, [50 + i for i in range(13)])

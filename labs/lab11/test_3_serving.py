@@ -273,7 +273,9 @@ def running_jobs(count):
 
 
 def shown(work):
-    return [(p.number, tokens) for p, tokens in work.prompts], [p.number for p in work.decodes]
+    """Numbers and tokens, sorted: the order within a step is open."""
+    prompts = sorted((p.number, tokens) for p, tokens in work.prompts)
+    return prompts, sorted(p.number for p in work.decodes)
 
 
 CASES = [  # prompts that wait, of these computed, how many run, max_num_seqs, tokens a step

@@ -395,11 +395,16 @@ def test_rendezvous():
         cause="only key and name count",
     )
     alike = [other.choose(Query(Restless(key)), some) == first[key] for key in keys]
+    by_prompt = [
+        {each.choose(Query("", (Restless(key), n)), some) for n, each in enumerate((policy, other))}
+        for key in keys
+    ]
     expect(
-        all(alike),
-        True,
-        call="whether a router in another process chooses alike",
-        given={"keys": "str objects whose hash() is another each time"},
+        [all(alike), all(len(names) == 1 for names in by_prompt)],
+        [True, True],
+        call="whether a router in another process chooses alike, by keys, and by first hashes "
+        "where there is no key",
+        given={"keys and hashes": "str objects whose hash() is another each time"},
         cause="Python's hash() of a str differs from process to process",
     )
 

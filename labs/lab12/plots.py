@@ -114,12 +114,12 @@ def kill_at() -> None:
 
 
 def kinds(found: Mapping[str, int], guess: str | None = None) -> None:
-    """How many failing seeds were shrunk to a fault of each kind."""
+    """How many faults of each kind are left in failing seeds, when they have been shrunk."""
     _, axis = plt.subplots(figsize=(8, 2.6), layout="constrained")
     names = [kind.value for kind in Kind if kind is not Kind.NO_START]
     axis.bar(names, [found.get(name, 0) for name in names],
              color=["C3" if name == guess else "C0" for name in names])  # fmt: skip
-    axis.set_ylabel("failing seeds")
+    axis.set_ylabel("faults left")
     axis.tick_params(axis="x", rotation=30)
     plt.show()
 
@@ -131,7 +131,8 @@ def cuts(found: Mapping[str, Mapping[int, int]], total: int) -> None:
         axis.plot(list(line), [100 * right / total for right in line.values()], "o-", ms=4,
                   color=f"C{number}", label=name)  # fmt: skip
     axis.set(xlabel="cut after so many tokens", ylabel="% of texts that are right", ylim=(-4, 108))
-    axis.legend(frameon=False)
+    axis.set_xticks(sorted({cut for line in found.values() for cut in line}))
+    axis.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     plt.show()
 
 

@@ -82,10 +82,10 @@ def seconds_to_a_person() -> float:
     from nanovllm.resilience.failures import Failure, Level, Rules
     from nanovllm.resilience.ladder import Ladder
 
-    ladder = Ladder(Rules(tries=2, calm=60.0))
+    ladder = Ladder(Rules(tries=3, calm=60.0))
     now = 0.0
     while ladder.failed(now, Failure.OUT_OF_MEMORY) is not Level.HUMAN:
-        now += 30.0
+        now += 25.0
     return now
 
 
@@ -124,8 +124,8 @@ QUESTIONS = [
     ),
     Question(
         key="e",
-        text="The store is full every 30 seconds, whatever is done (2 tries, 60 s of calm). After "
-        "how many seconds is a person called?",
+        text="The store is full every 25 seconds, whatever is done (3 tries, 60 s of calm). How "
+        "many seconds after the first time is a person called?",
         unit="seconds",
         tasks=(7,),
         answer=seconds_to_a_person,

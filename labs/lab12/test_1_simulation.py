@@ -5,6 +5,7 @@ from itertools import count
 
 import numpy as np
 import pytest
+import torch
 
 from grader import expect
 from nanovllm.generation.latency import ManualClock
@@ -114,6 +115,9 @@ def test_shrink_to_nothing(seed):
         most = number * (number + 1) // 2
         expect.that(len(asked) <= most, f"at most {most} simulations run for {number} faults",
                     observed=asked)  # fmt: skip
+    found = shrink([Fault(step, Kind.SLOW) for step in range(3)], lambda some: len(some) in (0, 3))
+    expect(tuple(found), (), call="shrink of 3, where a run fails with all of them, and with none",
+           cause="ask first whether it fails without any")  # fmt: skip
 
 
 @pytest.mark.check(task=1, points=1, title="Shrinking asks again")
@@ -176,8 +180,13 @@ def test_mild(seed):
     for kind, seconds in ((Kind.SLOW, 1.0), (Kind.CLOCK_JUMP, 100.0), (Kind.NO_START, 0.0)):
         clock = ManualClock()
         engine, _ = loaded(kind, clock=clock)
-        found = texts(drained(engine))
-        expect([clock(), found], [seconds, wanted], call=f"seconds and texts of a run with {kind}")
+        events = drained(engine)
+        expect([clock(), texts(events)], [seconds, wanted],
+               call=f"seconds and texts of a run with {kind}")  # fmt: skip
+        expect([event.time for event in events if hasattr(event, "token_id")][:4],
+               [0.0, 0.0, seconds, seconds],
+               call=f"times of the tokens of two steps, the second with {kind}",
+               cause="first the clock is moved, then the step is run")  # fmt: skip
     clock = ManualClock()
     engine, _ = faulty([Fault(0, Kind.STORE_FULL)], clock)
     engine.add_request([5], SamplingParams(max_tokens=3, ignore_eos=True), seed=0)
@@ -207,6 +216,22 @@ def test_nan_step(seed):
     engine.add_request([9], SamplingParams(max_tokens=2), seed=1)
     expect(len(texts(drained(engine))), 1, call="requests that finish in the steps after it",
            cause="NaN in this step only")  # fmt: skip
+
+    class Tensors(ToyEngine):
+        def execute(self, plan):
+            return torch.ones(2, 3)
+
+        def step(self):
+            self.seen = self.execute([])
+            return []
+
+    engine = FaultyEngine(Tensors(), [Fault(0, Kind.NAN)], count())
+    engine.step()
+    found = engine.seen
+    expect([type(found).__name__, list(found.shape), bool(np.isnan(np.asarray(found)).all())],
+           ["Tensor", [2, 3], True],
+           call="type and shape of what execute gave, where it is a tensor; whether all of it is "
+           "NaN")  # fmt: skip
 
 
 @pytest.mark.check(task=1, points=1, title="Virtual time")

@@ -5,6 +5,7 @@ import random
 import sqlite3
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -194,9 +195,13 @@ def test_idempotent(seed):
 
 @pytest.mark.check(task=4, points=1, title="Open requests and answers")
 def test_open(seed):
-    journal = Journal(":memory:")
+    journal, start = Journal(":memory:"), time.time()
     for name in "cab":
         journal.accept(record(name))
+    expect.that(
+        start <= journal.find("c").accepted <= time.time(),
+        "`accepted` of a record that is found is the time at which accept wrote it down",
+    )
     expect([one.id for one in journal.open_requests()], ["c", "a", "b"], call="open_requests()",
            cause="in the order in which they came")  # fmt: skip
     journal.end("a", 201, "text/x", b"first")
@@ -261,6 +266,8 @@ def test_less_room(seed, tmp_path):
                   call="end on a full disk")  # fmt: skip
     expect([one.id for one in journal.open_requests()], ["a", "b", "g"], call="open_requests()",
            cause="what could not be written has not happened")  # fmt: skip
+    expect(journal.find("f") is None, False, call="whether 'f', the oldest answer, is forgotten",
+           cause="a request that is refused changes nothing")  # fmt: skip
     journal.close()
 
 

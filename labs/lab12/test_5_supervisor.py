@@ -455,6 +455,15 @@ def test_abort_dies(seed):
     events += drained(engine)
     expect(ends_of(events), {0: ["Aborted"]}, call="its end, given up just before its third strike",
            cause="by Aborted, whatever becomes of the engine")  # fmt: skip
+    make = Engines(crash=[1])
+    engine = make.supervised()
+    engine.add_request([5] * 40, LONG, seed=1)
+    events = engine.step()
+    engine.abort(0)
+    make.size["places"] = 30
+    events += drained(engine)
+    expect(ends_of(events), {0: ["Aborted"]}, call="its end, given up before a death, where it is "
+           "too large for the second engine", cause="by Aborted, as above")  # fmt: skip
 
 
 @pytest.mark.check(task=5, points=1, title="Given up, before and after a death")
@@ -692,6 +701,11 @@ def test_gave_up(seed):
     error = expect.raises(GaveUpError, loop, call="steps that die, at most 3 restarts")
     expect([story, len(make.made)], [[1, 2, 3], 4], call="restarts after each step, engines made")
     expect(engine.failure is error, True, call="whether `failure` is the error")
+    make, story = Engines(crash=range(99)), []
+    engine = SupervisedEngine(make, clock=make.clock)
+    expect.raises(GaveUpError, loop, call="steps that die, without a limit given")
+    expect(story, [1, 2, 3, 4, 5], call="restarts after each step, without a limit given",
+           cause="then the limit is RestartLimit(), 5 in 60 s")  # fmt: skip
     make = Engines(crash=range(99))
     engine = SupervisedEngine(make, RestartLimit(most=1, window=60.0), clock=make.clock)
     for _ in range(3):

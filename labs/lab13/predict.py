@@ -42,7 +42,7 @@ def median_of_two_replicas() -> float:
         return Series({"le": le}, [Sample(0.0, 0.0), Sample(60.0, count)])
 
     fast = [counted("0.1", 100), counted("1", 100), counted("+Inf", 100)]
-    slow = [counted("0.1", 0), counted("1", 300), counted("+Inf", 300)]
+    slow = [counted("0.1", 0), counted("1", 400), counted("+Inf", 400)]
     return 1000 * quantile_over([*fast, *slow], 0.5, 60.0, 60.0)
 
 
@@ -82,7 +82,7 @@ QUESTIONS = [
     ),
     Question(
         key="d",
-        text="One replica answers 100 requests within 100 ms, another 300 within 0.1 to 1 s. What "
+        text="One replica answers 100 requests within 100 ms, another 400 within 0.1 to 1 s. What "
         "does histogram_quantile say of the median of both?",
         unit="ms",
         tasks=(5,),

@@ -142,6 +142,8 @@ def test_bad_rows(seed):
         (read_mooncake, good, {"timestamp": "soon"}),
         (read_mooncake, good, {"hash_ids": None}),
         (read_mooncake, good, {"hash_ids": 7}),
+        (read_mooncake, good, {"hash_ids": ["x"]}),
+        (read_mooncake, good, {"hash_ids": "12"}),
         (read_azure, azure, {"TIMESTAMP": "yesterday"}),
         (read_azure, azure, {"ContextTokens": "0"}),
         (read_azure, azure, {"GeneratedTokens": None}),

@@ -98,6 +98,7 @@ def test_mean(seed):
     one = [TracedRequest(3.0, 50, 5)]
     expect(mean_replicas(one, replica), 1, call="mean_replicas of one request")
     expect(mean_replicas(one * 40, replica), 1, call="mean_replicas at one moment")
+    expect(mean_replicas([], replica), 1, call="mean_replicas([], replica)")
 
 
 @pytest.mark.check(task=3, points=1, title="Nobody plans to be busy all the time")
@@ -324,6 +325,11 @@ def test_impossible(seed):
         lambda: plan_replicas(trace, replica, Slo(99.0, 99.0), most=0),
         call="plan_replicas with most=0",
     )
+    expect.raises(
+        CapacityError,
+        lambda: plan_replicas([], replica, Slo(99.0, 99.0)),
+        call="plan_replicas([], replica, slo)",
+    )
 
 
 @pytest.mark.check(task=3, points=4, title="Settings of a replica")
@@ -429,6 +435,7 @@ def test_bill(seed):
         given={"seconds": seconds, "tokens of prompts and answers": count},
         rtol=1e-9,
     )
+    expect.raises(CapacityError, lambda: bill([], 3, 2.5), call="bill([], 3, 2.5)")
     expect.raises(
         CapacityError, lambda: bill(trace[:1] * 3, 3, 2.5), call="bill of a trace of one moment",
         cause="it has no rate",

@@ -144,8 +144,12 @@ def test_no_traffic(seed):
         call="the last of burn_alerts: name, severity, wait",
     )
     busy, stopped = world((0, 0), (5 + seed, 5)), world((0, 0), (5, 0))
+    rare = world((0, 0), (5, 0))
+    labels, points = rare["requests_total"][0]
+    rare["requests_total"][0] = labels, [(t, n + (t > 7000)) for t, n in points]
     for story, data, at, fires in (
         ("requests come", busy, 7200.0, False),
+        ("one request in 10 minutes", rare, 7200.0, False),
         ("nothing for an hour", stopped, 7200.0, True),
         ("nothing for 9 minutes", stopped, 4140.0, False),
         ("nothing for 11 minutes", stopped, 4260.0, True),

@@ -84,7 +84,8 @@ def timeline(lines: Mapping[str, Sequence[Interval]]) -> None:
         for i in intervals:
             axis.barh(place, i.end - i.start, left=i.start, height=0.7, edgecolor="white",
                       color="C0" if "host" in name else "C2")  # fmt: skip
-            axis.text((i.start + i.end) / 2, place, i.name, ha="center", va="center", fontsize=7)
+            axis.text((i.start + i.end) / 2, place, i.name, ha="center", va="center", fontsize=8,
+                      color="white")  # fmt: skip
     axis.set(yticks=range(len(lines)), yticklabels=list(lines), xlabel="time")
     axis.invert_yaxis()
     plt.show()

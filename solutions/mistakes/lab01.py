@@ -1084,8 +1084,8 @@ MISTAKES = [
         name="hide-not-in-tuples",
         task=5,
         symbol="chat:ChatTemplate._hidden",
-        old="isinstance(part, tuple | list)",
-        new="isinstance(part, list)",
+        old="return tuple(self._hidden(list(part), tokens, stands))",
+        new="return part",
         says="You leave a tuple in the variables as it is, with the strings in it.",
     ),
     Mistake(
@@ -1123,7 +1123,7 @@ MISTAKES = [
     Mistake(
         name="smuggling",
         task=5,
-        symbol="chat:ChatTemplate.encode",
+        symbol="chat:ChatTemplate",
         old="hidden = self._hidden(messages, names, stands)",
         new="hidden = messages",
         says="Special tokens in a message become control tokens: the user ends his own turn.",

@@ -628,7 +628,7 @@ MISTAKES = [
         name="raises-when-the-driver-is-gone",
         task=5,
         symbol="worker:run_worker",
-        old="        except LineClosed:\n            return\n",
+        old="        except LineError:\n            return\n",
         new="        except ZeroDivisionError:\n            return\n",
         says="run_worker raises when its line is closed; it should return.",
     ),

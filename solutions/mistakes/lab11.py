@@ -257,9 +257,9 @@ MISTAKES = [
         name="copies-come-late",
         task=2,
         symbol="connected_store:ConnectedStore.admit",
-        old="        self.make_copies()  # a block that was shared in part is this request's own by now\n",
+        old="        self.make_copies()  # who was preempted may still have to go to the host from these blocks\n",
         new="",
-        says="A copy of a shared block is still due when you load, and covers what you have loaded.",
+        says="Blocks of a preempted request are still to be copied to the host when you load into them.",
     ),
     Mistake(
         name="loaded-but-not-committed",

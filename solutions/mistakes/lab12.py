@@ -330,7 +330,7 @@ SUPERVISOR = [
         ("idle-death", "SupervisedEngine._rebuild", "            self.restarts += 1\n",
          "            self.restarts += bool(self._entries)\n",
          "An engine that dies while nothing is open is made anew, and counted, too."),
-        ("refusal-flies", "SupervisedEngine._resume", "        except RequestError as error:\n            return self._end(entry, error)\n",
+        ("refusal-flies", "SupervisedEngine._resume", "        except RequestError as error:\n            return self._end(entry, None if entry.aborted else error)\n",
          "        except ZeroDivisionError:\n            raise\n",
          "One request that the new engine refuses takes all others with it."),
         ("aborted-fails", "SupervisedEngine._blame", " and not entry.aborted", "",

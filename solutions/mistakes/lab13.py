@@ -281,8 +281,8 @@ MISTAKES = [
         name="rounded-down",
         task=2,
         symbol="analysis:top_share",
-        old="ceil(share * len(values))",
-        new="int(share * len(values))",
+        old="ceil(share",
+        new="int(share",
         says="You round the number of values down.",
     ),
     Mistake(

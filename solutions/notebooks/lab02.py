@@ -253,8 +253,8 @@ with needs("02", 1, 2, 3, 4, 5, 6):
 for key in ("b", "c"):
     answer("02", key)
 # %% [markdown]
-# The same for a large model, by your accounting. **Predict**: with a cache, does the curve still bend
-# upwards? What makes it?
+# The same for a large model, by your accounting. Both axes are logarithmic. **Predict**: what is the slope
+# of each curve at its right end, and why is the one with a cache flat at its left?
 
 # %%
 with needs("02", 7):
@@ -327,6 +327,7 @@ with needs("02", 1, 2, 3, 4, 5, 6):
 guess_a = predict("02", "a", ...)
 REAL = {  # family, V, E, L, H, G, D, intermediate size, positions
     "Llama-2-7B": ModelConfig("llama", 32_000, 4096, 32, 32, 32, 128, 11_008, 4096),
+    "Llama-2-70B": ModelConfig("llama", 32_000, 8192, 80, 64, 8, 128, 28_672, 4096),
     "Llama-3-8B": ModelConfig("llama", 128_256, 4096, 32, 32, 8, 128, 14_336, 8192),
     "Llama-2-13B": ModelConfig("llama", 32_000, 5120, 40, 40, 40, 128, 13_824, 4096),
     "Qwen3-4B": ModelConfig(
@@ -364,7 +365,7 @@ with needs("02", 7):
 # %% [markdown]
 # ## 8. The same model in training
 #
-# **Predict.** Llama-2-7B decodes token 4,096 with 14.6 GiB. How much does a training step over 4,096
+# **Predict.** Llama-2-13B decodes token 4,096 with 27.4 GiB. How much does a training step over 4,096
 # tokens need, and what takes most of it? And (d, e): how many operations?
 
 # %%
@@ -374,7 +375,7 @@ guess_e = predict("02", "e", ...)
 with needs("02", 7):
     from nanovllm.model.accounting import kv_bytes_per_token, training_bytes, weight_count
 
-    llama = REAL["Llama-2-7B"]
+    llama = REAL["Llama-2-13B"]
     bars = {
         "training": vars(training_bytes(llama, 4096)),
         "with checkpointing": vars(training_bytes(llama, 4096, checkpointed=True)),

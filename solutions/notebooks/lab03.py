@@ -197,7 +197,7 @@ check_task("03", 3)
 # ## 5. What chunks change, and what they do not
 #
 # A prompt of 4,096 tokens. The tokens computed are the same for every chunk size; the memory that
-# one step's attention scores need is not. **Predict** the peak with chunks of 256, in percent of the
+# one step's attention scores need is not. **Predict** the peak with chunks of 512, in percent of the
 # peak of one pass.
 
 # %%
@@ -294,8 +294,8 @@ def rate(rows: int, cached: int) -> float:
 
 
 # %% [markdown]
-# **Predict** the shape of the four curves before you draw them: which of them bends, and which one
-# becomes flat without ever reaching the limit of arithmetic?
+# The curves are for 0, 256, 1,024 and 8,192 tokens in each cache, on logarithmic axes. **Predict**: all
+# become flat; which two because arithmetic is the limit, and what stops the other two?
 
 # %%
 with needs("03", 6):
@@ -333,9 +333,6 @@ with needs("03", 1, 2, 5, 6):
     began = time.perf_counter()
     static_batch.generate_static(model, prompts, each, on_event=batch.append)
     together = latency.timelines(batch, dict.fromkeys(range(12), began))
-
-# %% [markdown]
-# **Predict** the order of the two medians of TTFT before you look at them.
 
 # %%
 with needs("03", 1, 2, 5, 6):

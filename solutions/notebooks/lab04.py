@@ -167,8 +167,9 @@ with needs("04", 1, 2, 3, 4, 7):
 # ### Experiment 1: the knee of a batch
 #
 # Write `measure(size)`: `size` requests with prompts of 200 tokens and 50 tokens of output come at
-# once, and all run. Return the tokens generated a second, and the milliseconds between two tokens of
-# the last request. **Predict** where a larger batch stops to pay.
+# once, and all run: the budget is so large that the first step reads all prompts. Return the tokens
+# generated a second, and the milliseconds between two tokens of the last request. **Predict** where a
+# larger batch stops to pay.
 
 
 # %% nbgrader={"grade": false, "grade_id": "lab04-experiment-1", "locked": false, "schema_version": 3, "solution": true, "task": false, "cell_type": "code"}
@@ -178,7 +179,7 @@ def measure(size: int) -> tuple[float, float]:
     from nanovllm.batching.traces import Arrival
 
     trace = [Arrival(0.0, 200, 50)] * size
-    run = simulate(trace, scheduler_of(room=250 * size, budget=512, seqs=size), COST)
+    run = simulate(trace, scheduler_of(room=250 * size, budget=200 * size, seqs=size), COST)
     gaps = run.timelines[-1].inter_token_latencies
     return report(run).throughput, 1000 * sum(gaps) / len(gaps)
     ### END SOLUTION
@@ -206,6 +207,7 @@ with needs("04", 1, 2, 3, 4, 7):
             run = simulate(trace, scheduler_of(kind.name, room=2048, seqs=6), COST)
             reports[name, kind.name] = report(run)
     plots.policies(reports)
+    print("preempted:", {key: r.preemptions for key, r in reports.items() if r.preemptions})
 
 # %% [markdown]
 # ### Experiment 2: beat the given policies
@@ -214,7 +216,8 @@ with needs("04", 1, 2, 3, 4, 7):
 # `deadline` does: what is the slack of a request, and what should become of one that is too late
 # anyway? A policy whose keys change with time says `ages = True`.
 #
-# **Predict** first: of 80 requests, how many deadlines will your policy meet that "deadline" misses?
+# **Predict** first: of 240 requests (three traces of 80), how many fewer deadlines will your policy miss
+# than "deadline"?
 
 
 # %% nbgrader={"grade": false, "grade_id": "lab04-experiment-2", "locked": false, "schema_version": 3, "solution": true, "task": false, "cell_type": "code"}
@@ -337,7 +340,7 @@ def waits(priority: int, patience: float) -> float:
     from nanovllm.batching.traces import Arrival
     from nanovllm.batching.urgent_first import UrgentFirst
 
-    stream = [Arrival(3.0 * i, 2, 3, 0, 3.0 * i + 4.0) for i in range(90)]
+    stream = [Arrival(3.0 * i, 2, 3, 0, 3.0 * i + 4.0) for i in range(100)]
     scheduler = scheduler_of(UrgentFirst(patience), seqs=1)
     run = simulate([Arrival(0.0, 2, 5, priority), *stream], scheduler, StepCost(1.0, 0.0, 0.0))
     return run.timelines[0].token_times[0] - 1.0

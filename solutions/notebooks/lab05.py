@@ -134,7 +134,7 @@ check_task("05", 2)
 # ## 2. A fork, step by step
 #
 # Two samples of one request, P = 4, a prompt of 6 tokens; both write three tokens of their own.
-# **Predict** the two tables after every token, and (c): how many blocks are copied.
+# **Predict** the two tables after every token, and (c): how many blocks would be copied for three samples.
 
 # %%
 predict("05", "c", ...)

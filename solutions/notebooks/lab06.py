@@ -147,7 +147,8 @@ check_task("06", 2)
 # ## 3. A slice of a fused projection
 #
 # q, k and v of a token lie side by side: 4 query heads, 2 key heads, 2 value heads of 6. **Predict**
-# which columns stay white when only q and k are turned.
+# which columns stay white when only q and k are turned. A colour is a program of your grid: whether it
+# has a whole token or one head of it is your choice.
 
 # %%
 with needs("06", 3):
@@ -168,7 +169,8 @@ check_task("06", 3)
 #
 # One row of 448 columns, cut by `block`. A GPU wants many programs, so that all its SMs have work; a
 # program wants many elements, so that its start-up is worth it. **Predict** the number of programs of
-# one row for blocks of 32, 64, 128 and 512.
+# one row for blocks of 32, 64, 128 and 512. The picture counts programs that wrote into the row, whatever
+# the shape of your grid.
 
 # %%
 with needs("06", 4):
@@ -222,7 +224,7 @@ check_task("06", 4)
 # ## 5. Scattered into blocks
 #
 # Seven tokens with the slots 9, 10, 11, -1, 2, -1, 17, blocks of 4. **Predict** which cells of the
-# cache are written, and by whom.
+# cache are written, and with which token's key.
 
 # %%
 with needs("06", 5):
@@ -232,7 +234,7 @@ with needs("06", 5):
     k_cache, v_cache = torch.zeros(2, 6, 4, 2, 8)
     with traced() as trace:
         store_kv(k, v, k_cache, v_cache, torch.tensor([9, 10, 11, -1, 2, -1, 17]))
-    plots.cache_by_token(trace, k_cache)
+    plots.cache_by_token(trace, k_cache, k)
 
 # %% nbgrader={"grade": true, "grade_id": "lab06-task-5", "locked": true, "points": 10, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="06" nanovllm_task=5
 from grader.student.notebook import check_task
@@ -275,7 +277,9 @@ with needs("06", 6):
 # ## 7. Which program touches which block
 #
 # Three sequences of 7, 21 and 12 tokens, blocks of 4 in random order, two key heads. **Predict** what
-# is white: which blocks, and which positions in the last block of a sequence?
+# is white: which blocks, and which positions in the last block of a sequence? A colour at the left is the
+# sequence that has the block in its table. A colour at the right is a program, numbered within its
+# sequence; how many a sequence has is your choice.
 
 
 # %%
@@ -292,14 +296,15 @@ def pages(contexts, heads=4, groups=2, size=4, queries=None):
 
 
 def positions_read(trace, k_cache, tables, lens):
-    """(launch, program, sequence) -> the positions whose keys it read."""
+    """((launch, program), sequence) -> the positions whose keys it read."""
     size, found = k_cache.shape[1], {}
     owner = {int(b): (n, j * size) for n, row in enumerate(tables)
              for j, b in enumerate(row[: -(-int(lens[n]) // size)])}  # fmt: skip
     for access, elements in trace.elements(k_cache):
         for slot in set((elements // k_cache[0, 0].numel()).tolist()):
             sequence, first = owner[slot // size]
-            found.setdefault((access.program, sequence), set()).add(first + slot % size)
+            program = access.launch, access.program
+            found.setdefault((program, sequence), set()).add(first + slot % size)
     return found
 
 
@@ -310,7 +315,7 @@ with needs("06", 6):
     q, k_cache, v_cache, tables, lens = pages([7, 21, 12])
     with traced() as trace:
         paged_decode(q, k_cache, v_cache, tables, lens)
-    plots.blocks_by_program(trace, k_cache)
+    plots.blocks_by_program(trace, k_cache, tables, lens)
     reads = sum(len(elements) for _, elements in trace.elements(k_cache))
     print(f"{reads:,} numbers of K read; {int(lens.sum()) * 2 * 16:,} are needed")
 
@@ -344,7 +349,9 @@ with needs("06", 6, 7):
 # unit of time. With `users` sequences of 8,192 keys and 8 key heads there are `users * 8 * splits`
 # programs. They run in waves of 132, and each reads 8,192 / splits keys.
 #
-# **Predict** into how many parts your `choose_splits` cuts one user's context. And is more always better?
+# **Predict** (c): into how many parts your `choose_splits` cuts one user's context, in a model with 4 key
+# heads. And is more always better? In the picture, dashed: all 132 SMs busy from start to end; both axes
+# are logarithmic.
 
 # %%
 predict("06", "c", ...)  # your guess in place of the dots
@@ -412,7 +419,8 @@ check_task("06", 8)
 #
 # A kernel that moves n bytes takes at least n / bandwidth, and a launch costs some microseconds whatever
 # n is. The curves are this model with the H100's data sheet and 5 microseconds a launch; they are not
-# measured. **Predict** from how many bytes on a kernel reaches half of the bandwidth.
+# measured. **Predict** from how many bytes on a kernel reaches half of the bandwidth. Grey: the same work
+# as eight separate kernels.
 
 # %%
 plots.bandwidth()

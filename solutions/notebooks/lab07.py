@@ -51,7 +51,7 @@ with needs("07", 1):
     plots.beats(scenes)
 
 # %% [markdown]
-# And **predict** (a): eight clients come at once, and are answered one at a time.
+# And **predict** (a): six clients come at once, and are answered one at a time.
 
 # %%
 guess = predict("07", "a", ...)
@@ -64,7 +64,7 @@ check_task("07", 1)
 # %% [markdown]
 # ## 2. What a request asks for
 #
-# A model with a context of 64 tokens, prompts of 50. **Predict** for each request how many tokens it may
+# A model with a context of 100 tokens, prompts of 70. **Predict** for each request how many tokens it may
 # get, or which status it is refused with.
 
 # %%
@@ -73,9 +73,9 @@ with needs("07", 2):
     from nanovllm.serving.protocol import ChatCompletionRequest, CompletionRequest
     from nanovllm.serving.sampling import sampling_params
 
-    for asked in ({}, {"max_tokens": 14}, {"max_tokens": 15}, {"temperature": -1}):
+    for asked in ({}, {"max_tokens": 30}, {"max_tokens": 31}, {"temperature": -1}):
         try:
-            said = sampling_params(CompletionRequest(prompt="Hi", **asked), 50, 64).max_tokens
+            said = sampling_params(CompletionRequest(prompt="Hi", **asked), 70, 100).max_tokens
         except Exception as error:
             said = f"{api_error(error).status}: {api_error(error).message[:66]}..."
         print(f"{asked!s:<22} {said}")
@@ -83,9 +83,9 @@ with needs("07", 2):
 # %%
 with needs("07", 2):
     HI = [{"role": "user", "content": "Hi"}]
-    for asked in ({}, {"max_tokens": 9, "max_completion_tokens": 4}):
+    for asked in ({}, {"max_tokens": 5, "max_completion_tokens": 25}):
         chat = ChatCompletionRequest(messages=HI, **asked)
-        print(f"chat {asked!s:<48} {sampling_params(chat, 50, 64).max_tokens}")
+        print(f"chat {asked!s:<48} {sampling_params(chat, 70, 100).max_tokens}")
 
 # %% nbgrader={"grade": true, "grade_id": "lab07-task-2", "locked": true, "points": 14, "schema_version": 3, "solution": false, "task": false, "cell_type": "code"} nanovllm_lab="07" nanovllm_task=2
 check_task("07", 2)
@@ -94,8 +94,8 @@ check_task("07", 2)
 # ## 3. Chunks on a time line
 #
 # Two choices of eight words each, a step every 10 ms. One reader looks as soon as there is something, the
-# other every 35 ms. **Predict** how many chunks each gets. Does the slow one make life slower for the
-# other, or for the engine?
+# other every 35 ms. **Predict** how many chunks each gets. Does the slow reader get the last word later
+# than the other one, and by how much at most?
 
 # %%
 with needs("07", 1, 2, 3):
@@ -275,7 +275,8 @@ with needs("07", 1, 4, 7):
 # 300 people come within 10 seconds; a server with a queue of 8 cannot take them all. Each asks up to 8
 # times. Write `pause(attempt, draw)`: how long a client waits after its refusal number `attempt` (1, 2, ...);
 # `draw` is a random number from 0 to 1. Two rules are given: every second, and doubling. **Predict** how
-# many people are answered under each. Then beat both: everybody is answered, with fewer requests.
+# many people are answered under each. Then beat both: everybody is answered **within a minute**, with fewer
+# requests. A dotted line marks when the last of them is done.
 
 
 # %% nbgrader={"grade": false, "grade_id": "lab07-experiment-3", "locked": false, "schema_version": 3, "solution": true, "task": false, "cell_type": "code"}

@@ -123,8 +123,8 @@ with needs("08", 4):
 
 # %% [markdown]
 # Does the text depend on the draft? Guess 4,000 times from q, let your `rejection_sample` decide, and
-# count. **Predict** the black bars. And (d): for the small p and q of the handout, how many percent of
-# the guesses stand?
+# count. **Predict** the black bars. And (d): with p = (0.6, 0.1, 0.3) and q = (0.3, 0.5, 0.2), how many
+# percent of the guesses stand?
 
 # %%
 predict("08", "d", ...)
@@ -135,8 +135,8 @@ with needs("08", 4):
 
     (p, q), drawn = at(1.0), []
     for row in plots.uniforms(4000, 5):
-        guess = pick(q, float(row[0]))
-        tokens = rejection_sample(p.expand(2, -1), q[None], [guess], row[1:].view(2, 2))
+        token = pick(q, float(row[0]))
+        tokens = rejection_sample(p.expand(2, -1), q[None], [token], row[1:].view(2, 2))
         drawn.append(tokens[0])
     plots.as_if_drawn(models, p, q, drawn)
     answer("08", "d")
@@ -280,9 +280,9 @@ with needs("08", 7):
     answer("08", "g")
 
 # %% [markdown]
-# Now look inside. One text of each kind, all at once, and one that was made up: its first forty guesses
-# are wrong, all others right. **Predict**: whose row ends first? After how many steps does your policy
-# give the last text up, and when does it come back?
+# Now look inside. One text of each kind, all at once, and one that was made up: guesses at its first forty
+# tokens are wrong, at all later ones right. **Predict**: whose row ends first? After how many steps does
+# your policy give the last text up, and when does it come back?
 
 # %%
 with needs("08", 7):

@@ -131,12 +131,14 @@ check_task("09", 2)
 #
 # `walked` has one linear of the model: `walked.grid`, and U as `walked.upper`, from the inputs of real
 # text. Write `round_column(weights, column)`: the column gets the values of its nearest codes, and the
-# columns behind it make up for the error, in place; the formula is task 3's. RTN is given: it changes
-# its own column only. **Predict** (c): with made-up inputs, what percentage of RTN's error does GPTQ
-# leave? And in the picture: do all columns behind help in the same way?
+# columns behind it make up for the error, in place; the formula is task 3's.
+# `nearest_values(weights, column)` in the cell below yours gives the column's new values. RTN is given: it
+# changes its own column only. **Predict** (c): with made-up inputs, what percentage of RTN's error does
+# GPTQ leave? And in the picture, where weight and inputs are others: do all columns behind help in the
+# same way?
 
 # %%
-guess = predict("09", "c", ...)
+predict("09", "c", ...)
 
 
 # %% nbgrader={"grade": false, "grade_id": "lab09-experiment-2", "locked": false, "schema_version": 3, "solution": true, "task": false, "cell_type": "code"}
@@ -173,7 +175,7 @@ with needs("09", 1, 3):
 
     walked = plots.Walk(model, lambda weight: fit_grid(weight, Scheme(bits=3, group_size=64)))
     runs = {"RTN": walked.run(round_only), "GPTQ": walked.run(round_column)}
-    plots.walk(walked, runs, guess)
+    plots.walk(walked, runs)
     yours = gptq(walked.weight, walked.hessian, walked.grid).dequantize()
     print(f"farthest from your gptq: {(yours - runs['GPTQ'][-1]).abs().max():.1e}")
     answer("09", "c")

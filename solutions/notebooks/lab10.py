@@ -150,10 +150,7 @@ check_task("10", 4)
 #
 # The bundled model on your executor, in three layouts; each rank has 16 MB. Block ids must mean the same
 # on all ranks, so all have as many blocks as the one with the least room. **Predict**: four layers on three
-# stages: which rank decides, and which of the three layouts has most room for K and V in all?
-
-# %%
-guess = {"decides": ..., "most room": ...}
+# stages: which rank decides? And which layout has the most K and V **per card**?
 
 # %%
 with needs("10", 1, 2, 3, 4, 5, 6):

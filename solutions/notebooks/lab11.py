@@ -237,8 +237,8 @@ check_task("11", 5)
 # %% [markdown]
 # ## 6. Models that share a memory
 #
-# Three models of equal size, memory for two, 24 requests. **Predict** (e). Then: what does a pin save,
-# and what does it save when nobody asks in turn?
+# Three models of equal size, memory for two, 24 requests: first for a, b, c in turn, then as in (e), then
+# without an order. **Predict** (e). Then: what does a pin save in each of the three?
 
 # %%
 predict("11", "e", ...)
@@ -260,7 +260,7 @@ def after_each(asked: str, pinned: bool) -> list[list[str]]:
 
 # %%
 with needs("11", 6):
-    for asked in ("abc" * 8, "aaabaacaabaaacabaaaacaab"):
+    for asked in ("abc" * 8, "abac" * 6, "aaabaacaabaaacabaaaacaab"):
         rows = {"no pin": after_each(asked, False), "a is pinned": after_each(asked, True)}
         plots.residency(rows, asked)
     answer("11", "e")

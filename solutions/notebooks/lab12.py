@@ -123,8 +123,9 @@ check_task("12", 3)
 # Write `glued(prompt, params, seed, cut)`: the text of a stream that is cut after `cut` tokens and begun
 # anew in another `ToyEngine`, with these tokens at the end of its prompt and `max_tokens` lower by `cut`;
 # the text that was told before comes in front. `text_of(engine, prompt, params, seed)` runs a request and
-# gives its tokens and its text. **Predict** (b), then: for which of the four lines does it matter where
-# the cut is?
+# gives its tokens and its text. `min_tokens` may not be above `max_tokens`: lower it to that where it is.
+# A stream that ended before the cut stays as it is. **Predict** (b), then: for which of the four lines does
+# it matter where the cut is?
 
 # %%
 predict("12", "b", ...)
@@ -196,8 +197,8 @@ with needs("12", 1, 4, 5):
     plots.kill_at()
 
 # %% [markdown]
-# Stream 2 kills each engine that computes it. **Predict** (c): how many engines does it take with your
-# supervisor (the question's own six requests), and at which death is stream 2 given up?
+# Stream 2 kills each engine that computes its third token. **Predict** (c): how many engines does it take
+# with your supervisor (the question's own six requests), and at which death is stream 2 given up?
 
 # %%
 predict("12", "c", ...)

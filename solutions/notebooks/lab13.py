@@ -189,7 +189,7 @@ check_task("13", 4)
 # %% [markdown]
 # ## 5. A quantile of two replicas
 #
-# **Predict** (d): one replica answers 100 requests within 100 ms, the other 300 within 0.1 to 1 s. What
+# **Predict** (d): one replica answers 100 requests within 100 ms, the other 400 within 0.1 to 1 s. What
 # does `histogram_quantile` say of the median of both?
 
 # %%
@@ -199,7 +199,7 @@ predict("13", "d", ...)
 with needs("13", 5):
     from nanovllm.observability.queries import histogram_quantile
 
-    fast, slow = {"0.1": 100, "1": 100, "+Inf": 100}, {"0.1": 0, "1": 300, "+Inf": 300}
+    fast, slow = {"0.1": 100, "1": 100, "+Inf": 100}, {"0.1": 0, "1": 400, "+Inf": 400}
     both = {le: fast[le] + slow[le] for le in fast}
     medians = [1000 * histogram_quantile(0.5, one) for one in (fast, slow, both)]
     print("median of each {:.0f} and {:.0f} ms, of both {:.0f} ms".format(*medians))
@@ -258,7 +258,7 @@ check_task("13", 6)
 # %% [markdown]
 # ## 7. A server that says it is well
 #
-# Two minutes before and after midnight. **Predict**: which of the four lines shows the trouble first,
+# Two minutes around midnight. **Predict**: which of the four lines shows the trouble first,
 # and which one never?
 
 # %%

@@ -46,6 +46,8 @@ def mixtral_experts(raw: dict[str, Any]) -> ExpertsConfig:
 def qwen_experts(raw: dict[str, Any], shared: bool) -> ExpertsConfig | None:
     """Qwen2-MoE (with a shared expert) and Qwen3-MoE; None where every layer is dense."""
     step, dense = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or ()
+    if not isinstance(step, int) or isinstance(step, bool) or step < 1:
+        raise ValueError(f"decoder_sparse_step must be a positive whole number, but is {step!r}.")
     layers = range(raw["num_hidden_layers"])
     sparse = tuple(i for i in layers if i not in dense and (i + 1) % step == 0)
     num_experts = raw.get("num_experts", raw.get("num_local_experts"))

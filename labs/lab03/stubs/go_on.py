@@ -16,10 +16,11 @@ def go_on(sequence: Sequence, output_token_ids: Seq[int], vocab_size: int) -> No
     """
     if not output_token_ids:
         return
-    if sequence.params.n != 1 or sequence.params.logprobs is not None:
+    params = sequence.params
+    if params.n != 1 or (params.logprobs, params.prompt_logprobs) != (None, None):
         raise RequestError(
-            "output_token_ids go on with one sample without log-probabilities; leave n and "
-            "logprobs out."
+            "output_token_ids go on with one sample without log-probabilities; leave n, logprobs "
+            "and prompt_logprobs out."
         )
     grammar = sequence.params.grammar
     if grammar is not None and grammar.allowed(output_token_ids) is None:

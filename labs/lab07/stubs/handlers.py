@@ -26,7 +26,7 @@ from nanovllm.serving.prompt_hits import PromptHits
 from nanovllm.serving.prompts import PromptReader
 from nanovllm.serving.protocol import ChatCompletionRequest, CompletionRequest, SamplingFields
 from nanovllm.serving.request_sizes import RequestSizes
-from nanovllm.serving.responses import EventStreamResponse, JsonResponse
+from nanovllm.serving.responses import EventStreamResponse, JsonResponse, told
 from nanovllm.serving.sampling import sampling_params
 from nanovllm.serving.stream import Stream
 from nanovllm.serving.streaming import ChunkWriter, event_stream, while_connected
@@ -165,7 +165,7 @@ class Handlers:
         loop = asyncio.get_running_loop()
         limit = deadline(loop, self._seconds(request, loop), self.engine.cancel, stream)
         if body.stream:
-            pieces = event_stream(steps, cast(ChunkWriter, writer))
+            pieces = event_stream(_logged(steps, request), cast(ChunkWriter, writer))
             return EventStreamResponse(pieces, limit, lambda: self._leave(stream))
         try:
             with limit:
@@ -225,6 +225,16 @@ def token_by_token(events: Sequence[EngineEvent]) -> Iterator[list[EngineEvent]]
             raise event.error
         part.append(event)
     yield part
+
+
+async def _logged(steps: AsyncIterator[T], request: Request) -> AsyncIterator[T]:
+    """The same; an error that ends a stream, whose client hears little of it, is in the log."""
+    try:
+        async for step in steps:
+            yield step
+    except Exception as error:
+        told(error, request.scope["request_id"])
+        raise
 
 
 async def _gather(steps: AsyncIterator[list[Delta]]) -> list[Delta]:

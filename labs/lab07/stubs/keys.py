@@ -30,6 +30,6 @@ def authorize(path: str, header: str | None, keys: Sequence[str]) -> str:
         raise UnauthorizedError("No API key was given; send the header Authorization: Bearer KEY.")
     for key in keys:
         # in a time that does not tell how much of the key was right
-        if hmac.compare_digest(key.encode(), given.encode()):
+        if hmac.compare_digest(key.encode(), given.encode("latin-1", "replace")):
             return key
     raise UnauthorizedError("The API key is not known.")

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nanovllm.serving.config import ServeConfig
 from nanovllm.serving.errors import ApiError, BadRequestError
 from nanovllm.serving.keys import authorize
-from nanovllm.serving.responses import error_response
+from nanovllm.serving.responses import error_response, told
 
 log = logging.getLogger("nanovllm.serving.access")
 _GOOD_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -47,10 +47,13 @@ class RequestMiddleware:
         try:
             scope["api_key"] = self._key(scope["path"], headers)
             body = await self._read(headers, receive)
+            await self.app(scope, _replay(body, receive), sending)
         except ApiError as error:
             await error_response(error)(scope, receive, sending)
-        else:
-            await self.app(scope, _replay(body, receive), sending)
+        except Exception as error:  # here, so that the answer has its id and stands in the log
+            if status[0]:  # too late for an answer of its own
+                raise
+            await error_response(told(error, scope["request_id"]))(scope, receive, sending)
         finally:
             self._log(scope, status[0], time.perf_counter() - started)
 

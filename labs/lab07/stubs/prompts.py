@@ -71,7 +71,8 @@ class PromptReader:
                 says = "no chat template whose last message could go on."
             raise BadRequestError(f"This model has {says}", param="messages")
         plain = [_plain(message) for message in body.messages or ()]
-        self._check_length("".join(message["content"] for message in plain), "messages")
+        if not isinstance(body, SamplingFields) or self._most(body) is None:
+            self._check_length("".join(message["content"] for message in plain), "messages")
         begins = body.add_generation_prompt is not False
         try:
             ids = template.encode(self.tokenizer, plain, begins, **_variables(body))
@@ -109,16 +110,14 @@ class PromptReader:
 
     def _cut(self, text: str, body: CompletionRequest) -> str:
         """A text of which only some tokens are kept is not read further than these can reach."""
-        reach = self.max_model_len * self.longest // 4  # a character has four bytes at most
-        if self._most(body) is None or len(text) <= reach:
+        if self._most(body) is None:
             return text
-        return text[:reach] if body.truncation_side == "right" else text[-reach:]
+        data, reach = _encoded(text, "prompt"), self.max_model_len * self.longest
+        kept = data[:reach] if body.truncation_side == "right" else data[-reach:]
+        return kept.decode("utf-8", "ignore")  # a character that is cut in two goes
 
     def _check_length(self, text: str, param: str) -> None:
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:
-            raise BadRequestError(f"{param} holds half a surrogate pair.", param=param) from None
+        size = len(_encoded(text, param))
         if size > self.max_model_len * self.longest:
             raise BadRequestError(
                 f"This model's maximum context length is {self.max_model_len} tokens. However, "
@@ -126,6 +125,13 @@ class PromptReader:
                 "it.",
                 param=param,
             )
+
+
+def _encoded(text: str, param: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise BadRequestError(f"{param} holds half a surrogate pair.", param=param) from None
 
 
 def _is_ids(value: Any) -> bool:

@@ -14,6 +14,8 @@ MEMORY = 0.7  # what the windows before the newest weigh
 COLD = 4  # of a trial, those before it do not count: caches are cold, and costs not yet learnt
 LONGEST = 4.0, 12.0  # a cold step, and another, count as no longer, in steps without guesses
 OUTSIDE = 1.03  # guesses also cost what is done for them outside of the time that is taken
+CHARGE = 1.0  # what a trial costs at least: also where nobody guessed, somebody was asked
+MARGIN = 0.03  # of a token's time, that guesses have to save: the clock is not exact
 
 
 @dataclass
@@ -24,14 +26,22 @@ class Window:
     steps: int = 0
     time: float = 0.0
     tokens: float = 0.0
-    lost: float = 0.0  # time over what as many tokens take with the best arm
+    lost: float = 0.0  # time over what as many tokens take with the best other arm
+    spent: float = 0.0  # time, that of cold steps too
+    doubted: bool = False  # it is judged when steps beside it have been timed
+
+    def scale(self, factor: float) -> None:
+        """A step without guesses took so much less time than was thought."""
+        self.time, self.spent = factor * self.time, factor * self.spent
+        self.lost += self.spent - self.spent / factor
 
     def add(self, steps: int, time: float, tokens: float, best: float) -> None:
-        """Steps that took so long; `best`: what a token takes with the best arm that is known."""
+        """Steps that took so long; `best`: what a token takes with the best other arm."""
         if self.trial and self.steps < COLD <= self.steps + steps:
             self.time = self.tokens = 0.0
         self.steps += steps
         self.lost += time - best * tokens
+        self.spent += time
         self.time += time
         self.tokens += tokens
 
@@ -44,6 +54,7 @@ class Account:
     alone: float = 0.0  # seconds a request, of a step without guesses; 0.0 before one was timed
     since: int = 0  # steps since one without guesses was timed
     recheck: int = 0  # such steps until the next is to be timed
+    untimed: int = 0  # how often that was to begin since then
     arm: Arm = NOBODY
     window: Window = field(default_factory=Window)
     worth: dict[Arm, float] = field(default_factory=lambda: {NOBODY: 1.0})  # time a token
@@ -52,8 +63,12 @@ class Account:
 
     @property
     def best(self) -> Arm:
-        """Of those that are known, the arm with the least time a token."""
-        return min(self.worth, key=lambda arm: self.worth[arm])
+        """Of those that are known, the arm with the least time a token.
+
+        Who begins to guess has to save MARGIN; who guesses goes on as long as it saves anything.
+        """
+        margin = MARGIN if self.window.trial or not self.arm else 0.0
+        return min(self.worth, key=lambda arm: self.worth[arm] - margin * (arm == NOBODY))
 
 
 class Credit:
@@ -65,6 +80,9 @@ class Credit:
     steps some pass without guesses, to compare with; as long as these take what they took, it is
     twice as many next time, up to `longest`. What holds for few requests need not hold for many:
     there is an account for 1, for 2, up to 4, up to 8, and so on.
+
+    Others use the machine, too, and for a second all of it may be half as fast. So trials, and
+    whoever seems not to pay, are judged by steps without guesses that are timed right behind.
     """
 
     def __init__(
@@ -91,7 +109,14 @@ class Credit:
     def due(self, requests: int) -> bool:
         """Whether steps without guesses are to be timed now."""
         account = self._account(requests)
-        return account.alone == 0.0 or account.since >= account.recheck
+        late = account.since >= account.recheck
+        return account.alone == 0.0 or late or account.window.doubted
+
+    def untimed(self, requests: int) -> int:
+        """Steps without guesses are to be timed, once more; how often since any were."""
+        account = self._account(requests)
+        account.untimed += 1
+        return account.untimed
 
     def stopped(self, requests: int) -> bool:
         """Whether nobody may guess."""
@@ -111,18 +136,26 @@ class Credit:
         if of_arm:
             self._went_by(account, steps, float(steps), float(steps))
 
-    def plain(self, requests: int, seconds: float) -> None:
-        """A step without guesses, like those before it, took so long."""
+    def plain(self, requests: int, seconds: float, exact: bool = True) -> None:
+        """A step without guesses, like those before it, took so long.
+
+        exact: by so many steps that whoever is in doubt can be judged by them.
+        """
         if seconds <= 0.0:
             return  # a clock that stands still
         account, each = self._account(requests), seconds / requests
         first, known = account.alone == 0.0, account.alone or each
-        account.alone = known + 0.5 * (min(each, 2 * known) - known)
+        each = min(each, 2 * known)
+        account.alone = known + 0.5 * (each - known)
         as_before = abs(account.alone - known) < 0.1 * known and account.recheck
         account.recheck = min(2 * account.recheck, self.longest) if as_before else self.recheck
-        account.since = 0
+        account.since = account.untimed = 0
         if first:
             self._choose(account)
+        elif account.window.doubted:
+            if exact:
+                account.window.scale(min(known / each, 2.0))
+            self._judge(account)
 
     def tried(self, plan: Plan, seconds: float, drafting: float, token: float) -> None:
         """The step of a plan that might have guesses took so long, of it `drafting` to guess.
@@ -149,18 +182,34 @@ class Credit:
     def _went_by(self, account: Account, steps: int, time: float, tokens: float) -> None:
         """Steps of an account's arm; where it is judged, who guesses next is chosen."""
         account.budget = min(account.budget + self.allowance * time, self.trust)
+        window, seen = account.window, account.window.doubted
+        others = [worth for arm, worth in account.worth.items() if arm != account.arm]
+        window.add(steps, time, tokens, min(others, default=1.0))
+        doubtful = window.trial or window.time > window.tokens
+        window.doubted = not seen and doubtful and account.arm != NOBODY and self._ends(window)
+        if not window.doubted:
+            self._judge(account)
+
+    def _ends(self, window: Window) -> bool:
+        return window.steps >= WINDOW or self._given_up(window)
+
+    def _given_up(self, window: Window) -> bool:
+        return window.lost > (self.part if window.trial else self.trust)
+
+    def _judge(self, account: Account) -> None:
+        """Where a window is over: what it was worth, and who guesses next."""
         window, arm = account.window, account.arm
-        window.add(steps, time, tokens, account.worth[account.best])
-        given_up = window.lost > (self.part if window.trial else self.trust)
-        if window.steps < WINDOW and not given_up:
+        if not self._ends(window):
+            window.doubted = False
             return
+        given_up = self._given_up(window)
         if arm:
             memory = MEMORY if window.trial or not given_up else 0.0  # it is no longer what it was
             old_time, old_tokens = account.seen.get(arm, (0.0, 0.0))
             seen = memory * old_time + window.time, memory * old_tokens + window.tokens
             account.seen[arm], account.worth[arm] = seen, seen[0] / seen[1]
         if window.trial:
-            account.budget -= max(window.lost, 0.0)
+            account.budget -= max(window.lost, CHARGE)
             account.price.pop(arm, None)
             account.price[arm] = min(window.lost, self.trust)  # the last one in the queue
         self._choose(account)

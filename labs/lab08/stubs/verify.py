@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +16,7 @@ from nanovllm.batching.interface import Outcome, SchedulerMaker
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.batching.scheduler import Scheduler
 from nanovllm.batching.slot_store_base import SlotStoreBase
+from nanovllm.generation.errors import RequestError
 from nanovllm.generation.events import Sampled
 from nanovllm.generation.rows import SamplingRow
 from nanovllm.speculative.costs import Costs
@@ -117,21 +119,27 @@ class SpeculativeEngine(EngineBehind):
             return self._judged(
                 self.judge, plan, logits if isinstance(logits, Tensor) else logits.logits()
             )
-        places = at_places(plan)
-        try:
-            drawn: Iterator[Any] = iter(super().draw(places, logits))
-        except NotImplementedError:
-            raise
-        except Exception:
-            if not isinstance(logits, Tensor):
-                raise
-            drawn = iter(self._one_by_one(places, logits))
+        drawn: Iterator[Any] = iter(self._draw_places(plan, logits))
         return [
             stands(chunk.guesses.token_ids, [next(drawn) for _ in chunk.places])
             if isinstance(chunk, GuessedChunk)
             else next(drawn)
             for chunk in plan.chunks
         ]
+
+    def _draw_places(self, plan: Plan, logits: Float[Tensor, "N V"]) -> list[Any]:
+        """A draw at every place of the plan; an error is the outcome of its own place alone."""
+        places = at_places(plan)
+        try:
+            return super().draw(places, logits)
+        except NotImplementedError:
+            raise
+        except Exception:
+            if not isinstance(logits, Tensor):  # of a GPU, whose path may have failed
+                logits = self.execute(plan)
+            return self._one_by_one(
+                places, logits if isinstance(logits, Tensor) else logits.logits()
+            )
 
     def _one_by_one(self, places: Plan, logits: Float[Tensor, "N V"]) -> list[Any]:
         """An error is the outcome of its own place: perhaps of one that is never reached."""
@@ -161,11 +169,10 @@ class SpeculativeEngine(EngineBehind):
                 continue
             params = chunk.request.sequence.params
             if params.greedy or not bool(rows.amax(dim=-1).isfinite().all()):
-                drawn: list[Any] = super().draw(at_places(Plan((chunk,))), rows)
+                drawn = self._draw_places(Plan((chunk,)), rows)
                 outcomes.append(stands(chunk.guesses.token_ids, drawn))
             else:
-                at = [place.request.sequence.row for place in at_places(Plan((chunk,))).chunks]
-                outcomes.append(Verified(judge(rows, at, chunk.guesses)))
+                outcomes.append(_judge_one(judge, chunk, rows))
         return outcomes
 
     def update(self, plan: Plan, outcomes: Sequence[Any]) -> list[EngineEvent]:
@@ -189,3 +196,13 @@ class SpeculativeEngine(EngineBehind):
         cast(SpeculativeScheduler, self.scheduler).guessing.judged(
             chunk.request, chunk.guesses, outcome.accepted
         )
+
+
+def _judge_one(judge: Judge, chunk: GuessedChunk, rows: Float[Tensor, "k+1 V"]) -> Verified:
+    """By the judge. Where a mask leaves no token behind some guesses, they are fewer: perhaps
+    those do not stand."""
+    at = [place.request.sequence.row for place in at_places(Plan((chunk,))).chunks]
+    for count in range(len(at), 1, -1):
+        with suppress(RequestError):
+            return Verified(judge(rows[:count], at[:count], chunk.guesses.first(count - 1)))
+    return Verified(judge(rows[:1], at[:1], chunk.guesses.first(0)))

@@ -53,7 +53,7 @@ class GroupedLinear(QuantizedLinear):
 
         rows = x.reshape(-1, self.in_features)
         out = w4a16(rows, self.words, self.scales, self.zeros, self.group_of)
-        out = out.unflatten(0, x.shape[:-1])
+        out = out.reshape(*x.shape[:-1], self.out_features)
         return out if self.bias is None else out + self.bias
 
     @property

@@ -44,6 +44,16 @@ class ConnectedStore(PagedStore):
         self.loaded = 0
         self.used: set[Request] = set()  # whose received tokens were loaded
 
+    @property
+    def free_tokens(self) -> int:
+        """As always; where nothing is free, what was parked too long is dropped first: a step has
+        no budget then, and nobody would ever ask `can_admit`."""
+        free = super().free_tokens
+        if free:
+            return free
+        self.parking.expire()
+        return super().free_tokens
+
     def can_admit(self, request: Request) -> bool:
         """As always; before that, what was parked too long is dropped, be there room or not."""
         raise NotImplementedError("lab11 task 2: ConnectedStore.can_admit")

@@ -82,7 +82,8 @@ def decode(data: bytes) -> tuple[Header, int, int]:
         header = Header(**fields)
         sizes = (header.num_layers, header.block_size, header.num_kv_heads, header.head_dim)
         good = all(type(x) is int and x > 0 for x in (*sizes, num_tokens))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        good = good and isinstance(header.dtype, str)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise WireError(f"The header of the received K and V cannot be read: {error}") from None
     if not good or header.dtype not in DTYPES:
         raise WireError(f"The header of the received K and V makes no sense: {header}.")

@@ -67,8 +67,8 @@ class BlueGreen:
 class Canary:
     """A share of the conversations on the new version: a trial, or an A/B split.
 
-    `version_for` never changes its mind about a conversation while share and versions stay; with a
-    larger share, those that were on the new version stay there.
+    `version_for` gives a conversation the same version in every process, while share and versions
+    stay; with a larger share, those that were on the new version stay there.
     """
 
     share: float

@@ -51,8 +51,8 @@ def unpack(data: bytes, mine: Header) -> Received:
     """What `pack` made, read again; `mine` is the header of the engine that receives.
 
     Raises:
-        WireError: no header, one that `refuse_foreign` refuses, or fewer or more bytes than it
-            promises.
+        WireError: no header, or fewer or more bytes than it promises.
+        ForeignError: `refuse_foreign` refuses the header.
     """
     raise NotImplementedError("lab11 task 1: unpack")
 

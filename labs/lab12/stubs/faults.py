@@ -75,8 +75,8 @@ class FaultyEngine:
         - CRASH raises FaultError, and the engine's own step is not run
         - LOST runs it, drops its events, and raises FaultError
         - HANG moves the clock by HANG_SECONDS, then is a CRASH
-        - NAN: `engine.execute` gives NaN in every place, of the same shape, in this step only; an
-          array of numpy, or a tensor
+        - NAN: `engine.execute` gives NaN in every place, of the same shape and kind (numpy or
+          torch), in this step only
         - SLOW moves the clock by SLOW_SECONDS, CLOCK_JUMP by JUMP_SECONDS; then the usual step
         - STORE_FULL: `engine.store.can_admit` is False for everybody, in this step only
         - other kinds are none of a step's: the usual step

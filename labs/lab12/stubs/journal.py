@@ -110,7 +110,8 @@ class Journal:
         answered, the ones that came first are forgotten, until `most` are kept with the new one. On
         return it is on the disk. Its id is a new one; `accepted` of what comes back is left open.
 
-        Raises JournalFullError where there is no room, on the disk or among the open requests.
+        Raises JournalFullError where there is no room, on the disk or among the open requests. A
+        request that is refused changes nothing.
         """
         raise NotImplementedError("lab12 task 4: Journal.accept")
 

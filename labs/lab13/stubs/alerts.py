@@ -89,6 +89,8 @@ def error_share(objective: Objective, window: str) -> Expression:
     """The share of errors in the rates over a window, over all labels; 0 if nobody counted one.
 
     Without traffic it has no value that is larger than anything (0 / 0 is NaN).
+    The checks compute its value, and that of `burn_alerts`: they know metrics, numbers, sums, rate,
+    increase, vector, absent and operators, and nothing else of promql.py.
     """
     raise NotImplementedError("lab13 task 6: error_share")
 
@@ -104,7 +106,7 @@ def burn_alerts(
 
     The last is objective.name and "NoTraffic", "page", with a wait of "10m": its expression has a
     value where `total` has not grown in the last 10 minutes or is not there at all, which no share
-    of errors can tell.
+    of errors can tell. Expressions have the parts that `error_share` names.
     """
     raise NotImplementedError("lab13 task 6: burn_alerts")
 

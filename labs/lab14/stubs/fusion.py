@@ -37,8 +37,9 @@ class FusedTransformer:
     `fused.logits(hidden)` what `model.logits` gives; `attend` sees the same q, k and v, in the same
     layers. A step of a dense Llama-like model has at most 22 operations a layer and 14 besides,
     those of `attend` and views not counted (`CountOps`, under `torch.inference_mode()`, as an
-    engine runs: elsewhere torch takes a norm apart). No weight is in memory twice, also where a
-    model is fused again. An MLP that is not gated, or a mixture of experts, is called as it is.
+    engine runs: elsewhere torch takes a norm apart). q, k and v are one product, gate and up
+    another. No weight is in memory twice, also where a model is fused again. An MLP that is not
+    gated, or a mixture of experts, is called as it is.
     Attributes: `model`, `config`. Raises PerformanceError for a model that has LayerNorm or learned
     positions (GPT-2), naming its family.
     """

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from grader.checks.scenarios import scenario
-from grader.checks.text_cases import random_ranks
+from grader.checks.text_cases import ByteTokenizer, random_ranks
 
 LETTERS = [*"abcdeé ß世🙂.\n'9 "]
 SPECIAL = ("<|end|>", "<|end|>x", "<s>", "<世é>")
@@ -35,19 +35,50 @@ def _byte_model():
     return BPEModel(vocab, merges, {token: 300 + i for i, token in enumerate(SPECIAL)})
 
 
-def _sentencepiece(rng, folder, scheme, strips):
-    """A tokenizer.json with characters, byte fallback and merges that build on each other.
+def _byte_tokenizer():
+    """A tokenizer of given code alone: tasks 4 to 6 must not fail by the code of tasks 2 and 3."""
+    from nanovllm.tokenization.hf_format import plain_spec
 
-    scheme: how its pre-tokenizer puts a space in front; "" has a normalizer that does.
-    """
-    letters = [*"▁abcé世"]
-    pairs, tokens = [["▁", "▁"]], [*letters, "▁▁"]
+    return ByteTokenizer(plain_spec(_byte_model()))
+
+
+def _characters(rng):
+    """Merges that build on each other, and the names of all tokens by id."""
+    pairs, tokens = [["▁", "▁"]], [*"▁abcé世", "▁▁"]
     while len(pairs) < 12:
         left, right = (tokens[i] for i in rng.integers(0, len(tokens), 2))
         if left + right not in tokens:
             pairs.append([left, right])
             tokens.append(left + right)
-    names = ["<unk>", "<s>", *(f"<0x{b:02X}>" for b in range(256)), *tokens]
+    return pairs, ["<unk>", "<s>", *(f"<0x{b:02X}>" for b in range(256)), *tokens]
+
+
+def _character_tokenizer(rng, scheme, strips):
+    """As the file of `_sentencepiece` has it, but for merges and tokens that are not special."""
+    from nanovllm.tokenization.hf_format import Prepend, Replace, TokenizerSpec
+    from nanovllm.tokenization.pretokenize import Metaspace
+    from nanovllm.tokenization.special import AddedToken
+    from nanovllm.tokenization.vocabulary import BPEModel
+
+    _, names = _characters(rng)
+    vocab = {name.encode(): id for id, name in enumerate(names) if id > 1}
+    spec = TokenizerSpec(
+        BPEModel(vocab, [], {"<unk>": 0, "<s>": 1}, byte_fallback=True),
+        (Metaspace(scheme, split=False),) if scheme else (),
+        (AddedToken("<unk>", 0), AddedToken("<s>", 1)),
+        () if scheme else (Prepend("▁"), Replace(" ", "▁")),
+        prefix_ids=(1,),
+        strip_space=strips,
+    )
+    return ByteTokenizer(spec)
+
+
+def _sentencepiece(rng, folder, scheme, strips):
+    """A tokenizer.json with characters, byte fallback and merges that build on each other.
+
+    scheme: how its pre-tokenizer puts a space in front; "" has a normalizer that does.
+    """
+    pairs, names = _characters(rng)
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if strips else []
     space = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
@@ -349,10 +380,8 @@ def sentencepiece_files(nanovllm, rng):
 @scenario(task=4)
 def streams_side_by_side(nanovllm, rng):
     from nanovllm.tokenization.detokenizer import StreamingDetokenizer
-    from nanovllm.tokenization.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer(_byte_model())
-    streams = [StreamingDetokenizer(tokenizer, skip) for skip in (True, False, True)]
+    streams = [StreamingDetokenizer(_byte_tokenizer(), skip) for skip in (True, False, True)]
     seen = []
     for _ in range(120):
         stream = streams[rng.integers(3)]
@@ -364,14 +393,11 @@ def streams_side_by_side(nanovllm, rng):
 @scenario(task=4)
 def streaming_sentencepiece(nanovllm, rng):
     from nanovllm.tokenization.detokenizer import StreamingDetokenizer
-    from nanovllm.tokenization.tokenizer import Tokenizer
 
     found = []
     for strips in (True, False, True, False):
-        with tempfile.TemporaryDirectory() as name:
-            _sentencepiece(rng, Path(name), "first", strips)
-            tokenizer = Tokenizer.from_pretrained(name)
-        stream = StreamingDetokenizer(tokenizer, skip_special_tokens=bool(rng.integers(2)))
+        tokenizer, skip = _character_tokenizer(rng, "first", strips), bool(rng.integers(2))
+        stream = StreamingDetokenizer(tokenizer, skip_special_tokens=skip)
         # 258 and 264 are one and two spaces, 999 is nothing, then half a surrogate and no character
         for first in ([999, 264], [258, 258, 999], [0xEF, 0xA2], [0xF6, 0x92]):
             ids = rng.choice([1, 34, *(b + 2 for b in BROKEN), *range(258, 276)], 8).tolist()
@@ -382,7 +408,6 @@ def streaming_sentencepiece(nanovllm, rng):
 @scenario(task=5)
 def conversations(nanovllm, rng):
     from nanovllm.tokenization.chat import ChatTemplate
-    from nanovllm.tokenization.tokenizer import Tokenizer
 
     source = (
         "{{ bos_token }}{% for m in messages %}\n"
@@ -399,7 +424,7 @@ def conversations(nanovllm, rng):
     chat = ChatTemplate(
         {"default": source, "tool_use": "{{ tools | tojson }}<s>" + source}, {"bos_token": "<s>"}
     )
-    tokenizer = Tokenizer(_byte_model())
+    tokenizer = _byte_tokenizer()
     letters = [*LETTERS, *SPECIAL, "<|end", "<", "|>"]
     found = []
     for _ in range(6):
@@ -447,9 +472,8 @@ def what_templates_see(nanovllm, rng):
 def tokens_in_pieces(nanovllm, rng):
     """A special token in keys, or that two strings of a user make; what only looks like one."""
     from nanovllm.tokenization.chat import ChatTemplate
-    from nanovllm.tokenization.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer(_byte_model())
+    tokenizer = _byte_tokenizer()
     joined = ChatTemplate("<s>{% for part in messages[0].content %}{{ part | trim }}{% endfor %}")
     shown = ChatTemplate("{{ '<b>' in messages[0].content }}"
                          "{{ messages[0].content.split('</think>')[-1] }}<|end|>")  # fmt: skip
@@ -476,15 +500,12 @@ def tokens_in_pieces(nanovllm, rng):
 @scenario(task=5)
 def a_conversation_is_one_text(nanovllm, rng):
     from nanovllm.tokenization.chat import ChatTemplate
-    from nanovllm.tokenization.tokenizer import Tokenizer
 
     sources = ["{{ messages[0].content }}<s>{{ messages[0].content }}"]
     sources.append("<s>{{ messages[0].content }}<unk>{{ messages[0].content }}<s>")
     found = []
     for scheme in ("first", "always", "never", ""):
-        with tempfile.TemporaryDirectory() as name:
-            _sentencepiece(rng, Path(name), scheme, True)
-            tokenizer = Tokenizer.from_pretrained(name)
+        tokenizer = _character_tokenizer(rng, scheme, True)
         for source in sources:
             content = "a" + _text(rng, 8, [*"abcé世x  ", "<s>", "<think>"]) + "b"
             messages = [{"role": "user", "content": content}]
@@ -496,9 +517,8 @@ def a_conversation_is_one_text(nanovllm, rng):
 def templates_that_fail(nanovllm, rng):
     from nanovllm.tokenization.chat import ChatTemplate
     from nanovllm.tokenization.errors import ChatTemplateError
-    from nanovllm.tokenization.tokenizer import Tokenizer
 
-    tokenizer, user = Tokenizer(_byte_model()), {"role": "user", "content": _text(rng, 5)}
+    tokenizer, user = _byte_tokenizer(), {"role": "user", "content": _text(rng, 5)}
     sources = (
         "{{ raise_exception('no') }}",
         "{{ messages[0].content + 1 }}",
@@ -527,7 +547,6 @@ def templates_that_fail(nanovllm, rng):
 def batches_and_prices(nanovllm, rng):
     from nanovllm.tokenization.errors import TokenizerError
     from nanovllm.tokenization.tensors import embed, pad_batch, truncate, vocabulary_cost
-    from nanovllm.tokenization.tokenizer import Tokenizer
 
     sequences = [rng.integers(0, 9, n).tolist() for n in [0, *rng.integers(1, 12, 5)]]
     weight = torch.from_numpy(rng.standard_normal((9, 5))).float()
@@ -540,7 +559,8 @@ def batches_and_prices(nanovllm, rng):
     width, costs = int(rng.integers(8, 99)), []
     for tied, dtype in ((False, torch.float16), (True, torch.float32), (True, torch.bfloat16)):
         texts = iter([_text(rng, 50), _text(rng, 9, ["\ud83d", *LETTERS]) + "\ude42"])
-        costs.append(vars(vocabulary_cost(Tokenizer(_byte_model()), texts, width, tied, dtype, 7)))
+        tokenizer = _character_tokenizer(rng, "always", True)
+        costs.append(vars(vocabulary_cost(tokenizer, texts, width, tied, dtype, 7)))
     ids = rng.integers(0, 99, 30).tolist()
     cuts = [truncate(ids, limit, keep) for limit, keep in ((9, 2), (30, 0), (1, 1), (0, 0), (2, 1))]
     for row in (-1, 9, int(rng.integers(10, 99)), -int(rng.integers(2, 9))):

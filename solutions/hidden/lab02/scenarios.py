@@ -38,21 +38,24 @@ def _config(rng, family="qwen3", layers=2, **more):
     return ModelConfig(family, **{**shape, "qk_norm": family == "qwen3", **biases, **more})
 
 
-def _model(rng, config):
-    """A model of random weights, drawn by name: a student's modules may stand in any order."""
+def _drawn(rng, module):
+    """A module with random weights, drawn by name: those of a student may stand in any order."""
     import torch
 
-    from nanovllm.model.loader import dummy_model
-
-    seed = int(rng.integers(1000))
-    generator = torch.Generator().manual_seed(seed)
-    model = dummy_model(config, seed)
-    for _, weight in sorted(model.state_dict().items()):
+    generator = torch.Generator().manual_seed(int(rng.integers(1000)))
+    for _, weight in sorted(module.state_dict().items()):
         noise = torch.randn(weight.shape, generator=generator)
         weight.copy_(
             1.0 + 0.3 * noise if weight.ndim == 1 else 1.5 * noise * weight.shape[1] ** -0.5
         )
-    return model
+    return module
+
+
+def _model(rng, config):
+    """A model of random weights."""
+    from nanovllm.model.loader import dummy_model
+
+    return _drawn(rng, dummy_model(config))
 
 
 def _ids(rng, config, count):
@@ -222,11 +225,12 @@ def attention_of_masks_and_formats(nanovllm, rng):
 
 @scenario(task=4)
 def blocks_of_every_family(nanovllm, rng):
-    """Blocks with the family's own positions, every row at its own place, weights by name."""
+    """Blocks of all families, a rotation of every row by its own numbers, weights by name."""
+    from types import SimpleNamespace
+
     import torch
 
     from nanovllm.model.block import DecoderBlock
-    from nanovllm.model.registry import FAMILIES
 
     observed = {}
     for family, more in (
@@ -236,21 +240,19 @@ def blocks_of_every_family(nanovllm, rng):
         ("gpt2", {}),
     ):
         config = _config(rng, family, layers=3, **more)
-        block = DecoderBlock(config, 2)
-        weights = _model(rng, config).layers[1].state_dict()
-        block.load_state_dict(weights)
+        block = _drawn(rng, DecoderBlock(config, 2))
         seen = {}
 
         def attend(layer, q, k, v, seen=seen):
             seen.update(layer=layer, q=q, k=k, v=v)
             return torch.tanh(q)
 
-        rotation = (
-            FAMILIES[family].positions(config).rotation(torch.from_numpy(rng.integers(0, 90, 5)))
-        )
+        turn = _tensor(rng, 5, 1, config.head_dim)
+        rotation = SimpleNamespace(apply=lambda x, turn=turn: turn * x + x.flip(-1))
         with torch.no_grad():
             out = block(_tensor(rng, 5, config.hidden_size), rotation, attend)
-        shapes = sorted((name, list(value.shape)) for name, value in weights.items())
+        weights = block.state_dict().items()
+        shapes = sorted((name, list(value.shape)) for name, value in weights)
         observed[family] = {"out": out, "shapes": shapes, **seen}
     return observed
 
@@ -458,14 +460,14 @@ def learned_positions_in_a_cache(nanovllm, rng):
 
     config = _config(rng, "gpt2")
     model = _model(rng, config)
-    cache = ContiguousCache(config, capacity=20)
+    cache = ContiguousCache(config, capacity=config.max_position)  # the model has no more either
     seen = []
     for total in (9, int(rng.integers(10, 14)), int(rng.integers(3, 9))):
         parts = _ids(rng, config, total).split(_chunks(rng, total))
         seen.append(torch.cat([forward_cached(model, cache, part) for part in parts if len(part)]))
         cache.truncate(int(rng.integers(0, min(7, cache.length + 1))))
         try:
-            forward_cached(model, cache, _ids(rng, config, 21 - cache.length))
+            forward_cached(model, cache, _ids(rng, config, config.max_position + 1 - cache.length))
         except CacheFullError:
             seen.append(["full", cache.length])
     return seen

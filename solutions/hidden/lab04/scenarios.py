@@ -324,6 +324,16 @@ def _through(engine):
         return type(error).__name__
 
 
+def _sample_of(event):
+    """Request and sample of an event; Stepped, which has none, is the last of a step."""
+    return getattr(event, "request_id", 1 << 62), getattr(event, "index", 0)
+
+
+def _by_sample(events):
+    """A step's events, those of a sample in their order: whose come first in a plan is open."""
+    return sorted(events, key=_sample_of)
+
+
 @scenario(task=6)
 def a_busy_engine(nanovllm, rng):
     from nanovllm.batching.config import EngineConfig
@@ -380,7 +390,7 @@ def a_busy_engine(nanovllm, rng):
     for number, size in enumerate((4, 1, 3, 1, 2)):  # what completes is not the first
         prompt = rng.integers(3, 60, size=size).tolist()
         crowd.add_request(prompt, SamplingParams(temperature=1.0, max_tokens=4), seed=number)
-    told = [event for event in crowd.run() if isinstance(event, TokenGenerated)]
+    told = [event for event in _by_sample([*crowd.run()]) if isinstance(event, TokenGenerated)]
     through = []
     for error in (KeyboardInterrupt(), NotImplementedError("a task")):
         engine = Engine(model, config, sampler=touchy, clock=ManualClock())
@@ -394,7 +404,7 @@ def a_busy_engine(nanovllm, rng):
         "failed": failed,
         "through": through,
         "crowd": [[event.request_id, event.token_id] for event in told],
-        "events": [[type(event).__name__ for event in step] for step in steps],
+        "events": [[type(event).__name__ for event in _by_sample(step)] for step in steps],
         "free": engine.store.free_tokens,
     }
 
@@ -427,7 +437,7 @@ def trouble_of_every_kind(nanovllm, rng):
     model.embed_tokens.weight.data[57] = torch.nan
     plain, sulky = model.forward, rng.integers(0, 12, size=40).tolist()
     sulky[6] = sulky[7] = 12  # it refuses everybody
-    known, observed, committed = [], [], []
+    known, observed, committed, planned, in_order = [], [], [], [], []
 
     def forward(token_ids, positions, attend):
         if (token_ids == 58).any():
@@ -442,7 +452,10 @@ def trouble_of_every_kind(nanovllm, rng):
 
         def schedule(self):
             clock.advance([0.015625, 0.0625][len(steps) % 2])
-            return super().schedule()
+            plan = super().schedule()
+            sequences = [chunk.request.sequence for chunk in plan.chunks]
+            planned[:] = [(sequence.request_id, sequence.index) for sequence in sequences]
+            return plan
 
         def observe(self, seconds):
             observed.append(seconds)
@@ -461,6 +474,14 @@ def trouble_of_every_kind(nanovllm, rng):
                 who = chunk.request.sequence.request_id, chunk.request.sequence.index
                 committed.append([*who, chunk.start, chunk.length, counted])
             super().commit(plan)
+
+    def step():
+        """A step, and whether what became of its chunks is told in the order of the plan."""
+        steps.append(engine.step())
+        told = [e for e in steps[-1] if isinstance(e, TokenGenerated | Failed)]
+        places = [planned.index(_sample_of(event)) for event in told]
+        in_order.append(places == sorted(places))
+        engine.check()
 
     model.forward = forward
     config = EngineConfig(
@@ -506,18 +527,16 @@ def trouble_of_every_kind(nanovllm, rng):
         if rng.random() < 0.4:
             said.append(engine.abort(20 * int(rng.integers(2)) + int(rng.integers(9))))
         for _ in range(int(rng.integers(1, 4))):
-            steps.append(engine.step())
-            engine.check()
+            step()
             for request in engine.scheduler.running:
                 if request.sequence.request_id % 5 == 2 and request.num_output_tokens == 2:
                     request.sequence.append = None  # so that calling it raises
     while engine.has_unfinished and len(steps) < 300:
-        steps.append(engine.step())
-        engine.check()
+        step()
 
     def told(event, failed):
         if isinstance(event, Stepped):  # whether it counts chunks that failed is left open
-            chunks = [[c.request_id, c.index, c.start, c.length] for c in event.chunks]
+            chunks = sorted([c.request_id, c.index, c.start, c.length] for c in event.chunks)
             chunks = [chunk for chunk in chunks if chunk[:2] not in failed]
             numbers = [event.running, event.waiting, event.budget, event.free_tokens]
             return [chunks, numbers, event.started, event.time]
@@ -536,11 +555,12 @@ def trouble_of_every_kind(nanovllm, rng):
         "said": said,
         "observed": observed,
         "committed": sorted(committed),
+        "in the plan's order": in_order,
         "ends": [[r.status.value, r.num_preemptions] for r in known],
         "events": [
             [
                 told(event, [[e.request_id, e.index] for e in step if isinstance(e, Failed)])
-                for event in step
+                for event in _by_sample(step)
             ]
             for step in steps
         ],

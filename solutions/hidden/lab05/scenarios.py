@@ -34,6 +34,7 @@ def _stored(manager, request, end):
 
 def _running(manager, request, end=None):
     """Admit a request and store so many of its tokens (all); how many were there."""
+    manager.can_admit(request)  # admit may build on what it found
     found = request.num_computed_tokens = manager.admit(request)
     _stored(manager, request, request.num_tokens if end is None else end)
     return found
@@ -268,7 +269,7 @@ def random_ragged_attention(nanovllm, rng):
             cache.write(1, k, v, slots.long())
         starts = [sum(queries[:i]) for i in range(count + 1)]
         lengths = [torch.tensor(x, dtype=torch.int32) for x in (contexts, starts)]
-        none = torch.empty(0, dtype=torch.int64)
+        none = torch.zeros(sum(queries), dtype=torch.int64)
         batch = PagedBatch(none, tables, *lengths, max(queries), max(contexts))
         q = torch.from_numpy(rng.normal(size=(sum(queries), 6, 4)).astype("float32"))
         cached = cache.k[1], cache.v[1]
@@ -499,10 +500,9 @@ def suspended_held_and_forgotten(nanovllm, rng):
             request.num_computed_tokens, request.num_preemptions = 0, 1
             if number % 3 == 2:
                 manager.forget(request)
-            else:
-                found.append([_running(manager, request), _kinds(manager)])
-                manager.check([request])
-                manager.release(request)
+            found.append([_running(manager, request), _kinds(manager)])
+            manager.check([request])
+            manager.release(request)
             found.append([manager.free_tokens, manager.prefix_stats.queries])
             manager.check([])
     return found
@@ -559,6 +559,7 @@ def cached_blocks_that_are_held(nanovllm, rng):
         found.append([manager.free_tokens, len(manager.cached_blocks())])
         gone = int(rng.integers(1, count))  # so many of them are evicted, those held last
         filler = _request(1, rng.integers(60, 90, size=(more + gone) * size).tolist())
+        manager.can_admit(filler)
         manager.admit(filler)
         manager.release(filler)
         again = _request(2, [*prompt[:-1], 1][: (count + more) * size])
@@ -704,6 +705,7 @@ def a_heap_with_a_cache(nanovllm, rng):
         return count
 
     for request in requests:
+        manager.can_admit(request)
         request.num_computed_tokens = manager.admit(request)
     low, empty, *others = sorted(requests, key=lambda request: min(manager.block_ids(request)))
     for request in (low, *others):
@@ -733,6 +735,7 @@ def a_heap_with_a_cache(nanovllm, rng):
     manager.release(gone)
     for number in (low.number, gone.number):
         again = _request(20, [*prompts[number], 1])
+        manager.can_admit(again)
         again.num_computed_tokens = manager.admit(again)
         full = again.num_computed_tokens // size
         found.append(stands(number, manager.block_ids(again)[:full]))
@@ -770,6 +773,7 @@ def a_random_heap(nanovllm, rng):
     prompts = rng.integers(3, 60, size=(6, 4 * wide)).tolist()
     requests = [_request(number, prompt) for number, prompt in enumerate(prompts)]
     for request in requests[:5]:
+        manager.can_admit(request)
         manager.admit(request)
     empty, cached, *held = sorted(requests[:5], key=lambda one: max(manager.block_ids(one)))
     for request in (cached, *held):
@@ -777,6 +781,7 @@ def a_random_heap(nanovllm, rng):
     manager.release(cached)
     manager.release(empty)
     story.append([compact(manager) > 0, len(manager.cached_blocks())])
+    manager.can_admit(requests[5])
     manager.admit(requests[5])  # takes the blocks whose content was moved, not those cached
     story.append([len(manager.cached_blocks()), manager.free_tokens])
     manager.check([*held, requests[5]])

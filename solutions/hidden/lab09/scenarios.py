@@ -597,7 +597,7 @@ def kv_blocks_at_work(nanovllm, rng):
             block = int(rng.integers(blocks)) if step else blocks - 1  # the last slot is known
             at = rng.permutation(size)[: int(rng.integers(1, size + 1)) if step else size]
             x = torch.from_numpy(rng.normal(size=(2, len(at) + 1, heads, dim))).float()
-            x *= torch.from_numpy(10 ** rng.uniform(-5, 5, size=(2, len(at) + 1, heads, 1))).float()
+            x *= torch.from_numpy(10 ** rng.uniform(-4.5, 4.5, (2, len(at) + 1, heads, 1))).float()
             if special < 4:
                 x += x.abs().amax() * float(rng.choice([-2, 2]))  # far from 0
             elif special < 8:

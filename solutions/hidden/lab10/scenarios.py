@@ -388,10 +388,12 @@ class _Seat:
 
     def stop(self, grace):
         import time
+        from contextlib import suppress
 
         time.sleep(0.02)  # who does not wait for it goes on meanwhile
         self.stops += 1
-        self.killed = True
+        with suppress(OSError):  # it may have left by itself
+            self.kill()
 
 
 def _ledger(nanovllm, rank, size, answering, blocks, wait=None):

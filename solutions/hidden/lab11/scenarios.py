@@ -208,6 +208,13 @@ def _request(number, prompt, transfer, sample=0):
     return Request(100 * number + sample, sequence, 0.0, len(prompt) + 8)
 
 
+def _came_in(store, request):
+    """Admitted as the engine does it: where `can_admit` has just said yes."""
+    if not store.can_admit(request):
+        raise ValueError(f"can_admit has no room for {request}")
+    request.num_computed_tokens = store.admit(request)
+
+
 def _compute(store, request, end):
     """As a step would: K and V of each token are numbers of their own."""
     from nanovllm.batching.plan import Chunk, Plan
@@ -278,7 +285,10 @@ def a_store_that_sends_and_receives(nanovllm, rng):
 
 @scenario(task=2)
 def what_came_behind_what_is_here(nanovllm, rng):
-    """Behind blocks of others, of another sample, too; after a preemption; and found by others."""
+    """Behind blocks of others, of another sample, too; after a preemption; and found by others.
+
+    Last, into the blocks of a request whose copies to host memory are due.
+    """
     import torch
 
     from nanovllm.cluster.connected_store import ConnectedStore
@@ -293,29 +303,45 @@ def what_came_behind_what_is_here(nanovllm, rng):
         shape = (2, 2, int(rng.integers(3 * size, len(prompt) + 1)), 2, 4)
         came = Received(*torch.from_numpy(rng.normal(size=shape)).float())
         first = _request(1, prompt, None)
-        store.admit(first)
+        _came_in(store, first)
         store.reserve(first, len(prompt))
-        _compute(store, first, size + int(rng.integers(1, size)))
+        part = size + int(rng.integers(1, size))
+        _compute(store, first, len(prompt) if case == "sample" else part)
         second = _request(1 if case == "sample" else 2, prompt, came, sample=1)
         third = _request(3, prompt, None)
         running = [first, second]
         if case == "after":
             store.release(running.pop(0))
         for _ in range(2):
-            second.num_computed_tokens = store.admit(second)
+            _came_in(store, second)
             store.make_copies()
             found = [_content(store, each) for each in running]
             story.append([case, second.num_computed_tokens, store.loaded, found])
-            third.num_computed_tokens = store.admit(third)
+            _came_in(store, third)
             story.append([third.num_computed_tokens, _content(store, third), store.free_tokens])
             store.release(third)
             store.suspend(second)  # preempted: its prompt is computed again
             second.num_computed_tokens, second.num_preemptions = 0, 1
             third = _request(4, prompt, None)
-        second.num_computed_tokens = store.admit(second)
+        _came_in(store, second)
         for each in running:
             store.release(each)
         story.append([len(store.used), store.free_tokens, store.loaded])
+    for size in rng.permutation([2, 3, 5]).tolist():  # room for one
+        store = ConnectedStore(config, 3, size, model="m", preemption="swap", num_host_blocks=3)
+        length = 2 * size + int(rng.integers(1, size + 1))
+        came = Received(*torch.from_numpy(rng.normal(size=(2, 2, length, 2, 4))).float())
+        first = _request(1, rng.integers(3, 97, length).tolist(), None)
+        second = _request(2, rng.integers(3, 97, length).tolist(), came)
+        _came_in(store, first)
+        _compute(store, first, length - 1)
+        store.suspend(first)
+        first.num_computed_tokens, first.num_preemptions = 0, 1
+        for each in (second, first):
+            _came_in(store, each)
+            store.make_copies()
+            story.append([size, each.num_computed_tokens, _content(store, each)])
+            store.release(each)
     return {"story": story}
 
 

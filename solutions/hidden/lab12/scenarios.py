@@ -225,6 +225,7 @@ def a_night_of_looks(nanovllm, rng):
 def out_of_memory(nanovllm, rng):
     """A store that stays full: smaller steps, nobody new, then who is least urgent is ended."""
     from nanovllm.batching.budget import AdaptiveBudget, FixedBudget
+    from nanovllm.generation.latency import ManualClock
     from nanovllm.resilience.relief import (
         Brake,
         BrakedBudget,
@@ -232,9 +233,8 @@ def out_of_memory(nanovllm, rng):
         alarms_of_memory,
         expendable,
     )
-    from nanovllm.resilience.virtual_time import VirtualTime
 
-    time = VirtualTime()
+    time = ManualClock()
     share = float(rng.choice([0.3, 0.55, 0.6, 0.8]))
     brake = Brake(share, hold=4.0, longest=float(rng.integers(9, 15)))
     budget = BrakedBudget(AdaptiveBudget(limit=int(rng.integers(100, 900))), brake, time)
@@ -467,21 +467,15 @@ def a_journal_on_a_small_disk(nanovllm, rng):
 # task 5: hang or crash; model errors
 
 
-def _supervised(rng, seed, faults, **limits):
+def _supervised(rng, seed, plan, **limits):
     """A run under a supervisor: ends and texts, and how many engines."""
-    from itertools import count
-
     from nanovllm.batching.events import Failed, Preempted
     from nanovllm.resilience.checker import transcripts
-    from nanovllm.resilience.faults import FaultyEngine
     from nanovllm.resilience.restarts import RestartLimit
     from nanovllm.resilience.supervisor import SupervisedEngine
-    from nanovllm.resilience.toy_engine import ToyEngine
     from nanovllm.resilience.trial import asks_of
 
-    steps = count()
-    engine = SupervisedEngine(lambda: FaultyEngine(ToyEngine(**limits), faults, steps),
-                              RestartLimit(most=99))  # fmt: skip
+    engine = SupervisedEngine(_planned(plan, limits)[0], RestartLimit(most=99))
     events = []
     for ask in asks_of(seed, most=9):
         engine.add_request(ask.prompt, ask.params, request_id=ask.number)
@@ -502,30 +496,24 @@ def _supervised(rng, seed, faults, **limits):
 
 @scenario(task=5)
 def engines_that_crash(nanovllm, rng):
-    """Crashes, lost steps and hangs in small and large batches, with preemption."""
-    from nanovllm.resilience.kinds import Fault, Kind
-
+    """Crashes and lost steps in small and large batches, with preemption."""
     story = []
     for seed in rng.integers(0, 10_000, 10):
-        chosen = sorted(rng.choice(35, 2, False).tolist())
-        kinds = [(Kind.CRASH, Kind.LOST, Kind.HANG)[int(rng.integers(3))] for _ in chosen]
-        faults = [Fault(step, kind) for step, kind in zip(chosen, kinds, strict=True)]
-        story.append(_supervised(rng, int(seed), faults, max_num_seqs=int(rng.integers(1, 6)),
+        plan = {step: ("crash", "lost")[int(rng.integers(2))]
+                for step in rng.choice(35, 2, False).tolist()}  # fmt: skip
+        story.append(_supervised(rng, int(seed), plan, max_num_seqs=int(rng.integers(1, 6)),
                                  places=int(rng.integers(50, 120))))  # fmt: skip
     return {"story": story}
 
 
 @scenario(task=5)
 def models_that_go_bad(nanovllm, rng):
-    """NaN in whole steps, once and again; and three deaths in a row."""
-    from nanovllm.resilience.kinds import Fault, Kind
-
+    """NaN in whole steps, once and again; and four deaths in a row."""
     story = []
     for seed in rng.integers(0, 10_000, 5):
         at = int(rng.integers(0, 20))
-        once = [Fault(at, Kind.NAN)]
-        row = [Fault(at + n, (Kind.NAN, Kind.CRASH)[n % 2]) for n in range(4)]
-        story += [_supervised(rng, int(seed), faults, max_num_seqs=4) for faults in (once, row)]
+        row = {at + n: ("nan", "crash")[n % 2] for n in range(4)}
+        story += [_supervised(rng, int(seed), plan, max_num_seqs=4) for plan in ({at: "nan"}, row)]
     return {"story": story}
 
 
@@ -573,31 +561,21 @@ def a_request_that_kills(nanovllm, rng):
 @scenario(task=5)
 def a_night_of_deaths(nanovllm, rng):
     """Long requests with ids in no order, many deaths: who goes where, and who fails."""
-    from itertools import count
-
     from nanovllm.batching.events import Failed, Preempted
     from nanovllm.generation.events import Finished
     from nanovllm.generation.params import SamplingParams
-    from nanovllm.resilience.faults import FaultyEngine
-    from nanovllm.resilience.kinds import DEATHS, Fault
     from nanovllm.resilience.restarts import RestartLimit
     from nanovllm.resilience.supervisor import SupervisedEngine
-    from nanovllm.resilience.toy_engine import ToyEngine
 
     story = []
     for _ in range(8):
-        chosen = sorted(rng.choice(50, int(rng.integers(3, 9)), False).tolist())
-        faults = [Fault(step, DEATHS[int(rng.integers(4))]) for step in chosen]
-        seats, steps, made = int(rng.integers(1, 4)), count(), []
-
-        def make(faults=faults, seats=seats, steps=steps, made=made):
-            made.append(ToyEngine(max_num_seqs=seats, places=150))
-            return FaultyEngine(made[-1], faults, steps)
-
+        chosen = rng.choice(50, int(rng.integers(3, 9)), False).tolist()
+        plan = {step: ("crash", "lost", "nan")[int(rng.integers(3))] for step in chosen}
+        make, made, _ = _planned(plan, {"max_num_seqs": int(rng.integers(1, 4)), "places": 150})
         engine, ends, back = SupervisedEngine(make, RestartLimit(most=99)), [], []
         for number in rng.permutation(20)[:5].tolist():
             params = SamplingParams(max_tokens=int(rng.integers(3, 22)), ignore_eos=True)
-            engine.add_request([int(number) + 3], params, seed=0, request_id=int(number))
+            engine.add_request([number + 14], params, seed=0, request_id=number)
         for step in range(200):
             for event in engine.step() if engine.has_unfinished else ():
                 if isinstance(event, Finished):
@@ -903,12 +881,12 @@ def weights_and_limits(nanovllm, rng):
 @scenario(task=6)
 def a_day_of_calls(nanovllm, rng):
     """Servers that come and go, under one caller; deadlines of every length."""
+    from nanovllm.generation.latency import ManualClock
     from nanovllm.resilience.breaker import Breaker
     from nanovllm.resilience.calls import Caller, Deadline, Reply
     from nanovllm.resilience.retry_budget import RetryBudget
-    from nanovllm.resilience.virtual_time import VirtualTime
 
-    time, log = VirtualTime(), []
+    time, log = ManualClock(), []
     health = dict.fromkeys("abc", 0)
 
     def send(server, headers):
@@ -997,15 +975,15 @@ def a_breaker_by_itself(nanovllm, rng):
 @scenario(task=6)
 def who_is_asked_next(nanovllm, rng):
     """Half-open breakers, a budget that is nearly empty, servers that are named twice."""
+    from nanovllm.generation.latency import ManualClock
     from nanovllm.resilience.breaker import Breaker
     from nanovllm.resilience.calls import Caller, Deadline, Reply
     from nanovllm.resilience.errors import ResilienceError
     from nanovllm.resilience.retry_budget import RetryBudget
-    from nanovllm.resilience.virtual_time import VirtualTime
 
     story = []
     for retries, long in rng.permutation([[n, long] for n in range(4) for long in (0, 1)]).tolist():
-        names, time, log = [f"s{n}" for n in rng.permutation(9)[:5]], VirtualTime(), []
+        names, time, log = [f"s{n}" for n in rng.permutation(9)[:5]], ManualClock(), []
         bad, half, busy, last, good = names
         breakers = {name: Breaker(failures=3, rest=2.0) for name in names}
         for name in (half, busy):

@@ -189,10 +189,18 @@ def fused_over_a_cache(nanovllm, rng):
 
 @scenario(task=2)
 def compiled_rows(nanovllm, rng):
-    """Batch sizes as a trace brings them; what is compiled, in which order, for which sizes."""
+    """Batch sizes as a trace brings them; what is compiled, in which order, for which sizes.
+
+    `bucket_for` is of task 3: a right one is brought along.
+    """
+    from unittest.mock import patch
+
     import torch
 
-    from nanovllm.performance.fusion import CompiledRows
+    from nanovllm.performance import buckets, fusion
+
+    def smallest(count, buckets):
+        return min((size for size in buckets if size >= count), default=None)
 
     made = []
 
@@ -206,11 +214,15 @@ def compiled_rows(nanovllm, rng):
 
         return compiled
 
-    rows = CompiledRows(lambda x, y: (x * y[:, None]).cumsum(-1), (3, 5, 11), compile)
     sums = []
-    for count in rng.integers(1, 15, 10).tolist():
-        x = torch.arange(count * 2.0).view(count, 2) + 1
-        sums.append(rows(x, torch.arange(float(count))).tolist())
+    with (
+        patch.object(buckets, "bucket_for", smallest, create=True),
+        patch.object(fusion, "bucket_for", smallest, create=True),
+    ):
+        rows = fusion.CompiledRows(lambda x, y: (x * y[:, None]).cumsum(-1), (3, 5, 11), compile)
+        for count in rng.integers(1, 15, 10).tolist():
+            x = torch.arange(count * 2.0).view(count, 2) + 1
+            sums.append(rows(x, torch.arange(float(count))).tolist())
     return {"sums": sums, "sizes": [sorted(map(list, seen)) for seen in made]}
 
 

@@ -134,11 +134,12 @@ def _request(number: int, arrival: Arrival) -> Request:
 def simulate_static(trace: Sequence[Arrival], max_num_seqs: int, cost: StepCost) -> Run:
     """Replay a trace through static batches, lab 03's way.
 
-    The next batch are the first `max_num_seqs` of those that have arrived, by arrival; with none,
-    the clock jumps to the next arrival. Its N prompts are padded to the longest, W: one step of
-    N*W tokens that reads N*W places. Each further step computes N tokens, ended rows included,
-    and reads W + 1, W + 2, ... places a row, until the longest output is there. A request's
-    tokens come at the ends of the first `output` steps. The events are TokenGenerated only.
+    The next batch are the first `max_num_seqs` of those that have arrived, by arrival, ties by
+    place in the trace; with none, the clock jumps to the next arrival. Its N prompts are padded to
+    the longest, W: one step of N*W tokens that reads N*W places. Each further step computes N
+    tokens, ended rows included, and reads W + 1, W + 2, ... places a row, until the longest output
+    is there. A request's tokens come at the ends of the first `output` steps. The events are
+    TokenGenerated only.
     """
     events: list[EngineEvent] = []
     computed = 0

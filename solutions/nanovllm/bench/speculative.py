@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from nanovllm.speculative.guessing_scheduler import SpeculativeScheduler
 
 
-# Of engines, in turns: where one's memory lies moves short steps by some per cent. Each packs the
-# weights anew, so of a model of more bytes there is one set.
+# Of engines, in turns: where weights lie moves short steps by some per cent. So those of a set have
+# the same, and of a model of more bytes there is one set.
 SETS, SMALL = 3, 64 << 20
+AGAIN = "again"  # the engine for which guesses come for nothing
 
 
 @dataclass(frozen=True)
@@ -79,24 +80,37 @@ class Bench:
         self._drafting = 0.0  # processor time in the draft's forwards so far
         self.params = SamplingParams(temperature=0, max_tokens=max_tokens)
 
-        def engine(config: Mapping[str, Any] | None) -> Engine:
-            tokens = max(512, batch * (most + 1))
-            made = make_engine(model, None, longest, EngineOptions(
-                max_num_seqs=batch, max_num_batched_tokens=tokens, speculative_config=config,
-            ))  # fmt: skip
-            settle(made)
-            if _draft_of(made) is not None:
-                settle(_draft_of(made).engine)
-                self._clock(_draft_of(made).engine)
-            return made
-
+        configs = {NONE: None} | {way.name: way.config for way in ways}
+        if any(way.bounded for way in ways):
+            configs[AGAIN] = {"method": "ngram", "num_speculative_tokens": most}
         size = sum(weight.nbytes for weight in model.parameters())
         self.sets = [
-            {NONE: engine(None)} | {way.name: engine(way.config) for way in ways}
-            for _ in range(SETS if size <= SMALL else 1)
+            self._engines(model, longest, configs) for _ in range(SETS if size <= SMALL else 1)
         ]
-        if any(way.bounded for way in ways):
-            self.again = engine({"method": "ngram", "num_speculative_tokens": most})
+
+    def _engines(
+        self, model: Transformer, longest: int, configs: Mapping[str, Mapping[str, Any] | None]
+    ) -> dict[str, Engine]:
+        """An engine for each speculative_config."""
+        first: dict[str, Any] = {}
+
+        def settled(name: str, engine: Any) -> None:
+            if settle(engine):
+                engine.share_weights(first.setdefault(name, engine))
+
+        engines = {}
+        for name, config in configs.items():
+            engines[name] = made = make_engine(model, None, longest, EngineOptions(
+                max_num_seqs=self.batch,
+                max_num_batched_tokens=max(512, self.batch * (self.most + 1)),
+                speculative_config=config,
+            ))  # fmt: skip
+            settled("target", made)
+            draft = _draft_of(made)
+            if draft is not None:
+                settled("draft", draft.engine)
+                self._clock(draft.engine)
+        return engines
 
     def rows(self, kind: str, asked: Sequence[Ids], rounds: int) -> list[Row]:
         """Answer in turns, after two rounds in which the policy learns, and guesses are kept."""
@@ -112,13 +126,13 @@ class Bench:
                     scripts[name] = self._script(engines[name], asked)
         for number in range(rounds):
             engines = self.sets[number % len(self.sets)]
-            order = [*engines, *(f"{name} again" for name in scripts)]
+            order = [NONE, *self.ways, *(f"{name} {AGAIN}" for name in scripts)]
             Random(number).shuffle(order)  # who comes after whom must not matter
             for name in order:
                 engine = engines.get(name)
                 if engine is None:
-                    engine = self.again
-                    _scheduler(engine).proposer = scripts[name.removesuffix(" again")]
+                    engine = engines[AGAIN]
+                    _scheduler(engine).proposer = scripts[name.removesuffix(f" {AGAIN}")]
                 run = self._run(engine, asked)
                 if run.texts != texts:
                     raise ValueError(f"{name} gives other texts")
@@ -134,7 +148,7 @@ class Bench:
         return Scripted(kept.made)
 
     def _row(self, kind: str, name: str, runs: Mapping[str, list[Run]]) -> Row:
-        alone, own, free = runs[NONE], runs[name], runs.get(f"{name} again")
+        alone, own, free = runs[NONE], runs[name], runs.get(f"{name} {AGAIN}")
         step = [run.cpu / run.steps for run in alone]
         steps = median(run.steps for run in own)
         row = Row(

@@ -17,6 +17,7 @@ from nanovllm.cli.options import (
     Code,
     speculative,
 )
+from nanovllm.cli.output_files import picture, writable
 
 if TYPE_CHECKING:
     from nanovllm.bench.runs import Outcome
@@ -51,14 +52,19 @@ LlamaPython = Annotated[
     str | None, typer.Option(help="That of one with llama-cpp-python, gguf, torch, safetensors.")
 ]
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16, for every contestant.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="(default: the processors there are)")]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="Of each contestant. (default: the processors there are)"),
+]
 Guesses = Annotated[str | None, typer.Option("--speculative-config", help=GUESSES + " Of ours.")]
 KvCodes = Annotated[str | None, typer.Option("--kv-cache-dtype", help=KV_CODES + " Of ours.")]
 WeightCodes = Annotated[str | None, typer.Option("--quantization", help=WEIGHT_CODES + " Of ours.")]
 Slices = Annotated[int, typer.Option("--tensor-parallel-size", min=1, help=SLICES + " Of ours.")]
 Stages = Annotated[int, typer.Option("--pipeline-parallel-size", min=1, help=STAGES + " Of ours.")]
-Out = Annotated[Path | None, typer.Option(help="Write the record to this .json file.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw it into this .png file.")]
+Out = Annotated[
+    Path | None, typer.Option(callback=writable, help="Write the record to this .json file.")
+]
+Plot = Annotated[Path | None, typer.Option(callback=picture, help="Draw it into this .png file.")]
 
 
 @bench.command()
@@ -92,8 +98,8 @@ def latency(
     model: Model = "tiny", rounds: Rounds = 3, peers: Peers = None,
     vllm_python: VllmPython = None, llama_python: LlamaPython = None, dtype: Dtype = "bfloat16",
     threads: Threads = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    output_tokens: Annotated[int, typer.Option(min=2)] = 64,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of the prompt, random.")] = 256,
+    output_tokens: Annotated[int, typer.Option(min=2, help="Of the answer.")] = 64,
     speculative_config: Guesses = None, kv_cache_dtype: KvCodes = None,
     quantization: WeightCodes = None,
     tensor_parallel_size: Slices = 1, pipeline_parallel_size: Stages = 1,
@@ -169,11 +175,13 @@ def guesses_against_none(
         list[str] | None, typer.Option(help="stories, facts, sums, recall, lists. (default: all)")
     ] = None,
     guesses: Annotated[int, typer.Option(min=1, help="The most in one step.")] = 4,
-    rounds: Rounds = 5, max_tokens: Annotated[int, typer.Option(min=2)] = 48,
+    rounds: Rounds = 5,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Of an answer, at most.")] = 48,
     peers: Annotated[
         bool, typer.Option(help="transformers' guesses beside it, at batch 1.")
     ] = False,
-    threads: Threads = 1, out: Out = None, plot: Plot = None, code: Code = None,
+    threads: Annotated[int, typer.Option(min=1, help="Of each contestant.")] = 1,
+    out: Out = None, plot: Plot = None, code: Code = None,
 ) -> None:  # fmt: skip
     """Guesses against none, in turns, and the bound that the costs of guessing set."""
     runs = _ready(code)
@@ -185,7 +193,7 @@ def guesses_against_none(
     show(
         runs.run_speculative(
             model, draft, batch or [1, 8], prompts or KINDS, guesses, rounds, max_tokens, peers,
-            threads or 1, report,
+            threads, report,
         ), out, plot,
     )  # fmt: skip
 

@@ -60,7 +60,9 @@ def bench_serve(
     served_model: Annotated[
         str | None, typer.Option(help="The name to ask for. (default: the server's first)")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="NANOVLLM_API_KEY")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="NANOVLLM_API_KEY", help="What the server asks for.")
+    ] = None,
     out: Out = None,
     plot: Plot = None,
     model: Model = None,

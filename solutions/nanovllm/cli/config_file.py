@@ -82,6 +82,7 @@ def _value(name: str, value: Any, path: Path, annotation: Any) -> Any:
         return json.dumps(value)
     declared = get_args(annotation)[0]
     kind = next((k for k in get_args(declared) if k is not type(None)), declared)
+    kind = str if kind is Path else kind
     right = type(value) is kind or (kind is float and type(value) is int)
     if kind == list[str]:
         right = type(value) is list and all(type(one) is str for one in value)

@@ -3,7 +3,11 @@
 import os
 from pathlib import Path
 
+import typer
+
 from nanovllm.cli.errors import Refused
+
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def check_can_write(option: str, path: Path | None) -> None:
@@ -16,3 +20,16 @@ def check_can_write(option: str, path: Path | None) -> None:
         raise Refused(f"{option} {path} is a folder; name a file in it.")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise Refused(f"{option} {path} may not be written by you; name another place.")
+
+
+def writable(param: typer.CallbackParam, path: Path | None) -> Path | None:
+    """An option's callback: refuses a file that could not be written at the end."""
+    check_can_write(param.opts[0], path)
+    return path
+
+
+def picture(param: typer.CallbackParam, path: Path | None) -> Path | None:
+    """The same for a picture, whose ending says which kind it is."""
+    if path is not None and path.suffix not in PICTURES:
+        raise Refused(f"{param.opts[0]} {path} must end in {', '.join(PICTURES)}.")
+    return writable(param, path)

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from nanovllm.cli.errors import Refused
+from nanovllm.cli.output_files import check_can_write
 
 if TYPE_CHECKING:
     from nanovllm.llm import LLM
@@ -20,11 +21,9 @@ class Recording:
         self.llm, self.path = llm, path
         self.events: list[Any] = []
         llm.level.require("lab04", "--replay")
-        if path.suffix not in (".html", ".htm") or not path.parent.is_dir():
-            raise Refused(
-                f"--replay {path} must be an .html file in a folder that is there; for example "
-                "--replay run.html."
-            )
+        if path.suffix not in (".html", ".htm"):
+            raise Refused(f"--replay {path} must be an .html file; for example --replay run.html.")
+        check_can_write("--replay", path)
 
     def __enter__(self) -> Self:
         self.llm.runner.on_event = self.events.append

@@ -199,7 +199,7 @@ def serve(
                 server = _supervised(llm, settings, patience, evidence, kept_weights)
             else:
                 server = _server(llm, settings)
-            said = f"{llm.engine_name}; {llm.rung.describe(llm.runner.engine)}"
+            said = f"{llm.engine_name}; {llm.rung.describe(server.engine.engine)}"
     except ServeConfigError as error:
         raise Refused(str(error)) from None
     except OSError as error:

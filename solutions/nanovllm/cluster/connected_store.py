@@ -46,6 +46,16 @@ class ConnectedStore(PagedStore):
         self.loaded = 0
         self.used: set[Request] = set()  # whose received tokens were loaded
 
+    @property
+    def free_tokens(self) -> int:
+        """As always; where nothing is free, what was parked too long is dropped first: a step has
+        no budget then, and nobody would ever ask `can_admit`."""
+        free = super().free_tokens
+        if free:
+            return free
+        self.parking.expire()
+        return super().free_tokens
+
     def can_admit(self, request: Request) -> bool:
         """As always; before that, what was parked too long is dropped, be there room or not."""
         ### BEGIN SOLUTION
@@ -71,7 +81,7 @@ class ConnectedStore(PagedStore):
         count = external_tokens(received.num_tokens, request.num_tokens, local)
         if not count:
             return local
-        self.make_copies()  # a block that was shared in part is this request's own by now
+        self.make_copies()  # who was preempted may still have to go to the host from these blocks
         end = local + count
         load(self.cache, received.upto(end), self.block_ids(request), local)
         self.manager.commit(Plan((Chunk(request, local, count, request.num_tokens),)))

@@ -202,7 +202,8 @@ class Router:
                 raise OverloadedError(str(error)) from None
             try:
                 got = await self.client.send(self._to(url, sent), stream=True)
-            except httpx.ConnectError:  # nothing was computed: another may be asked
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                # nothing was computed: another may be asked
                 await here.aclose()
                 pool.failed(url)
                 self.requests.labels(url, "unreachable").inc()

@@ -21,6 +21,7 @@ from nanovllm.fast.availability import FastPathError, find_compiler
 
 SOURCES = Path(__file__).parent / "native"
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast")
+OPENMP = ("-fopenmp",)  # without it, one thread
 ISA = "NANOVLLM_MAX_CPU_ISA"  # asks for less than the processor has, to test what others get
 _ISAS = {  # of x86: what is asked of the compiler, and the processor's flag that it needs
     "sse2": (["-march=x86-64"], "sse2"),
@@ -30,6 +31,7 @@ _ISAS = {  # of x86: what is asked of the compiler, and the processor's flag tha
 }
 Say = Callable[[str], None]
 _compiling = threading.Lock()
+_failed: set[Path] = set()  # what this process could not build, with OpenMP
 
 
 def say(message: str) -> None:
@@ -50,14 +52,9 @@ def load_library(
         raise FastPathError("there is no C++ compiler")
     stored = ["-DNV_BFLOAT16"] if dtype == torch.bfloat16 else []
     flags = (*FLAGS, *instructions(), *stored, *defines)
-    path = library_path(compiler, flags)
     try:
         with _compiling:  # a target and its draft want the same
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with FileLock(path.with_suffix(".lock")):  # so do two servers
-                    if not path.exists():
-                        _compile(compiler, flags, path, notify)
+            path = _made(compiler, flags, notify)
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise FastPathError(f"the compiled step cannot be stored or loaded: {error}") from error
@@ -81,29 +78,62 @@ def instructions() -> list[str]:
 
 
 def library_path(compiler: str, flags: tuple[str, ...]) -> Path:
-    """Where the library is kept: a name for each source, compiler, flags and processor."""
+    """Where the library is kept: a name for each source, compiler, flags and processor.
+
+    Raises FastPathError where there is no home folder.
+    """
     digest = hashlib.sha256(repr((compiler, flags, _processor())).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        why = "there is no home folder to keep it in; set HOME or XDG_CACHE_HOME"
+        raise FastPathError(why) from error
     return Path(home) / "nanovllm" / f"step-{digest.hexdigest()[:16]}.so"
 
 
-def _compile(compiler: str, flags: tuple[str, ...], path: Path, notify: Say) -> None:
-    """Compile beside the place and move there, so that nobody ever loads half a file."""
-    notify("compiling the fast CPU step (once for this machine); the plain one runs meanwhile")
-    started = time.perf_counter()
+def _made(compiler: str, flags: tuple[str, ...], notify: Say) -> Path:
+    """The library, compiled now if it never was.
+
+    One without OpenMP has another name: the next process tries again, for OpenMP may be there then.
+    """
+    path, alone = (library_path(compiler, (*flags, *more)) for more in (OPENMP, ()))
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):  # two servers want the same
+        if not (path.exists() or alone.exists()):
+            once = "once for this machine"
+            notify(f"compiling the fast CPU step ({once}); the plain one runs meanwhile")
+        started, why = time.perf_counter(), ""
+        for place, more in ((path, OPENMP), (alone, ())):
+            if place.exists():
+                return place
+            if place in _failed and alone.exists():
+                continue
+            why = _compile(compiler, (*flags, *more), place)
+            if not why:
+                seconds = time.perf_counter() - started
+                notify(f"compiled the fast CPU step in {seconds:.1f} s; kept in {place.parent}")
+                return place
+            _failed.add(place)
+    raise FastPathError(f"{compiler} failed: {why[:500]}")
+
+
+def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> str:
+    """What the compiler said if it failed, else "".
+
+    It writes beside the place, and its file is moved there: nobody ever loads half a file.
+    """
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         command = [compiler, *flags, "-shared", "-fPIC", str(SOURCES / "step.cpp"), "-o", str(made)]
-        for openmp in (["-fopenmp"], []):  # without it, one thread
-            done = subprocess.run([*command, *openmp], capture_output=True, text=True, check=False)
-            if done.returncode == 0:
-                os.replace(made, path)
-                seconds = time.perf_counter() - started
-                notify(f"compiled the fast CPU step in {seconds:.1f} s; kept in {path.parent}")
-                return
-    raise FastPathError(f"{compiler} failed: {done.stderr.strip()[:500]}")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return done.stderr.strip() or f"it ended with {done.returncode}"
+        os.replace(made, path)
+    return ""
 
 
 def _processor() -> str:

@@ -1,35 +1,23 @@
 """K and V as the native step reads them, and the plain way to read and write them."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from nanovllm.fast.availability import BLOCK_MULTIPLE
+from nanovllm.fast.memory import untouched
 from nanovllm.fast.weights import padded, pair_of
 from nanovllm.model.config import ModelConfig
 from nanovllm.paging.attention import paged_attention
 from nanovllm.paging.batch import PagedBatch
 from nanovllm.paging.cache import PagedCache, Pairs, resized
 
-_LINE = 64  # bytes that a processor reads at once: no vector lies in two
-
 
 def padded_dim(config: ModelConfig) -> int:
     """D filled up to whole vectors, two at a time, of any machine."""
     return padded(config.head_dim, 2 * BLOCK_MULTIPLE)
-
-
-def untouched(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Zeros that take memory once they are written, as calloc gives them; torch's are written."""
-    size = math.prod(shape) * dtype.itemsize
-    room = torch.from_numpy(np.zeros(size + _LINE, np.uint8))
-    start = -room.data_ptr() % _LINE
-    return room[start : start + size].view(dtype).view(shape)
 
 
 class FastCache(PagedCache):
@@ -96,8 +84,8 @@ class FastInt8Cache(FastCache):
     ) -> None:
         self.dtype, self.head_dim = dtype, config.head_dim
         blocks, dim = (config.num_layers, num_blocks, config.num_kv_heads), padded_dim(config)
-        self.k = torch.full((*blocks, dim // 4, block_size, 4), 128, dtype=torch.uint8)
-        self.v = torch.zeros(*blocks, block_size // 4, dim, 4, dtype=torch.int8)
+        self.k = untouched((*blocks, dim // 4, block_size, 4), torch.uint8).fill_(128)
+        self.v = untouched((*blocks, block_size // 4, dim, 4), torch.int8)
         self.k_scales = torch.zeros(*blocks, block_size)
         self.v_scales = torch.zeros(*blocks, block_size)
         self._held = (self.k, self.v, self.k_scales, self.v_scales)

@@ -118,6 +118,13 @@ class FastEngine(Engine):
                 "does not read their codes"
             )
 
+    def share_weights(self, other: FastEngine) -> None:
+        """Only if both are `ready`: run on the packed weights of another engine of this model,
+        whose max_model_len is no less."""
+        assert self._native is not None and other._native is not None
+        assert other.max_model_len >= self.max_model_len  # its cosines end there
+        self._native.weights = other._native.weights
+
     def execute(self, plan: Plan) -> Float[Tensor, "N V"]:
         """As the plain engine: K and V written, logits of the chunks that complete."""
         if self._native is None:
@@ -139,19 +146,17 @@ class FastEngine(Engine):
         """The argmax, if that is known and nobody wants more; else the plain way."""
         if not self.knows(plan, logits):
             return super().draw(plan, logits)
-        drawn = iter(self._likeliest)
-        return [Sampled(next(drawn)) if chunk.completes else None for chunk in plan.chunks]
+        drawn = map(Sampled, self._likeliest)
+        return [next(drawn) if chunk.completes else None for chunk in plan.chunks]
 
     def knows(self, plan: Plan, logits: Float[Tensor, "N V"]) -> bool:
         """Whether the argmax of each row is known, and no request of the plan wants more: these
-        are the newest step's logits, with no NaN among them."""
+        are the newest step's logits, and the largest of each row is finite."""
         return (
             self._draws
             and logits is self._logits
             and min(self._likeliest, default=0) >= 0
-            and all(
-                wants_argmax(chunk.request.sequence) for chunk in plan.chunks if chunk.completes
-            )
+            and all(wants_argmax(c.request.sequence) for c in plan.chunks if c.completes)
         )
 
 

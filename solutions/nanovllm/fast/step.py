@@ -25,7 +25,8 @@ class StepInput:
     Of sequence i, the new tokens are token_ids[query_starts[i] : query_starts[i + 1]], the last
     of its context_lens[i] tokens; its blocks begin at blocks[block_starts[i]]. Chunks of one
     request that follow each other, all of which want logits, are one sequence; so is a chunk with
-    guesses behind it (lab 08), which wants logits from its last known token on.
+    guesses behind it (lab 08), which wants logits from its last known token on. Two sequences of
+    one request would race: behind a last token the native step clears the place of the next one.
     """
 
     token_ids: array
@@ -42,23 +43,27 @@ class StepInput:
         starts, ends, rows, blocks, block_starts = [0], [], [], [], []
         before = None
         for chunk in plan.chunks:
-            request, completes = chunk.request, chunk.completes
+            request, start, length, total = chunk
+            known = end = start + length
+            completes = end == total
             guesses = getattr(chunk, "guesses", None)
-            known = chunk.end - len(guesses.token_ids) if guesses else chunk.end
-            output = request.sequence.output_token_ids
-            if output and known - chunk.start == 1 and known == request.num_tokens:  # a decode
-                token_ids.append(output[-1])
+            if guesses:
+                known -= len(guesses.token_ids)
+            sequence, one = request.sequence, known - start == 1
+            place = start - len(sequence.prompt_token_ids)
+            if one and place >= 0:  # a decode
+                token_ids.append(sequence.output_token_ids[place])
             else:
-                token_ids += request.token_ids(chunk.start, known)
+                token_ids += request.token_ids(start, known)
             if guesses:
                 token_ids += guesses.token_ids
-            if before is request and completes and chunk.length == 1 and ends[-1] == chunk.start:
-                starts[-1], ends[-1] = len(token_ids), chunk.end
-                rows[-1] += 1
+            if one and before is request and completes and ends[-1] == start:
+                starts[-1], ends[-1] = len(token_ids), end
+                rows[-1] += 1 + end - known
                 continue
             starts.append(len(token_ids))
-            ends.append(chunk.end)
-            rows.append(completes + chunk.end - known)
+            ends.append(end)
+            rows.append(completes + end - known)
             block_starts.append(len(blocks))
             blocks += block_ids(request)
             before = request if completes else None
@@ -81,7 +86,7 @@ class NativeStep:
         self, given: StepInput, cache: FastCache
     ) -> tuple[Float[Tensor, "N V"], Sequence[int]]:
         """Logits (float32) of the tokens that want them, in order, and the likeliest token of
-        each; -1 where a logit is NaN."""
+        each; -1 where a logit is NaN, or the largest is infinite."""
         logits, tokens, step = self._prepare(given, cache)
         self._library.nv_step(self.weights.address, ctypes.byref(step), self._room)
         return logits, tokens
@@ -92,7 +97,7 @@ class NativeStep:
         """The likeliest tokens behind each sequence, so many of each, one after another.
 
         Each sequence wants the logits of its last token, and its blocks have room for all guesses
-        but the last. They end before a token whose logits have a NaN.
+        but the last. They end before a token for which there is no likeliest one (-1).
         """
         most, numbers = max(wanted), array("i", wanted)
         guesses = array("i", [-1]) * (most * len(wanted))

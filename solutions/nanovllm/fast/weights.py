@@ -13,6 +13,7 @@ from nanovllm.fast import structs
 from nanovllm.fast.availability import BLOCK_MULTIPLE
 from nanovllm.fast.codes import Codes, Join, codes_of, float_weight
 from nanovllm.fast.file_pages import give_back
+from nanovllm.fast.memory import Arena
 from nanovllm.model.block import DecoderBlock
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.mlp import GeluMLP
@@ -32,7 +33,7 @@ def padded(size: int, multiple: int) -> int:
 
 
 def pack(weight: Tensor, panel: int) -> Tensor:
-    """A matrix [N, K] as [N / panel, K / pair, panel, pair], N filled up with zeros.
+    """A matrix [N, K] as [N / panel, K / pair, panel, pair], N filled up with zeros; a view.
 
     >>> pack(torch.arange(6.0).view(3, 2), panel=2).flatten().tolist()
     [0.0, 2.0, 1.0, 3.0, 4.0, 0.0, 5.0, 0.0]
@@ -40,7 +41,7 @@ def pack(weight: Tensor, panel: int) -> Tensor:
     rows, inner = weight.shape
     pair = pair_of(weight.dtype)
     filled = nn.functional.pad(weight, (0, 0, 0, padded(rows, panel) - rows))
-    return filled.view(-1, panel, inner // pair, pair).permute(0, 2, 1, 3).contiguous()
+    return filled.view(-1, panel, inner // pair, pair).permute(0, 2, 1, 3)
 
 
 def interleave(both: Sequence[Tensor], lanes: int) -> Tensor:
@@ -68,6 +69,7 @@ class NativeWeights:
         self.dtype = model.embed_tokens.weight.dtype
         self.lanes = lanes
         self.tensors: list[Tensor] = []  # whatever the struct points to
+        self._arena = Arena()
         self._kept: list[Any] = []  # arrays of structs that layers point to
         self.quantized = self.widened = 0  # linears
         self._layers = (structs.Layer * config.num_layers)(
@@ -155,13 +157,13 @@ class NativeWeights:
 
     def _stored(self, weight: Tensor, bias: Tensor | None) -> structs.Matrix:
         columns, inner = weight.shape
-        data = self._keep(pack(weight, self.panel))
+        data = self._keep(self._arena.copy(pack(weight, self.panel)))
         return structs.Matrix(data=data, bias=self._column(bias), columns=columns, inner=inner)
 
     def _codes(self, codes: Codes, bias: Tensor | None) -> structs.Matrix:
         columns, inner = codes.codes.shape
         return structs.Matrix(
-            data=self._keep(codes.packed(self.panel)),
+            data=self._keep(self._arena.copy(codes.packed(self.panel))),
             bias=self._column(bias),
             scales=self._column(codes.scales[:, 0]) if codes.by_row else None,
             columns=columns,

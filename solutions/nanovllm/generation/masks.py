@@ -103,10 +103,10 @@ class Ahead:
         self._job: Future[None] | None = None
 
     def wait(self) -> None:
-        """Until the masks that were begun are there."""
-        if self._job is not None:
-            self._job.result()
-            self._job = None
+        """Until the masks that were begun are there; what went wrong is raised, here and once."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.result()
 
     def start(self, rows: Sequence[SamplingRow], drawn: Sequence[Sampled]) -> None:
         """Begin with the masks behind these draws; of the guesses of a sample, those that stand."""
@@ -151,14 +151,21 @@ def _spelled(word: str, tokenizer: Tokenizer) -> Iterator[tuple[int, ...]]:
         yield spaced
 
 
-def check_masks(params: SamplingParams, eos_token_ids: Sequence[int]) -> None:
+def check_masks(params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> None:
     """Refuse masks that may leave no token at all to be drawn. Raises RequestError."""
-    if params.allowed_token_ids is None:
-        return
-    left = set(params.allowed_token_ids) - {run[-1] for run in params.bad_words_token_ids or ()}
+    allowed, runs = params.allowed_token_ids, params.bad_words_token_ids or ()
+    # A longer word forbids its last token behind the others only. Such words may take all of a few
+    # allowed tokens at once; of a whole vocabulary something is left.
+    forbidden = {run[-1] for run in runs if allowed is not None or len(run) == 1}
     if params.min_tokens > 0:
-        left -= {*eos_token_ids, *(params.stop_token_ids or ())}
-    if not left:
+        forbidden |= {*eos_token_ids, *(params.stop_token_ids or ())}
+    if allowed is None:
+        if len(forbidden) >= vocab_size and forbidden.issuperset(range(vocab_size)):
+            raise RequestError(
+                "bad_words, or min_tokens and what ends an answer, forbid every token there is; "
+                "forbid fewer."
+            )
+    elif forbidden.issuperset(allowed):
         raise RequestError(
             "allowed_token_ids allows nothing that bad_words and min_tokens do not forbid; allow "
             "another token."

@@ -37,7 +37,7 @@ def make_sequences(
         raise RequestError("prompt_logprobs needs an engine that keeps K and V in blocks (lab 05).")
     limit = max_model_len or model.config.max_position
     params = prepare(params, model, tokenizer)
-    check_masks(params, model.config.eos_token_ids)
+    check_masks(params, model.config.eos_token_ids, model.config.vocab_size)
     check_request(
         prompt_token_ids,
         params,

@@ -66,8 +66,12 @@ class StopStrings:
 
     def _held_back(self) -> int:
         """Length of the longest end of the pending text that a stop string begins with."""
+        most = len(self.pending)  # mostly a few characters, however long the stop strings are
         lengths = (
-            n for stop in self.stops for n in range(1, len(stop)) if self.pending.endswith(stop[:n])
+            n
+            for stop in self.stops
+            for n in range(1, len(stop))[:most]
+            if self.pending.endswith(stop[:n])
         )
         return max(lengths, default=0)
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nanovllm.batching.config import EngineConfig
-from nanovllm.batching.interface import Outcome, SchedulerMaker
+from nanovllm.batching.interface import SchedulerMaker
 from nanovllm.batching.plan import Plan
 from nanovllm.batching.scheduler import Scheduler
 from nanovllm.gpu.decoder import FusedDecoder
@@ -67,17 +67,18 @@ class GpuEngine(AheadEngine):
                 self._go_plain(error)
         return self.execute_plainly(plan)
 
-    def draw(self, plan: Plan, launched: Launched | Float[Tensor, "N V"]) -> list[Outcome]:
-        """As AheadEngine; a launch that failed tells so when it is read."""
-        if not isinstance(launched, Launched):
-            return super().draw(plan, launched)
+    def read(self, plan: Plan, launched: Launched) -> list[int] | Float[Tensor, "N V"]:
+        """As AheadEngine; a launch that failed tells so when it is read.
+
+        Drawing from logits is no part of it: an error there is that of one request alone.
+        """
         try:
-            return super().draw(plan, launched)
+            return super().read(plan, launched)
         except NotImplementedError:
             raise
         except Exception as error:
             self._go_plain(error)
-            return super().draw(plan, self.execute_plainly(plan))
+            return self.execute_plainly(plan)
 
     def _go_plain(self, error: Exception) -> None:
         """Say why, and let go of all that the GPU path had under way."""

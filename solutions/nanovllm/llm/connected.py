@@ -27,17 +27,18 @@ def connected_engine(llm: "LLM", seconds: float) -> Engine:
         if getattr(llm.options, name) != value:
             said = "several ranks" if name == "in_processes" else name
             raise OptionError(f"--role does not go with {said}; leave one of them out.")
-    store, weight = llm.runner.engine.store, weight_of(llm.model)
+    # llm.runner makes no engine for it: that would take the weights and the room a second time.
+    weight, options = weight_of(llm.model), llm.options
     connected = ConnectedStore(
         llm.model.config,
-        store.num_blocks,
-        store.block_size,
+        options.num_blocks(llm.max_model_len, llm.kv_bytes_per_token, weight.device),
+        options.block_size,
         weight.dtype,
         weight.device,
-        enable_prefix_caching=llm.options.enable_prefix_caching,
+        enable_prefix_caching=options.enable_prefix_caching,
         salt_of=salt_of,
         model=fingerprint(llm.model),
         seconds=seconds,
     )
-    config = llm.options.config(llm.max_model_len)
+    config = options.config(llm.max_model_len)
     return Engine(llm.model, config, tokenizer=llm.tokenizer, store=connected)

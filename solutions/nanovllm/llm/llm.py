@@ -268,18 +268,20 @@ class LLM:
     def _stream(
         self, call: Call, request: int, prompt: Prompt, tracker: Tracker
     ) -> Iterator[StreamOutput]:
-        prompt_tokens = len(prompt.token_ids)
+        prompt_tokens, scores = len(prompt.token_ids), None
         for event in self.runner.events(call):
             tracker(event)
             stored = prompt_tokens + max(tracker.generated - 1, 0)  # the newest is not, yet
             if isinstance(event, Finished):
                 answer = completion_output(event.completion, self.tokenizer)
                 cached = call.cached.get(request, 0)
-                output = _request_output(request, prompt, [answer], tracker, cached)
+                output = _request_output(request, prompt, [answer], tracker, cached, scores)
                 yield StreamOutput("", [], stored, output)
             elif isinstance(event, TokenGenerated):
                 yield StreamOutput(event.text, [event.token_id], stored)
             elif isinstance(event, Prefilled):
+                if event.logprobs is not None:
+                    scores = prompt_output(event.logprobs, self.tokenizer)
                 yield StreamOutput("", [], stored)
 
     def beam_search(

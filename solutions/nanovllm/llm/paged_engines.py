@@ -1,5 +1,7 @@
 """The engines on lab 05's blocks: with a plain step, a compiled one, or CUDA graphs."""
 
+from dataclasses import replace
+
 from nanovllm.batching.engine import Engine
 from nanovllm.generation.request import weight_of
 from nanovllm.llm.engine_options import EngineOptions
@@ -35,10 +37,11 @@ def make_store(
     attention: as `attention_backend`'s `wanted`. salt_of: who shares the prefix cache.
     """
     weight = weight_of(model)
-    num_host_blocks = _num_host_blocks(model, options)
+    per_token = bytes_per_token(model, options)
+    num_host_blocks = options.num_host_blocks(per_token)
     return paged_store(
         model.config,
-        _num_blocks(model, max_model_len, options),
+        options.num_blocks(max_model_len, per_token, weight.device),
         options.block_size,
         weight.dtype,
         weight.device,
@@ -129,10 +132,10 @@ def make_engine(
     if kind.startswith("compiled"):
         from nanovllm.fast import FastEngine
 
-        num_blocks = _num_blocks(model, max_model_len, options)
-        num_host_blocks = _num_host_blocks(model, options)
+        per_token = bytes_per_token(model, options, kind)
+        num_host_blocks = options.num_host_blocks(per_token)
         manager = BlockManager(
-            num_blocks,
+            options.num_blocks(max_model_len, per_token, weight_of(model).device),
             options.block_size,
             preemption="swap" if num_host_blocks else "recompute",
             num_host_blocks=num_host_blocks,
@@ -164,14 +167,11 @@ def make_engine(
     return guessing.on(Engine)(model, config, **parts)
 
 
-def _num_host_blocks(model: Transformer, options: EngineOptions) -> int:
-    """Blocks in host memory. Raises OptionError."""
-    per_token = token_bytes(model.config, weight_of(model).element_size(), options)
-    return options.num_host_blocks(per_token)
+def bytes_per_token(model: Transformer, options: EngineOptions, kind: str = "plain") -> int:
+    """Bytes that a token takes in the cache of such a step; the compiled one's has longer heads."""
+    config = model.config
+    if kind.startswith("compiled"):
+        from nanovllm.fast.cache import padded_dim
 
-
-def _num_blocks(model: Transformer, max_model_len: int, options: EngineOptions) -> int:
-    """Blocks of the cache for this model. Raises OptionError."""
-    weight = weight_of(model)
-    per_token = token_bytes(model.config, weight.element_size(), options)
-    return options.num_blocks(max_model_len, per_token, weight.device)
+        config = replace(config, head_dim=padded_dim(config))
+    return token_bytes(config, weight_of(model).element_size(), options)

@@ -9,7 +9,7 @@ from nanovllm.generation.request import weight_of
 from nanovllm.llm.continuous_level import ContinuousRung
 from nanovllm.llm.guessing import speculation
 from nanovllm.llm.kv_codes import beam_cache
-from nanovllm.llm.paged_engines import make_engine, step_kind
+from nanovllm.llm.paged_engines import bytes_per_token, make_engine, step_kind
 from nanovllm.paging.beam import paged_beam_search
 
 
@@ -19,11 +19,11 @@ class PagedRung(ContinuousRung):
     def prepare(self) -> None:
         """Also the size of the cache, the kind of step, and who guesses. Raises OptionError."""
         super().prepare()
-        device = weight_of(self.model).device
-        self.options.num_blocks(self.max_model_len, self.kv_bytes_per_token, device)
-        self.options.num_host_blocks(self.kv_bytes_per_token)
-        self.guessing = speculation(self.model, self.max_model_len, self.options, self.tokenizer)
         self.step = step_kind(self.model, self.options)
+        per_token = bytes_per_token(self.model, self.options, self.step)
+        self.options.num_blocks(self.max_model_len, per_token, weight_of(self.model).device)
+        self.options.num_host_blocks(per_token)
+        self.guessing = speculation(self.model, self.max_model_len, self.options, self.tokenizer)
 
     def make_engine(self) -> Engine:
         """An engine on blocks."""

@@ -60,6 +60,7 @@ def read_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cpu")
     try:
         found = torch.device(device)
+        _refuse_number(found)
         torch.empty(1, device=found)  # a name may be right and the device missing
     except (RuntimeError, AssertionError, NotImplementedError):
         raise OptionError(
@@ -70,6 +71,15 @@ def read_device(device: str | torch.device | None) -> torch.device:
     if found.type == "meta":
         raise OptionError("device 'meta' computes nothing; use cpu.")
     return found
+
+
+def _refuse_number(device: torch.device) -> None:
+    """Refuse all GPUs but the first: kernels and graphs run there, whatever tensors they get."""
+    if device.type == "cuda" and device.index:
+        raise OptionError(
+            f"device '{device}' is a GPU by its number; use cuda, with CUDA_VISIBLE_DEVICES="
+            f"{device.index} in the environment, and it is the only one."
+        )
 
 
 def read_max_model_len(asked: int | None, of_model: int) -> int:

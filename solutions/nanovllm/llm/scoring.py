@@ -140,7 +140,8 @@ def one_by_one(chunk: Chunk) -> list[Chunk]:
 def score_tokens(
     logits: Float[Tensor, "T V"], token_ids: Sequence[int], count: int
 ) -> list[dict[int, Logprob]]:
-    """Of each row its token's log-probability, then those of the `count` likeliest (-1: all).
+    """Of each row its token's log-probability, then those of the `count` likeliest (-1: all;
+    so is a count above the vocabulary's size).
 
     >>> scores = score_tokens(torch.tensor([[0.0, 0.0, -torch.inf]]), [1], 1)
     >>> [(i, round(entry.logprob, 3)) for i, entry in scores[0].items()]
@@ -152,7 +153,8 @@ def score_tokens(
         ids = torch.tensor(token_ids[start : start + PIECE], device=logits.device)[:, None]
         own = logprobs.gather(-1, ids)
         ranks = (logprobs >= own).sum(dim=-1)
-        top = logprobs.topk(logprobs.shape[-1] if count == -1 else count, dim=-1)
+        size = logprobs.shape[-1]
+        top = logprobs.topk(size if count == -1 else min(count, size), dim=-1)
         rows = (own[:, 0], ids[:, 0], ranks, top.values, top.indices)
         for value, token_id, rank, values, others in zip(*(r.tolist() for r in rows), strict=True):
             entries = {token_id: Logprob(value, rank)}

@@ -123,7 +123,7 @@ def forward_cached(
     4 [1, 4]
     5 [1, 4]
     """
-    end = cache.length + len(token_ids)
+    end = cache._end_of(len(token_ids))  # before the model, which may have no more positions
     positions = torch.arange(cache.length, end, device=token_ids.device)
     hidden = model(token_ids, positions, cache.attend)
     cache.advance(len(token_ids))

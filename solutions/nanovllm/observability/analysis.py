@@ -93,7 +93,7 @@ def top_share(values: Sequence[float], share: float) -> float:
     0.6
     """
     ### BEGIN SOLUTION
-    largest = sorted(values, reverse=True)[: ceil(share * len(values))]
+    largest = sorted(values, reverse=True)[: ceil(share * len(values) * (1 - 1e-12))]
     return sum(largest) / sum(values)
     ### END SOLUTION
 

@@ -40,11 +40,11 @@ class Replica:
 class Measured:
     """What replicas did with a trace.
 
-    ttft_p99, tpot_p99: percentiles over all requests of all replicas together; a request of one
-    token has no TPOT, and tpot_p99 is 0 if all are so. busy: of the time from the first arrival
-    to the last token anywhere, the share in which a replica computes (a step without chunks does
-    not), the mean over replicas.
-    preemptions: of all replicas.
+    ttft_p99, tpot_p99: percentiles over all requests of all replicas together, interpolated
+    linearly, as lab 03's `percentile` and numpy do; a request of one token has no TPOT, and
+    tpot_p99 is 0 if all are so. busy: of the time from the first arrival to the last token
+    anywhere, the share in which a replica computes (a step without chunks does not), the mean over
+    replicas. preemptions: of all replicas.
     """
 
     replicas: int

@@ -53,6 +53,22 @@ def wrap(value: Expression | float) -> Expression:
     return value if isinstance(value, Expression) else Number(value)
 
 
+def number(value: float) -> str:
+    """In PromQL: whole numbers exactly, others to 12 digits; those behind are rounding errors.
+
+    >>> number(14.4 * (1 - 0.99)), number(1234567.5), number(5e3), number(1e9)
+    ('0.144', '1234567.5', '5000', '1e+09')
+    """
+    short, long = f"{value:g}", f"{value:.{17 if float(value).is_integer() else 12}g}"
+    return short if float(short) == float(long) else long
+
+
+def quoted(text: str) -> str:
+    """A string as PromQL writes it."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
 @dataclass(frozen=True)
 class Number(Expression):
     """The same value always."""
@@ -60,7 +76,7 @@ class Number(Expression):
     value: float
 
     def __str__(self) -> str:
-        return f"{self.value:g}"
+        return number(self.value)
 
 
 @dataclass(frozen=True)
@@ -71,7 +87,7 @@ class Metric(Expression):
     matchers: tuple[tuple[str, str, str], ...] = ()  # label, one of = != =~ !~, value
 
     def __str__(self) -> str:
-        inside = ",".join(f'{label}{how}"{value}"' for label, how, value in self.matchers)
+        inside = ",".join(f"{label}{how}{quoted(value)}" for label, how, value in self.matchers)
         return f"{self.name}{{{inside}}}" if inside else self.name
 
 
@@ -107,7 +123,7 @@ class Quantile(Expression):
     inner: Expression
 
     def __str__(self) -> str:
-        return f"histogram_quantile({self.q:g}, {self.inner})"
+        return f"histogram_quantile({number(self.q)}, {self.inner})"
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,9 @@ class SwapSpace:
         """Keep the stored tokens of a table here; False, and no change but
         `stats.times_full`, without room for all.
 
-        Only blocks with stored tokens go. The table is left as it is; its owner frees its blocks
-        right after this. They are copied in time: all copies are made before anything is written.
+        Only blocks with stored tokens go, in the table's order. The table is left as it is; its
+        owner frees its blocks right after this. They are copied in time: all copies are made before
+        anything is written.
         """
         ### BEGIN SOLUTION
         block_ids = table.block_ids[: blocks_for(table.num_tokens, table.block_size)]
@@ -59,8 +60,8 @@ class SwapSpace:
         """Bring back what is kept of a request, behind the tokens that its table shares already.
 
         Its full shared blocks (a prefix hit) stay; a partly used one is given back, for its
-        content comes from here. If the table has as many tokens already, nothing is copied. In
-        both cases the host blocks are free afterwards.
+        content comes from here, in the table's order. If the table has as many tokens already,
+        nothing is copied. In both cases the host blocks are free afterwards.
         """
         ### BEGIN SOLUTION
         kept = self.kept.pop(request)

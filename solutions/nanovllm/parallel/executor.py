@@ -49,7 +49,7 @@ class Executor:
     def call(self, method: str, *args: Any) -> Any:
         if (why := self._why()) is not None:
             self._die(why)
-        data = to_bytes((self._number + 1, method, args))
+        data = to_bytes((self._number + 1, method, to_bytes(args)))
         self._number += 1
         self._send(data)
         replies = self._answers(self.timeout)

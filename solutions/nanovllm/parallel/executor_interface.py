@@ -126,13 +126,14 @@ class ExecutorInterface(Protocol):
 
     - what `load` or `reserve` raised, if it raised the same kind of error on all ranks: the error
       of any one of them;
-    - ExecutorDied, if it raised on some of them (`grace` as in `call`), if the ranks do not fit
+    - ExecutorDied, as `call` does, if it raised on some of them; if the ranks do not fit
       together (`why_unfit`); if one ends, or says nothing for `start_timeout` seconds (for
       `reserve`: for that long, or for `timeout`).
 
     All ranks are gone whenever it raises.
 
-    One thread makes calls; `failure` and `rows` may be read by any thread.
+    Calls come from one thread at a time, not always the same one; `failure` and `rows` may be read
+    by any thread at any time.
     """
 
     num_blocks: int  # blocks of K and V that every rank has
@@ -151,7 +152,8 @@ class ExecutorInterface(Protocol):
         """Call `method(*args)` on every rank's share; what the rank returned that answers.
 
         One message to each rank, and one back from each. It is over when all have answered.
-        Arguments that cannot be pickled raise what pickle raises, before anything is sent.
+        Arguments that cannot be pickled raise what pickle raises, before anything is sent; those
+        that no rank can unpickle raise what that raises there.
 
         Raises:
             what the method raised, if it raised the same kind of error on all ranks: the executor
@@ -162,9 +164,10 @@ class ExecutorInterface(Protocol):
                 seconds after the first (an answer without an error may end it before that); a rank
                 ended (noticed within a second, once all ranks have the call), said nothing for
                 `timeout` seconds, or answered a call twice or before it was asked (noticed in
-                this call or the next). The sentence names the rank, or one that is out of step;
-                of a rank that ended while it was waited for, it holds `why_ended()`. All ranks
-                are gone. Every further call raises ExecutorDied at once.
+                this call or the next). The sentence names a rank that is the reason: one that
+                raised, with its message; one that ended, with `why_ended()` if it was waited for;
+                one that said nothing, or answered wrongly. All ranks are gone. Every further call
+                raises ExecutorDied at once.
 
         A call that is interrupted (KeyboardInterrupt) while it waits was not in vain: the next
         one throws its late answers away. If it is interrupted while it sends, the executor dies.

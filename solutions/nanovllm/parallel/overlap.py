@@ -63,7 +63,7 @@ def timeline(halves: Sequence[Sequence[Phase]]) -> list[Span]:
 
 
 def exposed_seconds(spans: Sequence[Span]) -> float:
-    """Seconds up to the end of the last span in which nothing is computed.
+    """Seconds up to the end of the last span in which nothing is computed; 0 without spans.
 
     >>> exposed_seconds(timeline([[Phase(2.0, 3.0)], [Phase(1.0, 3.0)]]))
     5.0

@@ -130,28 +130,30 @@ class AheadEngine(Engine):
     def draw(self, plan: Plan, launched: Launched | Float[Tensor, "N V"]) -> list[Outcome]:  # pyright: ignore[reportIncompatibleMethodOverride]  # not logits yet
         """The tokens drawn on the device, read after the next flight is off; else the plain way.
 
-        A row without a finite logit is rare: then the step is computed again, for the plain way
-        to say whose it is. Logits that somebody else computed are drawn from the plain way.
+        A row without a finite logit is rare: then the plain way says whose it is. Logits that
+        somebody else computed are drawn from the plain way.
         """
-        if not isinstance(launched, Launched):
-            return super().draw(plan, launched)
-        return self._read(plan, launched)
+        read = self.read(plan, launched) if isinstance(launched, Launched) else launched
+        if isinstance(read, Tensor):
+            return super().draw(plan, read)
+        drawn = iter(read)
+        return [Sampled(next(drawn)) if chunk.completes else None for chunk in plan.chunks]
 
-    def _read(self, plan: Plan, launched: Launched) -> list[Outcome]:
-        """The tokens of what was launched."""
+    def read(self, plan: Plan, launched: Launched) -> list[int] | Float[Tensor, "N V"]:
+        """The tokens of what was launched, or the logits where the plain way is to draw."""
         if not launched.drawn:
             self._count_wait()
-            return super().draw(plan, launched.logits())
+            return launched.logits()
         if self._ahead and all(
             isinstance(chunk.request, Request) for chunk in plan.chunks
         ):  # without guesses
             self._flight = self._take_off(plan, launched)
         self._count_wait()
         tokens = launched.tokens()
-        if NOT_FINITE in tokens:
-            return super().draw(plan, self._launch(plan).logits())
-        drawn = iter(tokens)
-        return [Sampled(next(drawn)) if chunk.completes else None for chunk in plan.chunks]
+        if NOT_FINITE not in tokens:
+            return tokens
+        # A flight is a decode: the logits of the one before it may be gone.
+        return (launched if self._flight is None else self._launch(plan)).logits()
 
     def _count_wait(self) -> None:
         self.flights.waits += 1

@@ -86,5 +86,5 @@ class Int8Linear(QuantizedLinear):
         out = int8_matmul(codes, self.codes) * scales * self.scales.float()
         if self.bias is not None:
             out = out + self.bias.float()
-        return out.to(x.dtype).unflatten(0, x.shape[:-1])
+        return out.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
         ### END SOLUTION

@@ -22,7 +22,10 @@ def weighted_kmeans(
     """
     ### BEGIN SOLUTION
     rows, n = values.shape
-    x, order = values.double().sort(dim=1)
+    weights = torch.where(weights.amax(dim=1, keepdim=True) > 0, weights, 1.0)
+    # A value of weight 0 stands with the heaviest one, and gets the nearest code at the end.
+    heaviest = values.gather(1, weights.argmax(dim=1, keepdim=True))
+    x, order = torch.where(weights > 0, values, heaviest).double().sort(dim=1)
     centre = x.mean(dim=1, keepdim=True)  # small numbers lose less in the differences of sums
     w = weights.double().gather(1, order)
     w = w + 1e-12 * w.amax(dim=1, keepdim=True) + 1e-300  # no sum of weights is 0
@@ -52,5 +55,10 @@ def weighted_kmeans(
         table[:, c] = torch.where(share > 0, total / share + centre, centre)[:, 0]
         codes += (c > 0) * (torch.arange(n) >= begins).to(torch.uint8)
         ends = begins
-    return table.to(values.dtype), torch.empty_like(codes).scatter_(1, order, codes)
+    table, codes = table.to(values.dtype), torch.empty_like(codes).scatter_(1, order, codes)
+    nearest = torch.zeros_like(codes)
+    for c in range(1, k):
+        off = (values - table.gather(1, nearest.long())).abs()
+        nearest[(values - table[:, c, None]).abs() < off] = c
+    return table, torch.where(weights > 0, codes, nearest)
     ### END SOLUTION

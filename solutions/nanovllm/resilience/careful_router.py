@@ -58,6 +58,10 @@ class Trip:
     deadline: Deadline | None
 
 
+class NobodyAskedError(OverloadedError):
+    """There is no server that may be asked now: nothing was sent."""
+
+
 class CarefulRouter(Router):
     """Also for servers that are not ours; their streams alone cannot go on elsewhere.
 
@@ -274,12 +278,18 @@ class CarefulRouter(Router):
     async def _again(
         self, trip: Trip, body: dict[str, Any], stack: AsyncExitStack, kind: str
     ) -> tuple[str, httpx.Response]:
-        """A further try, as soon as there is a server for it. Raises ApiError."""
-        if not self.budget.retry(_now()):
-            raise OverloadedError("The server was lost, and no retry is left in the budget.")
-        self.retries.labels(kind).inc()
-        ends = _now() + WAIT
+        """A further try, as soon as there is a server for it. Raises ApiError.
+
+        Each try is paid; to look for a server, and to find that nobody may be asked, is free.
+        """
+        paid, ends = False, _now() + WAIT
         while True:
+            if not paid:
+                if not self.budget.retry(_now()):
+                    raise OverloadedError(
+                        "The server was lost, and no retry is left in the budget."
+                    )
+                self.retries.labels(kind).inc()
             here = AsyncExitStack()
             try:
                 sent = self._request(trip, body)
@@ -296,6 +306,7 @@ class CarefulRouter(Router):
                     raise
                 if _now() > ends:
                     raise ApiError(f"No server goes on: {error}", status=502) from None
+                paid = isinstance(error, NobodyAskedError)
             await asyncio.sleep(PAUSE)
 
     async def _ask(
@@ -314,6 +325,7 @@ class CarefulRouter(Router):
         """
         deadline = Deadline.of_headers(_now(), sent.headers)
         tried: set[str] = set()
+        asked = False
         if not again:
             self.budget.call(_now())
         while True:
@@ -326,7 +338,7 @@ class CarefulRouter(Router):
                     ]
                 url = here.enter_context(pool.work.on(query, left))
             except NoReplicaError as error:
-                raise OverloadedError(str(error)) from None
+                raise (OverloadedError if asked else NobodyAskedError)(str(error)) from None
             tried.add(url)
             try:
                 if not self.breakers[url].allow(_now()):
@@ -334,6 +346,7 @@ class CarefulRouter(Router):
                     continue
                 once = self._to(url, sent, **_left_of(deadline))
                 async with self._waiting(url, deadline):
+                    asked = True
                     got = await self.client.send(once, stream=True)
             except (httpx.HTTPError, TimeoutError) as error:
                 await here.aclose()

@@ -33,6 +33,8 @@ class RetryBudget:
     def call(self, now: float) -> None:
         """A request is sent for the first time."""
         ### BEGIN SOLUTION
+        while self._calls and self._calls[0] <= now - self.seconds:
+            self._calls.popleft()
         self._calls.append(now)
         ### END SOLUTION
 

@@ -248,7 +248,7 @@ class SupervisedEngine:
                 **more,
             )
         except RequestError as error:
-            return self._end(entry, error)
+            return self._end(entry, None if entry.aborted else error)
         if entry.aborted:
             self._engine.abort(entry.request_id)
         return []

@@ -54,7 +54,7 @@ class Supervisor(Protocol):
 
         What the engine refuses (it raises) is raised, and is no request; so is the id of an open
         request, wherever this is (DuplicateRequestError). What a later engine refuses by a
-        RequestError is Failed by this error, each open sample of it.
+        RequestError is Failed by this error, each open sample of it, unless it was aborted.
         """
         ...
 

@@ -125,7 +125,6 @@ class Server:
         for kind in EXPECTED:
             self.app.add_exception_handler(kind, _expected)
         self.app.add_exception_handler(ClientGoneError, _gone)
-        self.app.add_exception_handler(Exception, _unexpected)
         if config.allowed_origins:  # last, so around all the others: a preflight needs no key
             self.app.add_middleware(
                 CORSMiddleware,
@@ -172,9 +171,3 @@ async def _expected(request: Request, error: Exception) -> Response:
 
 async def _gone(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nginx's number for it; nobody reads it
-
-
-async def _unexpected(request: Request, error: Exception) -> Response:
-    fields = {"request_id": request.scope["request_id"]}
-    log.error("request failed", exc_info=error, extra={"fields": fields})
-    return error_response(api_error(error))

@@ -13,10 +13,11 @@ from nanovllm.serving.stepping import Observer, SteppingEngine, show
 from nanovllm.serving.stream import Stream
 
 ### BEGIN SOLUTION
+REST = 0.01  # seconds; then perhaps somebody can run without having been told
 
 
 class AsyncEngine:
-    """All but `_run` and `_turn` belongs to the event loop's thread.
+    """All but `_run`, `_turn` and `_rest` belongs to the event loop's thread.
 
     The two threads meet in two places: notes to the engine, read before each step, and one call
     of the loop after each step.
@@ -26,9 +27,11 @@ class AsyncEngine:
         self.engine, self.observers = engine, list(observers)
         self.error: EngineDeadError | None = None  # set once the thread has ended
         self.streams: dict[int, Stream] = {}  # by engine request id, those that have not ended
-        self._condition = threading.Condition()  # guards the next two
+        self._condition = threading.Condition()  # guards the next three
         self._notes: list[Callable[[], object]] = []
+        self._told = False  # anything, since the last turn began
         self._stopping = False
+        self._idle = False  # the last step did nothing
         self._answers: set[Future[Any]] = set()  # that a `call` still waits for
         self._ended = asyncio.Event()
         self._worker = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -82,7 +85,7 @@ class AsyncEngine:
             if answer.set_running_or_notify_cancel():  # its caller may have gone
                 try:
                     answer.set_result(function(self.engine))
-                except Exception as raised:
+                except BaseException as raised:  # the caller's own, whatever it is
                     answer.set_exception(raised)
 
         self._answers.add(answer)
@@ -99,6 +102,7 @@ class AsyncEngine:
         """Leave notes for the engine's thread, and wake it."""
         with self._condition:
             self._notes += notes
+            self._told = True
             self._condition.notify()
 
     def _run(self) -> None:
@@ -106,7 +110,7 @@ class AsyncEngine:
         error: BaseException | None = None
         try:
             while self._turn():
-                pass
+                self._rest()
         except BaseException as caught:
             error = caught
         self._loop.call_soon_threadsafe(self._close, error)
@@ -117,16 +121,24 @@ class AsyncEngine:
             self._condition.wait_for(
                 lambda: self._notes or self._stopping or self.engine.has_unfinished
             )
-            notes, self._notes = self._notes, []
+            notes, self._notes, self._told = self._notes, [], False
         if self._stopping:
             return False
+        found: Sequence[EngineEvent] | None = None
         for note in notes:
             note()
         if self.engine.has_unfinished:  # a note alone is no reason to step
             found = self.engine.step()
             usage = 1.0 - self.engine.store.free_tokens / self.engine.store.total_tokens
             self._loop.call_soon_threadsafe(self._deliver, found, usage)
+        self._idle = found is not None and not found
         return True
+
+    def _rest(self) -> None:
+        """Where nobody could run: only a note or time can change that, and no step hurries it."""
+        if self._idle:
+            with self._condition:
+                self._condition.wait_for(lambda: self._told or self._stopping, REST)
 
     def _deliver(self, events: Sequence[EngineEvent], usage: float) -> None:
         """Show a step to the observers, and give each stream what is its own, all at once."""
@@ -143,7 +155,7 @@ class AsyncEngine:
                     del self.streams[request_id]
 
     def _close(self, cause: BaseException | None) -> None:
-        """The thread has ended: whoever waits for it is told."""
+        """The thread has ended, or has nothing else left to do: whoever waits for it is told."""
         why = "was stopped" if cause is None else f"has died: {type(cause).__name__}: {cause}"
         self.error = EngineDeadError(f"The engine {why}; start the server again.")
         self.error.__cause__ = cause
@@ -153,6 +165,8 @@ class AsyncEngine:
         for answer in self._answers:
             if not answer.done():
                 answer.set_exception(self.error)
+        if self._worker.ident is not None:  # it was started
+            self._worker.join()
         self._ended.set()
 
 

@@ -56,5 +56,6 @@ def check_model(asked: str | None, served: str) -> None:
     """
     ### BEGIN SOLUTION
     if asked is not None and asked != served:
-        raise NotFoundError(f"The model `{asked}` does not exist.", param="model")
+        named = asked.encode("utf-8", "replace").decode()  # half a surrogate goes into no answer
+        raise NotFoundError(f"The model `{named}` does not exist.", param="model")
     ### END SOLUTION

@@ -1,5 +1,6 @@
 """What goes out: JSON, and streams that notice when nobody listens any more (given)."""
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -9,7 +10,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nanovllm.serving.errors import ApiError
+from nanovllm.serving.failures import api_error
 from nanovllm.serving.streaming import ClientGoneError, while_connected
+
+log = logging.getLogger("nanovllm.serving")
 
 
 class JsonResponse(Response):
@@ -24,6 +28,14 @@ class JsonResponse(Response):
 def error_response(error: ApiError) -> JsonResponse:
     """An error with its status, headers and body."""
     return JsonResponse(error.body, status_code=error.status, headers=error.headers)
+
+
+def told(error: Exception, request_id: str) -> ApiError:
+    """What a client hears of an error; one that nobody expected stands in the log, by this id."""
+    found = api_error(error)
+    if found.status >= 500 and not isinstance(error, ApiError):
+        log.error("request failed", exc_info=error, extra={"fields": {"request_id": request_id}})
+    return found
 
 
 class EventStreamResponse(Response):

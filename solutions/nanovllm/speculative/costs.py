@@ -18,6 +18,7 @@ class Costs:
     draft: float = 0.0
     forward: float = 0.0
     memory: float = 0.98
+    _heard: bool = True  # of guesses, since the last `paced`
     _steps: tuple[float, ...] = (0.0,) * 5
     _drafts: tuple[float, ...] = (0.0,) * 5
 
@@ -49,10 +50,28 @@ class Costs:
             scale = s / n / (self.base + self.token * mean)
             self.base, self.token = self.base * scale, self.token * scale
 
+    def paced(self, tokens: int, seconds: float) -> None:
+        """A step of so many tokens, without guesses, takes so long now: all that was learnt is
+        brought to this pace. Seldom are both known at one time: who guesses makes no such steps,
+        and who does not makes no others."""
+        if seconds <= 0.0:
+            return
+        pace = min(max(seconds / (self.base + self.token * tokens), 0.5), 2.0)
+        n, t, s, tt, ts = self._steps
+        self._steps = n, t, pace * s, tt, pace * ts
+        self.base, self.token = pace * self.base, pace * self.token
+        if not self._heard:  # it may have been slow just then, and is learnt by guessing alone
+            pace *= 0.5
+        ff, fg, gg, fs, gs = self._drafts
+        self._drafts = ff, fg, gg, pace * fs, pace * gs
+        self.forward, self.draft = pace * self.forward, pace * self.draft
+        self._heard = False
+
     def guessing(self, counts: Sequence[int], seconds: float) -> None:
         """Learn that the draft model took so long for so many guesses of each request."""
         if not any(counts) or seconds <= 0.0:
             return
+        self._heard = True
         f, g = max(counts), sum(counts)
         ff, fg, gg, fs, gs = self._drafts = _faded(
             self._drafts, self.memory, (f * f, f * g, g * g, f * seconds, g * seconds)

@@ -110,7 +110,10 @@ class DraftModel:
         sequence, limit = DraftSequence(target, self.sampled, self.with_probs), self.limit
         sequence.output_token_ids += target.sequence.output_token_ids
         copy = Request(next(self._numbers), sequence, 0.0, limit)
-        if copy.num_tokens > limit or not self.store.can_admit(copy):
+        if copy.num_tokens > limit:
+            return None
+        if not self.store.can_admit(copy):
+            self.store.forget(copy)  # it may have noted what to look for; the next one is another
             return None
         self._copy_of[target] = copy
         copy.num_computed_tokens = self._fed[copy] = self.store.admit(copy)

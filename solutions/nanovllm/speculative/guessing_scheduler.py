@@ -58,7 +58,11 @@ class SpeculativeScheduler:
         self._slept, self._stopped = 0, False  # its steps so far; whether guesses do not pay
         self._times: list[float] | None = None  # of a nap's steps, where these are timed
         self._plan, self._tried, self._started, self._drafting = Plan(), True, 0.0, 0.0  # this step
-        self._drafts: list[int] = []  # guesses of the draft model in this step, of each request
+        self._wanted = False  # guesses, in this step, whether any were found
+        self._drafts: dict[Request, int] = {}  # guesses of the draft model in this step
+        # Of each request, the tokens that the draft model has read; those that it had yet to read.
+        self._read: dict[Request, int] = {}
+        self._unread = 0
         # Whether the step before this one had guesses (of the draft model) too: the first one in a
         # row finds cold caches, and says little about those that follow.
         self._warm = self._warm_draft = False
@@ -72,6 +76,20 @@ class SpeculativeScheduler:
     store = property(attrgetter("inner.store"))
     update = property(attrgetter("inner.update"))
 
+    @property
+    def has_guesses(self) -> bool:
+        """Whether the newest plan has some."""
+        return bool(self._lengthened)
+
+    @property
+    def budget(self) -> Any:
+        """The scheduler's own; whoever sets it (a brake does) sets it there."""
+        return self.inner.budget
+
+    @budget.setter
+    def budget(self, budget: Any) -> None:
+        self.inner.budget = budget
+
     def schedule(self) -> Plan:
         """The plan of the scheduler, lengthened by guesses (given).
 
@@ -79,21 +97,24 @@ class SpeculativeScheduler:
         """
         if self._lengthened:
             self._trim()
-        self._asleep = self._nap > 0
-        if self._asleep:
-            return self._pass()
-        if self._slept and self.credit is not None:
+        if not self._nap and self._slept and self.credit is not None:
             self._wake(self.credit)
         self._started = self._timer()
         plan = self.inner.schedule()
-        self._tried = self.credit is None or self.credit.allows(
-            sum(c.completes for c in plan.chunks)
-        )
+        self._asleep = self._nap > 0 and self._goes_on(plan)
+        if self._nap and not self._asleep:
+            if self._slept and self.credit is not None:
+                self._wake(self.credit)
+            self._nap, self._times = 0, None
+        complete = 0 if self._asleep else sum(chunk.completes for chunk in plan.chunks)
+        self._tried = complete > 0 and (self.credit is None or self.credit.allows(complete))
         if self._tried:
             plan = self.lengthen(plan)
         else:
             for request in plan.preempted:
                 self.proposer.forget(request)
+        if self._asleep:
+            return plan
         self._lengthened = [c.request for c in plan.chunks if isinstance(c, GuessedChunk)]
         self._plan = plan
         return plan
@@ -105,24 +126,20 @@ class SpeculativeScheduler:
                 trim(request)
         self._lengthened = []
 
-    def _pass(self) -> Plan:
-        """The plan of a step for which nobody is asked; the nap's last, where it is of others."""
+    def _goes_on(self, plan: Plan) -> bool:
+        """Whether a nap does, in a step of this plan: not where others run than before it."""
         self._warm = self._warm_draft = False
-        if self._times is not None:
-            self._started = self._timer()
-        plan = self.inner.schedule()
-        for request in plan.preempted:
-            self.proposer.forget(request)
         requests = len(plan.chunks)
-        same = requests == self._requests
-        if same and (self._times is None or requests == plan.num_tokens):
+        if requests == self._requests and (
+            requests == plan.num_tokens or (self._stopped and self._times is None)
+        ):
             self._nap -= 1
             self._slept += 1
-        elif self._stopped and requests and alike(requests, self._requests):
+            return True
+        if self._stopped and requests and alike(requests, self._requests):
             self._nap -= 1
-        else:
-            self._nap = 0
-        return plan
+            return True
+        return False
 
     def lengthen(self, plan: Plan) -> Plan:
         """The plan, with guesses behind its chunks that complete (GuessedChunk); all else stays.
@@ -189,6 +206,7 @@ class SpeculativeScheduler:
 
     def ask(self, asks: Sequence[Ask]) -> dict[Request, Guesses]:
         """What the proposer says, as far as it can be used; an error costs the guesses alone."""
+        self._wanted = True
         started = self._timer()
         try:
             found = self.proposer.propose(asks)
@@ -202,7 +220,13 @@ class SpeculativeScheduler:
             return {}
         guessed = {ask.request: self._usable(guesses.first(ask.most)) for ask, guesses in pairs}
         self._drafting = self._timer() - started
-        self._drafts = [len(g.token_ids) for g in guessed.values() if g.source == "draft"]
+        self._drafts = {
+            request: len(guesses.token_ids)
+            for request, guesses in guessed.items()
+            if guesses.source == "draft"
+        }
+        self._unread = sum(one.num_tokens - self._read.get(one, 0) for one in self._drafts)
+        self._read.update((one, one.num_tokens) for one in self._drafts)
         return guessed
 
     def _usable(self, guesses: Guesses) -> Guesses:
@@ -245,45 +269,64 @@ class SpeculativeScheduler:
             self.inner.observe(seconds)
             return
         own = self._timer() - self._started
-        if self._tried:
-            self._learn(own)
+        self._learn(own)
         if self.credit is not None and self._plan.chunks:
             self._plan_nap(self.credit, own)
-        self._drafting, self._drafts = 0.0, []
+        self._drafting, self._drafts, self._wanted = 0.0, {}, False
         self.inner.observe(seconds)
 
     def _learn(self, own: float) -> None:
         """What steps and guesses cost."""
         if self._warm or not self._lengthened:
             self.costs.step(self._plan.num_tokens, own - self._drafting)
-        if self._warm_draft or not self.costs.forward:
-            self.costs.guessing(self._drafts, self._drafting)
-        self._warm, self._warm_draft = bool(self._lengthened), any(self._drafts)
+        counts = list(self._drafts.values())
+        if self._warm_draft and self._unread <= sum(counts) + 2 * len(counts):  # and no prompt
+            self.costs.guessing(counts, self._drafting)
+        self._warm, self._warm_draft = bool(self._lengthened), any(counts)
 
     def _plan_nap(self, credit: Credit, own: float) -> None:
         """After a step that took so long: for how many steps nobody is asked now."""
         if self._tried:
             credit.tried(self._plan, own, self._drafting, self.costs.token)
         requests = self._requests = len(self._plan.chunks)
+        if not all(chunk.completes for chunk in self._plan.chunks):
+            return  # the next step is of others
         self._stopped = credit.stopped(requests)
         due = credit.due(requests)
+        if due and credit.untimed(requests) > TIMED:  # prompts are read all the time
+            credit.plain(requests, self.costs.base + self.costs.token * requests, exact=False)
+            return
         self._times = [] if due else None
         if due:
             self._nap = TIMED
         elif self._stopped:
             self._nap = SLEEP
-        elif not self._lengthened:
+        elif not self._wanted and self._could():
             self._nap = self._unasked(NAP)
 
+    def _could(self) -> bool:
+        """Whether anybody could have had guesses in this step: else nothing follows from none."""
+        most = self.max_chunk or self._plan.num_tokens + 1
+        return self._plan.budget_left > 0 and any(
+            chunk.end < chunk.request.limit and chunk.length < most for chunk in self._plan.chunks
+        )
+
     def _wake(self, credit: Credit) -> None:
-        """After a nap."""
+        """After a nap; perhaps steps are to be timed at once."""
         credit.slept(self._requests, self._slept, of_arm=self._times is None)
         if self._times:  # the first ones still differ
-            credit.plain(self._requests, fmean(self._times[len(self._times) // 2 :]))
-        self._times, self._slept = None, 0
+            enough = len(self._times) >= TIMED // 2
+            seconds = fmean(self._times[len(self._times) // 2 :])
+            credit.plain(self._requests, seconds, enough)
+            if enough:
+                self.costs.paced(self._requests, seconds)
+        timed, self._times, self._slept = self._times is not None, None, 0
+        if not timed and credit.due(self._requests):
+            self._times, self._nap, self._stopped = [], TIMED, credit.stopped(self._requests)
 
     def end(self, request: Request, status: Status) -> None:
         """Let go of a request; its guesses and its history go too."""
         self.proposer.forget(request)
         self.guessing.forget(request)
+        self._read.pop(request, None)
         self.inner.end(request, status)

@@ -17,6 +17,7 @@ from nanovllm.speculative.proposer import Ask, Guesses, NgramThenDraft, Proposer
 
 SOURCES: tuple[str, ...] = ("ngram", "draft")
 NAP = 16  # steps in a row at most in which one who wants nothing is not asked
+HOLD = 3  # steps in which a source is not asked that wanted the same twice, of everybody
 
 
 class TwoPolicies:
@@ -34,7 +35,9 @@ class TwoPolicies:
         self.policies = {"ngram": make_policy(self._undrafted), "draft": make_policy(costs)}
         self._asked = SOURCES  # in this step
         self._requests: Sequence[Request] = ()
-        self._naps = dict.fromkeys(SOURCES, 0)  # steps, as long as the same requests run
+        # steps in which a source is not asked, as long as the same requests run
+        self._naps, self._holds = dict.fromkeys(SOURCES, 0), dict.fromkeys(SOURCES, 0)
+        self._counts: dict[str, list[int]] = {}  # what each wanted when it was asked
         self.wanted: dict[Request, dict[str, int]] = {}
 
     def lengths(self, requests: Sequence[Request], most: Sequence[int], tokens: int) -> list[int]:
@@ -45,16 +48,30 @@ class TwoPolicies:
         self.wanted = {request: {} for request in requests}
         if requests != self._requests:
             self._requests, self._naps = requests, dict.fromkeys(SOURCES, 0)
+            self._holds, self._counts = dict.fromkeys(SOURCES, 0), {}
         for source in self._asked:
             if self._naps[source]:
                 self._naps[source] -= 1
                 continue
-            counts = self.policies[source].lengths(requests, most, tokens)
-            if not any(counts):
-                self._naps[source] = self._rest(source, NAP)
+            counts = self._ask(source, requests, most, tokens)
             for request, count in zip(requests, counts, strict=True):
                 self.wanted[request][source] = count
         return [max(counts.values(), default=0) for counts in self.wanted.values()]
+
+    def _ask(
+        self, source: str, requests: Sequence[Request], most: Sequence[int], tokens: int
+    ) -> list[int]:
+        """What a source's policy wants, or wanted a few steps ago."""
+        if self._holds[source]:
+            self._holds[source] -= 1
+            return list(map(min, self._counts[source], most))
+        counts = self.policies[source].lengths(requests, most, tokens)
+        if not any(counts):
+            self._naps[source] = self._rest(source, NAP)
+        elif all(counts) and counts == self._counts.get(source):  # who has none waits for a trial
+            self._holds[source] = HOLD
+        self._counts[source] = counts
+        return counts
 
     def judged(self, request: Request, guesses: Guesses, accepted: int) -> None:
         """As GuessPolicy: the policy of who guessed hears it."""
@@ -100,4 +117,5 @@ class WantedOfEach(NgramThenDraft):
         wanted = [Ask(a.request, n) for a, n in zip(asks, counts, strict=True) if n > 0]
         for ask, guesses in zip(wanted, proposer.propose(wanted) if wanted else (), strict=True):
             if guesses.token_ids:
-                found[ask.request] = replace(guesses, source=source)
+                own = guesses.source == source
+                found[ask.request] = guesses if own else replace(guesses, source=source)

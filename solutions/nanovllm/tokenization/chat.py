@@ -73,8 +73,8 @@ class ChatTemplate:
       lists, tuples and dicts and in keys too, are ordinary text, even where the template joins two
       such strings or trims white space away. The template sees a string unchanged, unless the
       string holds a special token, or ends in the beginning of one (or does without the white space
-      at its end). What a filter makes of such a string is left open. The values of the caller
-      do not change.
+      at its end). What a filter other than `trim` and `tojson` makes of such a string is left open.
+      The values of the caller do not change.
     - The text is one text: what stands before the first special token begins it, every part after
       one `continues` it. The template writes the beginning-of-sequence token; none is added.
 
@@ -139,7 +139,9 @@ class ChatTemplate:
         """A copy in which the first character of a token, whole or begun, is its stand-in."""
         if isinstance(part, str):
             return self._veiled(part, tokens, stands)
-        if isinstance(part, tuple | list):
+        if isinstance(part, tuple):
+            return tuple(self._hidden(list(part), tokens, stands))
+        if isinstance(part, list):
             return [self._hidden(each, tokens, stands) for each in part]
         if not isinstance(part, Mapping):
             return part

@@ -186,7 +186,7 @@ INLINE void mix(const Tile& tile, const Cache& cache, const AttentionRoom& room,
       vint whole[M * DIGITS][V];
       repeat<M * DIGITS>(EACH(m) { repeat<V>(EACH(v) { whole[m][v] = vint{}; }); });
       while (p < end) {
-        const int until = block_end(p);
+        const int until = std::min(end, block_end(p));
         multiply_codes<8, M * DIGITS, V, V, true>(whole, room.digits.data() + (p - from), ldw,
                                                   {place(p)}, long(cache.dim) * 4,
                                                   (until - p + 3) / 4);

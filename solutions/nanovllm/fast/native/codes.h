@@ -44,7 +44,7 @@ INLINE void multiply_codes(vint (&acc)[M][V], const Digit* a, long lda,
   walk_steps<M>(a, lda, 32 / BITS, w, stride, steps, ahead, far, [&](auto row, auto& columns)
                 __attribute__((always_inline)) {
     vint codes[V];
-    repeat<V>(EACH(v) { codes[v] = load<vint>(columns[v / J] + v % J * LANES * 4); });
+    repeat<V>(EACH(v) { codes[v] = pinned(load<vint>(columns[v / J] + v % J * LANES * 4)); });
     if constexpr (BITS == 8) {
       repeat<M>(EACH(m) {
         repeat<V>(EACH(v) { acc[m][v] = dot4<SIGNED>(acc[m][v], row(m), codes[v]); });

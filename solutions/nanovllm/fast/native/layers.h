@@ -88,7 +88,7 @@ inline int32_t likeliest(const float* logits, int size) {
     most = logits[i] > most ? logits[i] : most;
     broken |= logits[i] != logits[i];
   }
-  if (broken) return -1;
+  if (broken || std::isinf(most)) return -1;
   for (int i = 0; i < size; ++i)
     if (logits[i] == most) return i;
   return 0;

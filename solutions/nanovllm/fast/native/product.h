@@ -35,6 +35,15 @@ INLINE void pin(T*& pointer) {
 #endif
 }
 
+// And a vector, once it is loaded: of few rows compilers like to load it for each of them anew.
+template <class T>
+INLINE T pinned(T vector) {
+#if defined(__x86_64__)
+  asm("" : "+v"(vector));
+#endif
+  return vector;
+}
+
 // Walks through the inner dimension: f(row, columns) at each step, where row(m) is what row m of `a`
 // has there, and columns[c] what lies at w[c]. A step is `width` values of a row, `stride` of the
 // columns. With each step one line of memory at `ahead` is asked for, if that is not null; and what
@@ -72,7 +81,7 @@ INLINE void multiply(vfloat (&acc)[M][V], const Operand* a, long lda,
                 __attribute__((always_inline)) {
 #ifdef NV_BFLOAT16
     vint pairs[V];
-    repeat<V>(EACH(v) { pairs[v] = load<vint>(columns[v / J] + v % J * LANES * 4); });
+    repeat<V>(EACH(v) { pairs[v] = pinned(load<vint>(columns[v / J] + v % J * LANES * 4)); });
 #if NV_DOT
     repeat<M>(EACH(m) {
       const int32_t two = load<int32_t>(row(m));
@@ -93,7 +102,7 @@ INLINE void multiply(vfloat (&acc)[M][V], const Operand* a, long lda,
 #endif
 #else
     vfloat b[V];
-    repeat<V>(EACH(v) { b[v] = load<vfloat>(columns[v / J] + v % J * LANES * 4); });
+    repeat<V>(EACH(v) { b[v] = pinned(load<vfloat>(columns[v / J] + v % J * LANES * 4)); });
     repeat<M>(EACH(m) {
       const float x = *row(m);
       repeat<V>(EACH(v) { acc[m][v] += x * b[v]; });
