@@ -11,6 +11,7 @@ import sys
 import weakref
 from array import array
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ from nanovllm.batching.engine import Engine
 from nanovllm.batching.events import Failed, Preempted
 from nanovllm.batching.plan import Chunk, Plan
 from nanovllm.fast import FastPathError, available, fast_engine
-from nanovllm.fast.build import ISA, _processor, instructions, load_library
+from nanovllm.fast.build import _ISAS, ISA, _processor, instructions, load_library
 from nanovllm.fast.engine import FastEngine
 from nanovllm.fast.file_pages import give_back
 from nanovllm.fast.memory import CHUNK, Arena, untouched
@@ -66,6 +67,8 @@ FAMILIES = {
     ),
 }  # fmt: skip
 families = pytest.mark.parametrize("name", FAMILIES)
+# Matrix tiles, on any processor.
+TILES = ("-DNV_EMULATE_DOT", "-DNV_EMULATE_TILES", f"-I{ROOT / 'tests' / 'native'}")
 Job = tuple[int, list[int], SamplingParams]  # the step before which it arrives, prompt, parameters
 
 
@@ -214,6 +217,7 @@ def teacher_forced(step: NativeStep, model: torch.nn.Module, ids: list[int]) -> 
     [
         pytest.param((), id="plain"),
         pytest.param(("-DNV_EMULATE_DOT",), id="dot", marks=pytest.mark.proof),
+        pytest.param(TILES, id="tiles"),
     ],
 )
 @pytest.mark.parametrize("name", ["qwen3", "mistral, a window", "gpt2", "experts, one shared"])
@@ -235,6 +239,43 @@ def test_bfloat16_agrees_with_float32_token_by_token(name: str, defines: tuple[s
         spread.append(float(expected.std()))
     assert sum(gap == 0 for gap in gaps) >= 0.9 * len(gaps)
     assert max(gaps) < 0.1 * max(spread)
+
+
+@pytest.mark.parametrize("defines", [pytest.param((), id="plain"), pytest.param(TILES, id="tiles")])
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_a_row_has_the_same_logits_beside_whatever_others(
+    defines: tuple[str, ...], block_size: int
+) -> None:
+    """Odd sizes, rows that fill no tile, prompts in parts, and NaNs in what is left of blocks."""
+    sizes = {"hidden_size": 72, "intermediate_size": 106, "windows": (37, None)}
+    config = dataclasses.replace(FAMILIES["mistral, a window"], **sizes)
+    model = random_model(config, 6, torch.bfloat16)
+    library = load_library(torch.bfloat16, defines=defines)
+    step = NativeStep(library, NativeWeights(model, library.nv_lanes(), 160))
+    rng = random.Random(2)
+    prompts = [[rng.randrange(97) for _ in range(length)] for length in (1, 19, 33, 70, 111)]
+
+    def last_logits(chosen: list[list[int]], parts: int) -> torch.Tensor:
+        store = FastStore(config, 64, block_size, torch.bfloat16)
+        store.cache.v.fill_(torch.nan)
+        own = [list(range(i * 8, i * 8 + 8)) for i in range(len(chosen))]
+        done = [0] * len(chosen)
+        for part in range(1, parts + 1):
+            ends = [-(-len(ids) * part // parts) for ids in chosen]
+            new = [ids[a:b] for ids, a, b in zip(chosen, done, ends, strict=True)]
+            starts = [0, *accumulate(len(ids) for ids in new)]
+            numbers = (
+                [i for ids in new for i in ids], starts, ends, [1] * len(chosen),
+                [block for blocks in own for block in blocks], [8 * i for i in range(len(chosen))],
+            )  # fmt: skip
+            logits, _ = step(StepInput(*(array("i", n) for n in numbers)), store.cache)
+            done = ends
+        return logits.clone()
+
+    alone = torch.cat([last_logits([ids], 1) for ids in prompts])
+    assert alone.isfinite().all()
+    assert torch.equal(last_logits(prompts, 1), alone)
+    assert torch.equal(last_logits(prompts[1:], 3), alone[1:])
 
 
 def test_more_rows_for_an_expert_than_are_multiplied_together() -> None:
@@ -302,11 +343,13 @@ def test_same_events_as_the_plain_engine() -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize(("isa", "lanes"), [("sse2", 4), ("avx2", 8), ("avx512", 16)])
+@pytest.mark.parametrize(
+    ("isa", "lanes"), [("sse2", 4), ("avx2", 8), ("avx512", 16), ("avx512_bf16", 16)]
+)
 def test_less_than_the_processor_has_gives_the_same_text(isa: str, lanes: int) -> None:
     """What others' processors get: this file's comparisons and those of codes, once more."""
-    if isa == "avx512" and "avx512f" not in _processor().split():
-        pytest.skip("no AVX-512 here")
+    if _ISAS[isa][1] not in _processor().split():
+        pytest.skip(f"no {isa} here")
     code = "import torch; from nanovllm.fast.build import load_library as load; "
     code += "print(*{load(dtype).nv_lanes() for dtype in (torch.float32, torch.bfloat16)})"
     environment = os.environ | {ISA: isa}
@@ -340,6 +383,19 @@ def test_an_instruction_set_that_nobody_knows_leaves_the_plain_steps(
     ):
         monkeypatch.setenv(ISA, wanted)
         assert instructions() == options
+
+
+@pytest.mark.parametrize("wanted", ["", "amx"])
+def test_tiles_that_the_system_refuses_are_not_compiled_for(
+    wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ISA, wanted)
+    monkeypatch.setattr("nanovllm.fast.build._processor", lambda: "flags : avx512f amx_bf16")
+    monkeypatch.setattr("nanovllm.fast.build._tiles_allowed", lambda: True)
+    assert "-mno-amx-bf16" not in instructions()
+    monkeypatch.setattr("nanovllm.fast.build._tiles_allowed", lambda: False)
+    assert "-mamx-bf16" not in instructions()
+    assert "-mno-amx-bf16" in instructions()
 
 
 def test_without_a_compiler_it_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -23,12 +23,15 @@ SOURCES = Path(__file__).parent / "native"
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast")
 OPENMP = ("-fopenmp",)  # without it, one thread
 ISA = "NANOVLLM_MAX_CPU_ISA"  # asks for less than the processor has, to test what others get
+_BF16 = ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"]
 _ISAS = {  # of x86: what is asked of the compiler, and the processor's flag that it needs
     "sse2": (["-march=x86-64"], "sse2"),
     "avx2": (["-march=x86-64-v3"], "avx2"),
     "avx512": (["-march=x86-64-v4"], "avx512f"),
-    "avx512_bf16": (["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"], "avx512_bf16"),
+    "avx512_bf16": (_BF16, "avx512_bf16"),
+    "amx": ([*_BF16, "-mamx-tile", "-mamx-bf16"], "amx_bf16"),
 }
+_NO_TILES = ["-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8"]
 Say = Callable[[str], None]
 _compiling = threading.Lock()
 _failed: set[Path] = set()  # what this process could not build, with OpenMP
@@ -74,7 +77,17 @@ def instructions() -> list[str]:
     if wanted and wanted not in _ISAS:
         raise FastPathError(f"{ISA} is {wanted!r}; it can be {', '.join(_ISAS)}, or not set")
     options, flag = _ISAS.get(wanted, ([], None))
-    return options if flag in _processor().split() else ["-march=native"]  # else it has less
+    has = _processor().split()
+    refused = "amx_bf16" in has and not _tiles_allowed()
+    if flag in has and not (refused and flag == "amx_bf16"):
+        return options
+    return ["-march=native", *(_NO_TILES if refused else ())]  # it has less than what is wanted
+
+
+def _tiles_allowed() -> bool:
+    """Whether Linux gives this process matrix tiles; a process has them only if it asked."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
 
 
 def library_path(compiler: str, flags: tuple[str, ...]) -> Path:

@@ -1,9 +1,8 @@
 // Attention of a step's queries over the blocks of K and V that their sequences own.
 #pragma once
-#include <vector>
-
 #include "codes.h"
 #include "softmax.h"
+#include "tiles.h"
 
 // One layer's K and V. Four bytes hold PAIR values of Stored, or 4 codes of 8 bits. K [B, G,
 // D / values, P, values]: column vectors over positions. V [B, G, P / values, D, values]: column
@@ -18,6 +17,7 @@ struct Cache {
   long size() const { return long(dim) * block / values() * 4; }  // bytes, of one block and group
   long at(int id, int group) const { return (long(id) * groups + group) * size(); }
   long row(int id, int group) const { return (long(id) * groups + group) * block; }
+  int together() const { return block % (2 * TILE) ? TILE : 2 * TILE; }  // positions in one product
 
   void write(int slot, int group, const float* key, const float* value, int used, bool last) {
     const int id = slot / block, offset = slot % block;
@@ -100,6 +100,19 @@ inline void ahead(const Tile& tile, const Cache& cache, int position, int count)
   }
 }
 
+// Where K's columns of `width` positions are, of which the first is `position`; of positions behind
+// the last one, where that one's are.
+inline const uint8_t* keys(const Tile& tile, const Cache& cache, int position, int width) {
+  const int p = std::min(position, (tile.end() - 1) / width * width);
+  return cache.k + cache.at(tile.blocks[p / cache.block], tile.group) + p % cache.block * 4;
+}
+
+// Where V of a position begins, `together` in its pair or four.
+inline const uint8_t* values(const Tile& tile, const Cache& cache, int p) {
+  return cache.v + cache.at(tile.blocks[p / cache.block], tile.group) +
+         long(p % cache.block / cache.values()) * cache.dim * 4;
+}
+
 // Vectors that are worked on together, for so many rows.
 constexpr int vectors_for(int rows) { return LANES < 16 ? 1 : rows <= 5 ? 4 : 2; }
 
@@ -127,14 +140,14 @@ INLINE void put_together(const vint (&acc)[M * DIGITS][V], F f) {
 
 // Scores of M queries, the first of which is `row`, and V vectors of positions.
 template <bool CODES, int M, int V>
-INLINE void score(const Tile& tile, const Cache& cache, const Queries& q, long row, float scale,
-                  int from, int position, float* scores, long lds) {
+INLINE void score(const Tile& tile, const Cache& cache, const Queries& q, long row, int from,
+                  int position, float* scores, long lds) {
   const uint8_t* columns[V];
   const float* scales[V];
   for (int v = 0; v < V; ++v) {
     const int p = std::min(position + v * LANES, (tile.end() - 1) / LANES * LANES);
     const int id = tile.blocks[p / cache.block];
-    columns[v] = cache.k + cache.at(id, tile.group) + p % cache.block * 4;
+    columns[v] = keys(tile, cache, p, LANES);
     if (CODES) scales[v] = cache.k_scales + cache.row(id, tile.group) + p % cache.block;
   }
   ahead(tile, cache, position, V * LANES);
@@ -145,7 +158,7 @@ INLINE void score(const Tile& tile, const Cache& cache, const Queries& q, long r
     multiply_codes<8, M * DIGITS, V, 1>(acc, q.digits + row * DIGITS * cache.dim, cache.dim, columns,
                                         long(cache.block) * 4, cache.dim / 4);
     put_together<M, V>(acc, [&](auto m, auto v, vfloat total) __attribute__((always_inline)) {
-      total = (total - 128.0f * q.sums[row + m]) * (q.scales[row + m] * scale);
+      total = (total - 128.0f * q.sums[row + m]) * q.scales[row + m];
       store(to + m * lds + v * LANES, total * load<vfloat>(scales[v]));
     });
   } else {
@@ -154,70 +167,67 @@ INLINE void score(const Tile& tile, const Cache& cache, const Queries& q, long r
     multiply<M, V, 1>(acc, q.values + row * cache.dim, cache.dim, columns, long(cache.block) * 4,
                       cache.dim / PAIR);
     repeat<M>(EACH(m) {
-      repeat<V>(EACH(v) { store(to + m * lds + v * LANES, acc[m][v] * scale); });
+      repeat<V>(EACH(v) { store(to + m * lds + v * LANES, acc[m][v]); });
     });
   }
 }
+
+// Positions that are worked on together: their scores and K and V stay near, and sums of products
+// of whole numbers fit into 32 bits.
+constexpr int SEGMENT = 512;
 
 // Room for one thread's scores, kept from step to step.
 struct AttentionRoom {
-  std::vector<float> scores, sums;
-  std::vector<Operand> weights;
+  Lines<float> scores, sums;
+  Lines<Operand> weights, tail;
   std::vector<Digit> digits;
 };
 
-constexpr int SEGMENT = 512;  // positions whose products are added as whole numbers
-
-// Sums of V over the positions, each times its weight: M rows, V vectors of the head dimension.
+// Adds V of positions from .. until - 1, each times its weight, to sums [M, D]: V vectors of the
+// head dimension. With codes the weights are digits, and `scales` theirs.
 template <bool CODES, int M, int V>
 INLINE void mix(const Tile& tile, const Cache& cache, const AttentionRoom& room,
-                const Operand* weights, long ldw, int from, int column, const float* inverse,
-                float* sums) {
-  vfloat acc[M][V];
-  repeat<M>(EACH(m) { repeat<V>(EACH(v) { acc[m][v] = vfloat{}; }); });
-  auto block_end = [&](int p) { return std::min(tile.end(), (p / cache.block + 1) * cache.block); };
-  auto place = [&](int p) {
-    return cache.v + cache.at(tile.blocks[p / cache.block], tile.group) +
-           (long(p % cache.block / cache.values()) * cache.dim + column) * 4;
+                const Operand* weights, long ldw, int from, int until, int column,
+                const float* scales, float* sums) {
+  auto place = [&](int p) { return values(tile, cache, p) + column * 4; };
+  auto each_block = [&](auto f) __attribute__((always_inline)) {
+    for (int p = from, end; p < until; p = end) {
+      end = std::min(until, (p / cache.block + 1) * cache.block);
+      f(p, end - p);
+    }
+  };
+  auto add = [&](auto m, auto v, vfloat x) __attribute__((always_inline)) {
+    float* to = sums + m * long(cache.dim) + column + v * LANES;
+    store(to, load<vfloat>(to) + x);
   };
   if constexpr (CODES) {
-    for (int p = from; p < tile.end();) {
-      const int end = std::min(tile.end(), p + SEGMENT);
-      vint whole[M * DIGITS][V];
-      repeat<M * DIGITS>(EACH(m) { repeat<V>(EACH(v) { whole[m][v] = vint{}; }); });
-      while (p < end) {
-        const int until = std::min(end, block_end(p));
-        multiply_codes<8, M * DIGITS, V, V, true>(whole, room.digits.data() + (p - from), ldw,
-                                                  {place(p)}, long(cache.dim) * 4,
-                                                  (until - p + 3) / 4);
-        p = until;
-      }
-      put_together<M, V>(whole, [&](auto m, auto v, vfloat total) __attribute__((always_inline)) {
-        acc[m][v] += total;
-      });
-    }
-  } else {
-    for (int p = from; p < tile.end();) {
-      const int until = block_end(p);
-      multiply<M, V, V>(acc, weights + (p - from), ldw, {place(p)}, long(cache.dim) * 4,
-                        (until - p + PAIR - 1) / PAIR);
-      p = until;
-    }
-  }
-  repeat<M>(EACH(m) {
-    repeat<V>(EACH(v) {
-      store(sums + m * long(cache.dim) + column + v * LANES, acc[m][v] * inverse[m]);
+    vint whole[M * DIGITS][V];
+    repeat<M * DIGITS>(EACH(m) { repeat<V>(EACH(v) { whole[m][v] = vint{}; }); });
+    each_block([&](int p, int count) __attribute__((always_inline)) {
+      multiply_codes<8, M * DIGITS, V, V, true>(whole, room.digits.data() + (p - from), ldw,
+                                                {place(p)}, long(cache.dim) * 4, (count + 3) / 4);
     });
-  });
+    put_together<M, V>(whole, [&](auto m, auto v, vfloat total) __attribute__((always_inline)) {
+      add(m, v, total * scales[m]);
+    });
+  } else {
+    vfloat acc[M][V];
+    repeat<M>(EACH(m) { repeat<V>(EACH(v) { acc[m][v] = vfloat{}; }); });
+    each_block([&](int p, int count) __attribute__((always_inline)) {
+      multiply<M, V, V>(acc, weights + (p - from), ldw, {place(p)}, long(cache.dim) * 4,
+                        (count + PAIR - 1) / PAIR);
+    });
+    repeat<M>(EACH(m) { repeat<V>(EACH(v) { add(m, v, acc[m][v]); }); });
+  }
 }
 
 // A row of weights times the scales of V becomes digits without sign; returns the numbers' scale.
-inline float weigh(const Tile& tile, const Cache& cache, int from, float* weights, Digit* to,
-                   long ld) {
+inline float weigh(const Tile& tile, const Cache& cache, int from, int until, float* weights,
+                   Digit* to, long ld) {
   constexpr int MOST = (1 << std::min(DIGITS * DIGIT_BITS, 30)) - 1;
   float top = 0;
   bool finite = true;
-  for (int p = from; p < tile.end(); ++p) {
+  for (int p = from; p < until; ++p) {
     float& weight = weights[p - from];
     if (weight == 0) continue;
     weight *= cache.v_scales[cache.row(tile.blocks[p / cache.block], tile.group) + p % cache.block];
@@ -226,9 +236,9 @@ inline float weigh(const Tile& tile, const Cache& cache, int from, float* weight
   }
   if (!finite) return NAN;
   const float scale = top / MOST > 0 ? top / MOST : 1.0f;
-  const int width = (tile.end() - from + 3) / 4 * 4;
+  const int width = (until - from + 3) / 4 * 4;
   for (int i = 0; i < width; ++i) {
-    const float steps = from + i < tile.end() ? weights[i] / scale : 0.0f;
+    const float steps = from + i < until ? weights[i] / scale : 0.0f;
     const int32_t number = std::min(int32_t(steps + 0.5f), MOST);
     for (int d = 0; d < DIGITS; ++d)
       to[d * ld + i] = Digit(number >> (DIGITS - 1 - d) * DIGIT_BITS & (BASE - 1));
@@ -236,57 +246,139 @@ inline float weigh(const Tile& tile, const Cache& cache, int from, float* weight
   return scale;
 }
 
+#if NV_TILES
+// As `score`, of all rows and positions from .. until - 1.
+template <int R>
+inline void score_by_tiles(const Tile& tile, const Cache& cache, const Operand* q, int from,
+                           int until, float* scores, long lds) {
+  constexpr int V = 4 / R;
+  shape_tiles<R>(tile.rows, TILE);
+  for (int p = from; p < until; p += V * TILE) {
+    const uint8_t* columns[V];
+    for (int v = 0; v < V; ++v) columns[v] = keys(tile, cache, p + v * TILE, TILE);
+    ahead(tile, cache, p, V * TILE);
+    const long stride = long(cache.block) * 4;
+    multiply_tiles<R, V>(
+        q, cache.dim, [&](int s, int v) { return columns[v] + s * TILE * stride; }, stride,
+        cache.dim / (TILE * PAIR), TILE, 0, [&](auto c, int, int) { clear_tile<c>(); },
+        [&](auto c, int r, int v) {
+          store_tile<c>(scores + r * TILE * lds + (p - from) + v * TILE, lds * 4);
+        });
+  }
+}
+
+// As `mix`, of all rows and columns. Whatever lies behind the last position, it may be a NaN.
+template <int R>
+inline void mix_by_tiles(const Tile& tile, const Cache& cache, AttentionRoom& room, long ldw,
+                         int from, int until) {
+  const int pairs = cache.together() / PAIR, steps = (until - from) / cache.together();
+  const int rest = (until - from) % cache.together();
+  const long stride = long(cache.dim) * 4;
+  if (rest) {
+    room.tail.assign(pairs * cache.dim * PAIR, 0);
+    std::memcpy(room.tail.data(), values(tile, cache, until - rest), (rest + 1) / PAIR * stride);
+    if (rest % 2)
+      for (int d = 0; d < cache.dim; ++d) room.tail[(long(rest / 2) * cache.dim + d) * PAIR + 1] = 0;
+  }
+  shape_tiles<R>(tile.rows, pairs);
+  auto columns = [&](auto width, int column) {
+    auto at = [&](int r, int v) {
+      return room.sums.data() + r * TILE * long(cache.dim) + column + v * TILE;
+    };
+    multiply_tiles<R, width>(
+        room.weights.data(), ldw,
+        [&](int s, int v) {
+          const uint8_t* row = s < steps ? values(tile, cache, from + s * cache.together())
+                                         : reinterpret_cast<const uint8_t*>(room.tail.data());
+          return row + (column + v * TILE) * 4;
+        },
+        stride, steps + (rest > 0), pairs, 0,
+        [&](auto c, int r, int v) { load_tile<c>(at(r, v), stride); },
+        [&](auto c, int r, int v) { store_tile<c>(at(r, v), stride); });
+  };
+  int column = 0;
+  for (; column + 4 / R * TILE <= cache.dim; column += 4 / R * TILE)
+    columns(std::integral_constant<int, 4 / R>{}, column);
+  for (; column < cache.dim; column += 2 * TILE) columns(std::integral_constant<int, 2>{}, column);
+}
+#endif
+
+// Rows of a product of attention.
+constexpr int attention_rows(bool codes) {
+  return codes ? rows_at_once(DIGITS) : NV_TILES ? 2 * TILE : MAX_ROWS;
+}
+
 // The result is [outputs, lda] of H * used values a row, in `out`.
 template <bool CODES>
 inline void attend(const Tile& tile, const Cache& cache, const Queries& q, int tokens,
                    int group_heads, int used, float scale, int window, AttentionRoom& room,
                    Operand* out, long lda) {
-  constexpr int MOST = rows_at_once(CODES ? DIGITS : 1);
-  int from = window ? std::max(0, tile.position - window + 1) / LANES * LANES : 0;
-  const int width = (tile.end() - from + 4 * LANES - 1) / (4 * LANES) * (4 * LANES);
-  const long lds = width + LANES;
-  room.scores.resize(MAX_ROWS * lds);
-  room.sums.resize(MAX_ROWS * cache.dim);
+  constexpr int MOST = attention_rows(CODES);
+  const int align = cache.together();
+  const int from = window ? std::max(0, tile.position - window + 1) / align * align : 0;
+  auto whole = [](int count) { return (count + 4 * LANES - 1) / (4 * LANES) * (4 * LANES); };
+  const long lds = whole(std::min(SEGMENT, tile.end() - from)) + LINE / 2;
+  room.scores.resize(MOST * lds);
+  room.sums.assign(MOST * cache.dim, 0.0f);
+  if (CODES) room.digits.resize(MOST * DIGITS * lds);
+  if (!CODES && NV_DOT) room.weights.resize(MOST * lds);
   const long row = (long(tile.group) * tokens + tile.token) * group_heads + tile.head;
-  float inverse[MAX_ROWS];
-  float* scores = room.scores.data();
-  with_rows<MOST>(tile.rows, [&](auto rows) {
-    constexpr int M = decltype(rows)::value, V = vectors_for(CODES ? M * DIGITS : M);
-    for (int p = from; p < tile.end(); p += V * LANES)
-      score<CODES, M, V>(tile, cache, q, row, scale, from, p, scores, lds);
-  });
-  for (int m = 0; m < tile.rows; ++m) {
-    const int position = tile.position + m / tile.heads;
-    const int low = window ? std::max(0, position - window + 1) : 0;
-    inverse[m] = soften(scores + m * lds, low - from, position + 1 - from, width);
-  }
-  const Operand* weights = nullptr;
-  if constexpr (CODES) {
-    room.digits.resize(MOST * DIGITS * lds);
-    for (int m = 0; m < tile.rows; ++m)
-      inverse[m] *= weigh(tile, cache, from, scores + m * lds, &room.digits[m * DIGITS * lds], lds);
-  } else {
-#if NV_DOT
-    room.weights.resize(MAX_ROWS * lds);
-    for (long i = 0; i < tile.rows * lds; ++i) narrow(scores[i], room.weights[i]);
-    weights = room.weights.data();
-#else
-    weights = scores;
+  Softmax softmax[MOST];
+  float scales[MOST], *scores = room.scores.data(), *sums = room.sums.data();
+  for (int begin = from; begin < tile.end(); begin += SEGMENT) {
+    const int until = std::min(begin + SEGMENT, tile.end());
+    const int width = whole(until - begin);
+#if NV_TILES
+    if constexpr (!CODES)
+      (tile.rows <= TILE ? score_by_tiles<1> : score_by_tiles<2>)(
+          tile, cache, q.values + row * cache.dim, begin, until, scores, lds);
+    else
 #endif
+      with_rows<MOST>(tile.rows, [&](auto rows) {
+        constexpr int M = decltype(rows)::value, V = vectors_for(CODES ? M * DIGITS : M);
+        for (int p = begin; p < until; p += V * LANES)
+          score<CODES, M, V>(tile, cache, q, row, begin, p, scores, lds);
+      });
+    for (int m = 0; m < tile.rows; ++m) {
+      const int position = tile.position + m / tile.heads;
+      const int low = window ? position - window + 1 - begin : 0;
+      float* to = sums + m * long(cache.dim);
+      const float again = softmax[m].add(scores + m * lds, std::clamp(low, 0, width),
+                                         std::clamp(position + 1 - begin, 0, width), width, scale);
+      for (int d = 0; again != 1 && d < cache.dim; ++d) to[d] *= again;
+    }
+    const Operand* weights = nullptr;
+    if constexpr (CODES) {
+      for (int m = 0; m < tile.rows; ++m)
+        scales[m] = weigh(tile, cache, begin, until, scores + m * lds,
+                          &room.digits[m * DIGITS * lds], lds);
+    } else {
+#if NV_DOT
+      for (long i = 0; i < tile.rows * lds; ++i) narrow(scores[i], room.weights[i]);
+      weights = room.weights.data();
+#else
+      weights = scores;
+#endif
+    }
+#if NV_TILES
+    if constexpr (!CODES)
+      (tile.rows <= TILE ? mix_by_tiles<1> : mix_by_tiles<2>)(tile, cache, room, lds, begin, until);
+    else
+#endif
+      with_rows<MOST>(tile.rows, [&](auto rows) {
+        constexpr int M = decltype(rows)::value, V = vectors_for(CODES ? M * DIGITS : M);
+        int column = 0;
+        for (; column + V * LANES <= cache.dim; column += V * LANES)
+          mix<CODES, M, V>(tile, cache, room, weights, lds, begin, until, column, scales, sums);
+        if constexpr (V > 2)
+          for (; column < cache.dim; column += 2 * LANES)
+            mix<CODES, M, 2>(tile, cache, room, weights, lds, begin, until, column, scales, sums);
+      });
   }
-  with_rows<MOST>(tile.rows, [&](auto rows) {
-    constexpr int M = decltype(rows)::value, V = vectors_for(CODES ? M * DIGITS : M);
-    int column = 0;
-    float* sums = room.sums.data();
-    for (; column + V * LANES <= cache.dim; column += V * LANES)
-      mix<CODES, M, V>(tile, cache, room, weights, lds, from, column, inverse, sums);
-    if constexpr (V > 2)
-      for (; column < cache.dim; column += 2 * LANES)
-        mix<CODES, M, 2>(tile, cache, room, weights, lds, from, column, inverse, sums);
-  });
   for (int m = 0; m < tile.rows; ++m) {
     const int head = tile.group * group_heads + tile.head + m % tile.heads;
     Operand* to = out + (tile.output + m / tile.heads) * lda + long(head) * used;
-    for (int d = 0; d < used; ++d) narrow(room.sums[m * long(cache.dim) + d], to[d]);
+    const float inverse = 1.0f / softmax[m].total;
+    for (int d = 0; d < used; ++d) narrow(sums[m * long(cache.dim) + d] * inverse, to[d]);
   }
 }

@@ -6,7 +6,7 @@
 struct Visits {
   std::vector<float> logits, weights, out;     // [T, N], [T, V], [R, E]
   std::vector<int32_t> experts, rows, starts;  // [T, V], [T, V]: the row of each; [N + 1]
-  std::vector<Operand> a;                      // [R, lda]
+  Lines<Operand> a;                            // [R, lda]
 
   void fit(long tokens, long all, long each, long lda, long hidden) {
     logits.resize(tokens * all);

@@ -4,7 +4,7 @@
 #include "floats.h"
 #include "team.h"
 
-constexpr int SLAB = 96;          // rows that pass by a panel together
+constexpr int SLAB = 256;          // rows that pass by a panel together
 constexpr int NEAR = 640 * 1024;  // bytes of them that stay in the second-level cache
 
 // While the rows of a block pass by one chunk of a panel, the next chunk comes from memory: a line
@@ -35,7 +35,7 @@ void multiply_slab(const Product& product, int first, int count, int panel, int 
   const int blocks = (count + Product::most - 1) / Product::most;
   const int chunk = blocks > 1 ? product.at_once() : product.parts();
   const long ld = long(count) * PANEL;
-  alignas(64) float sums[SLAB * PANEL];
+  alignas(64) float sums[SLAB * std::max(PANEL, 2 * TILE)];  // two panels may be half as wide
   for (int p = 0; p < panels; ++p)
     for (int m = 0; m < count; ++m) product.begin(panel + p, sums + p * ld + m * PANEL);
   for (int from = 0; from < product.parts(); from += chunk) {

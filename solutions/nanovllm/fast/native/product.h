@@ -4,8 +4,6 @@
 
 #include "vectors.h"
 
-constexpr int LINE = 64;  // bytes that come from memory together
-
 // How far ahead in its own columns a product asks for memory, where nothing else does: far enough
 // for the memory to answer in time, and near enough that this is still there when it is wanted.
 constexpr int reach(int rows) { return rows == 1 ? 2048 : 4096; }

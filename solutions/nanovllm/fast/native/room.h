@@ -9,13 +9,16 @@ struct Token {
   bool last;  // of its sequence's new tokens
 };
 
-// Rows of a left operand must not fall on the same cache sets: no power of two between them.
-inline long row_length(long size) { return (size + PANEL - 1) / PANEL * PANEL + LANES; }
+// Rows of a left operand begin with a line, and must not fall on the same cache sets: no power of
+// two between them.
+inline long row_length(long size) {
+  return (size + PANEL - 1) / PANEL * PANEL + LINE / sizeof(Operand);
+}
 
 // Kept from step to step, and grown when a step needs more.
 struct Room {
   std::vector<float> x, qkv;     // [T, E], [T, (H + 2 G) D]
-  std::vector<Operand> a, h, q;  // [T, E], [T or R, max(H D, widest)], [G, T, H / G, D]
+  Lines<Operand> a, h, q;         // [T, E], [T or R, max(H D, widest)], [G, T, H / G, D]
   std::vector<Token> tokens;
   std::vector<int> runs;         // where tokens begin that lie in one block, and where the last end
   std::vector<Tile> tiles, final_tiles;
@@ -51,7 +54,7 @@ struct Room {
   // The last layer's results are wanted for few tokens: those whose logits are.
   void place_tokens(const Model& model, const Step& step) {
     const int groups = model.num_kv_heads, heads = model.num_heads / groups, size = step.block_size;
-    const int most = rows_at_once(step.k_scales ? DIGITS : 1);
+    const int most = attention_rows(step.k_scales);
     tokens.clear();
     runs.clear();
     tiles.clear();

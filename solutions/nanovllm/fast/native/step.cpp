@@ -30,6 +30,7 @@ class Run {
     };
     linear(walk, room.digits, room.a.data(), room.lda, outputs, model.head, keep);
     walk.share(outputs, [&](int t) { step.tokens[t] = likeliest(logits(t), model.vocab); });
+    release_tiles();
   }
 
  private:

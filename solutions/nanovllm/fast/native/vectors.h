@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <new>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -39,6 +41,25 @@ typedef uint16_t Operand;
 #define NV_DOT 0
 typedef float Operand;
 #endif
+
+constexpr int LINE = 64;  // bytes that come from memory together
+
+// A std::vector that begins with a line.
+template <class T>
+struct OnLine {
+  using value_type = T;
+  OnLine() = default;
+  template <class U>
+  OnLine(const OnLine<U>&) {}
+  T* allocate(size_t count) {
+    return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t(LINE)));
+  }
+  void deallocate(T* from, size_t) { ::operator delete(from, std::align_val_t(LINE)); }
+  bool operator==(const OnLine&) const { return true; }
+  bool operator!=(const OnLine&) const { return false; }
+};
+template <class T>
+using Lines = std::vector<T, OnLine<T>>;
 
 template <class V, class T>
 inline V load(const T* from) {

@@ -1,0 +1,94 @@
+// Matrix tiles (AMX): registers of up to 16 rows of 64 bytes, and products of whole tiles. Where the
+// processor has none, NV_EMULATE_TILES takes the same path, for tests.
+#pragma once
+#include "product.h"
+
+#if NV_DOT && (defined(__AMX_BF16__) || defined(NV_EMULATE_TILES))
+#define NV_TILES 1
+#else
+#define NV_TILES 0
+#endif
+
+constexpr int TILE = 16;  // rows of a tile; a row has as many floats, or pairs of values
+
+#if NV_TILES
+
+// Tiles 0 to 3 are sums, R rows of tiles and 4 / R side by side; 4 and 5 (R = 2) are left sides, 6
+// and 7 right sides.
+constexpr int LEFT = 4, RIGHT = 6;
+
+#ifdef NV_EMULATE_TILES
+#include "emulated_tiles.h"
+#else
+struct alignas(LINE) Shapes {
+  uint8_t palette, start, unused[14];
+  uint16_t bytes[16];
+  uint8_t rows[16];
+};
+
+inline void set_shapes(const Shapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
+
+// What a thread has in its tiles is kept whenever another one runs, until it gives them back.
+inline void release_tiles() { asm volatile("tilerelease"); }
+
+template <int T>
+INLINE void load_tile(const void* from, long stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
+}
+
+template <int T>
+INLINE void store_tile(void* to, long stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
+}
+
+template <int T>
+INLINE void clear_tile() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(T));
+}
+
+// Tile C += tile A times tile B, which are of pairs.
+template <int C, int A, int B>
+INLINE void multiply_tile() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+#endif
+
+// For products of `rows` rows of a left side with `pairs` pairs.
+template <int R>
+INLINE void shape_tiles(int rows, int pairs) {
+  Shapes shapes{1};
+  for (int t = 0; t < 8; ++t) {
+    const int row = t < LEFT ? t * R / 4 : t - LEFT;
+    shapes.rows[t] = t < RIGHT ? std::clamp(rows - row * TILE, 1, TILE) : pairs;
+    shapes.bytes[t] = t < LEFT || t >= RIGHT ? 64 : pairs * 4;
+  }
+  set_shapes(shapes);
+}
+
+// As `multiply`, for R * TILE rows or fewer (tiles have their shapes by then) and V tiles of
+// columns: step s takes `pairs` pairs from right(s, v) on, `stride` bytes apart. begin(C, r, v) has
+// to fill tile C, end(C, r, v) to store it. What lies `far` bytes further on is asked for.
+template <int R, int V, class Right, class Begin, class End>
+INLINE void multiply_tiles(const Operand* a, long lda, Right right, long stride, int steps,
+                           int pairs, int far, Begin begin, End end) {
+  auto each_sum = [&](auto f) __attribute__((always_inline)) {
+    repeat<R>(EACH(r) {
+      repeat<V>(EACH(v) { f(std::integral_constant<int, r * 4 / R + v>{}, r, v); });
+    });
+  };
+  each_sum(begin);
+  for (int s = 0; s < steps; ++s) {
+    repeat<R>(EACH(r) { load_tile<LEFT + r>(a + r * TILE * lda + s * pairs * PAIR, lda * 2); });
+    repeat<V>(EACH(v) {
+      const uint8_t* from = right(s, v);
+      load_tile<RIGHT + v % 2>(from, stride);
+      if (far)
+        for (int i = 0; i < TILE; ++i) __builtin_prefetch(from + far + i * stride);
+      repeat<R>(EACH(r) { multiply_tile<r * 4 / R + v, LEFT + r, RIGHT + v % 2>(); });
+    });
+  }
+  each_sum(end);
+}
+#else
+inline void release_tiles() {}
+#endif

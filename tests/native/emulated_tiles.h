@@ -1,0 +1,54 @@
+// Matrix tiles without the instructions, for tests of fast/native on any processor.
+#pragma once
+
+struct Shapes {
+  uint8_t palette, start, unused[14];
+  uint16_t bytes[16];
+  uint8_t rows[16];
+};
+
+struct Tiles {
+  Shapes shapes;
+  uint8_t at[8][TILE][64];
+};
+inline thread_local Tiles tiles;
+
+inline void set_shapes(const Shapes& shapes) {
+  tiles.shapes = shapes;
+  std::memset(tiles.at, 0, sizeof tiles.at);
+}
+
+inline void release_tiles() { set_shapes({}); }
+
+template <int T>
+inline void load_tile(const void* from, long stride) {
+  for (int i = 0; i < tiles.shapes.rows[T]; ++i)
+    std::memcpy(tiles.at[T][i], static_cast<const char*>(from) + i * stride, tiles.shapes.bytes[T]);
+}
+
+template <int T>
+inline void store_tile(void* to, long stride) {
+  for (int i = 0; i < tiles.shapes.rows[T]; ++i)
+    std::memcpy(static_cast<char*>(to) + i * stride, tiles.at[T][i], tiles.shapes.bytes[T]);
+}
+
+template <int T>
+inline void clear_tile() {
+  std::memset(tiles.at[T], 0, sizeof tiles.at[T]);
+}
+
+// As Intel's manual has it: even and odd products apart, and both added to the sum at the end.
+template <int C, int A, int B>
+inline void multiply_tile() {
+  auto value = [](int t, int i, int j) { return widen(load<uint16_t>(tiles.at[t][i] + 2 * j)); };
+  for (int m = 0; m < tiles.shapes.rows[A]; ++m)
+    for (int n = 0; n < TILE; ++n) {
+      float even = 0, odd = 0;
+      for (int s = 0; s < tiles.shapes.rows[B]; ++s) {
+        even += value(A, m, 2 * s) * value(B, s, 2 * n);
+        odd += value(A, m, 2 * s + 1) * value(B, s, 2 * n + 1);
+      }
+      uint8_t* sum = tiles.at[C][m] + 4 * n;
+      store(sum, load<float>(sum) + (even + odd));
+    }
+}
