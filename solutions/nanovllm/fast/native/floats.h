@@ -85,7 +85,7 @@ struct FloatProduct {
 #endif
   long row_bytes() const { return lda * sizeof(Operand); }
   int parts() const { return w.steps(); }
-  int at_once() const { return 1024 / PAIR; }
+  int at_once() const { return (NV_TILES ? 1024 : 256) / PAIR; }
   int steps(int from, int until) const { return until - from; }
   const void* part(int panel, int step) const { return w.bytes() + w.step(panel, step); }
   void begin(int panel, float* sums) const {

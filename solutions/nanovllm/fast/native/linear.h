@@ -4,7 +4,7 @@
 #include "floats.h"
 #include "team.h"
 
-constexpr int SLAB = 256;          // rows that pass by a panel together
+constexpr int SLAB = NV_TILES ? 256 : 96;  // rows that pass by a panel together
 constexpr int NEAR = 640 * 1024;  // bytes of them that stay in the second-level cache
 
 // While the rows of a block pass by one chunk of a panel, the next chunk comes from memory: a line
