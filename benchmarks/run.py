@@ -45,9 +45,19 @@ def parts(
         return lambda: runs.run_latency(model, names, rounds, report, **common)
 
     def speculative(model: str, batches: list[int], kinds: Sequence[str], tokens: int) -> Part:
-        rounds = 2 if quick else 30
+        rounds = 2 if quick else 40
         return lambda: runs.run_speculative(
-            model, None, batches[: 1 if quick else 4], kinds, 4, rounds, tokens, True, 1, report
+            model,
+            None,
+            batches[: 1 if quick else 4],
+            kinds,
+            4,
+            rounds,
+            tokens,
+            True,
+            1,
+            report,
+            vllm_python,
         )
 
     return {

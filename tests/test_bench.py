@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 from benchmarks import growth, planning_cost
 from nanovllm.batching.events import ChunkRun, Stepped
 from nanovllm.bench import compare_policies, memory
-from nanovllm.bench.contestants import Settings, started
+from nanovllm.bench.assisted import Lookup
+from nanovllm.bench.contestants import Ready, Settings, started
 from nanovllm.bench.forced import Forced, judge
 from nanovllm.bench.loop import peak_bytes
 from nanovllm.bench.machine import describe, require_quiet
@@ -273,6 +274,33 @@ class TestCommands:
             assert rows[way]["bound"] > 0 and len(rows[way]["seconds"]["none"]) == 2
         assert rows["draft"]["forwards"] > 1 and rows["policy"]["bound"] is None
         assert size_of(tmp_path / "s.png")[0] > 500
+
+    def test_lookup_of_vllm_is_told_by_its_steps_and_its_times(self):
+        class Answers:
+            """Guessing takes half the steps of not guessing, and half the processor's time."""
+
+            def __init__(self, steps: int) -> None:
+                self.each, self.steps, self.asked = steps, 0, []
+
+            def ask(self, do, jobs=()):
+                if do == "memory":
+                    return {"steps": self.steps}
+                self.asked.append(jobs)
+                self.steps += self.each
+                texts = [[0] * job["max_tokens"] for job in jobs]
+                return {"seconds": 3.0, "cpu_seconds": self.each, "token_ids": texts}
+
+        alone, guessing = Answers(8), Answers(4)
+        ready = {"vllm": Ready(alone, {}, 0, 0), "vllm-ngram": Ready(guessing, {}, 0, 0)}
+        texts = [[5, 6], [7], [8, 9, 1]]
+        row = Lookup(ready).row("sums", [[1], [2, 3], [4]], texts, rounds=3, batch=2)
+        assert (row.way, row.batch, row.tokens, row.faster, row.faster_wall) == (
+            "vLLM ngram", 2, 2.0, 2.0, 1.0
+        )  # fmt: skip
+        assert row.seconds == {"none": [16.0] * 3, "vLLM ngram": [8.0] * 3} and row.bound is None
+        first, second = alone.asked[:2]  # of the first round, which warms up
+        assert first == [{"prompt": [1], "max_tokens": 2}, {"prompt": [2, 3], "max_tokens": 1}]
+        assert second == [{"prompt": [4], "max_tokens": 3}] and len(guessing.asked) == 2 * (3 + 1)
 
     def test_guesses_that_are_given(self, model, tmp_path):
         done = run("bench", "speculative", "-m", model, "--batch", 2, "--prompts", "lists",

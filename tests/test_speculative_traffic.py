@@ -31,6 +31,7 @@ class Traffic:
     def __init__(self, slow_calls: int) -> None:
         self.now, self.rng, self.slow_calls = 0.0, random.Random(0), slow_calls
         self.read: dict[Request, int] = {}
+        self.preempted = 0
         self.rates: dict[Request, float] = {}
 
     def propose(self, asks: Sequence[Ask]) -> list[Guesses]:
@@ -45,11 +46,14 @@ class Traffic:
     def forget(self, request: Request) -> None:
         self.read.pop(request, None)
 
-    def run(self, arrivals: Arrivals, steps: int, how: str, max_chunk: int | None = None) -> float:
+    def run(
+        self, arrivals: Arrivals, steps: int, how: str, max_chunk: int | None = None,
+        places: int = 10**7,
+    ) -> float:  # fmt: skip
         """Tokens a second. how: "none" guesses, by the "policy" alone, or on "credit"."""
         costs, tokens, number = Costs(), 0, 0
         scheduler = SpeculativeScheduler(
-            Scheduler(CountingStore(10**7), clock=lambda: self.now, budget=FixedBudget(512),
+            Scheduler(CountingStore(places), clock=lambda: self.now, budget=FixedBudget(512),
                       max_num_seqs=64, max_chunk=max_chunk),
             self,
             FixedPolicy(0) if how == "none" else AdaptivePolicy(4, costs),
@@ -63,6 +67,7 @@ class Traffic:
                 self.rates[request], number = rate, number + 1
                 scheduler.add(request)
             plan = scheduler.schedule()
+            self.preempted += len(plan.preempted)
             self.now += BASE + TOKEN * plan.num_tokens
             for chunk in plan.chunks:
                 tokens += self._advance(scheduler, chunk)
@@ -71,7 +76,7 @@ class Traffic:
                 scheduler.end(request, Status.FINISHED)
                 del self.rates[request]
             scheduler.observe(0.0)
-        assert len(scheduler._read) <= len(self.rates), "of ended requests nothing is kept"
+            assert scheduler._read == self.read, "it knows what the draft has read, and no more"
         return tokens / self.now
 
     def _advance(self, scheduler: SpeculativeScheduler, chunk) -> int:
@@ -156,3 +161,10 @@ def test_a_draft_that_is_slow_at_first_is_asked_again(seats: int) -> None:
     arrivals = closed(seats, (10, 60), (100, 200), 0.8)
     fast, slow = (Traffic(calls).run(arrivals, 4000, "credit") for calls in (0, 3))
     assert slow > 0.85 * fast
+
+
+def test_who_was_preempted_is_read_anew() -> None:
+    """So that reading it all again is not learnt as what a guess costs."""
+    traffic = Traffic(0)
+    traffic.run(closed(4, (10, 60), (100, 200), EASY), 500, "policy", places=600)
+    assert traffic.preempted > 5

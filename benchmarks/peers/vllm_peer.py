@@ -1,4 +1,7 @@
-"""vLLM as a contestant, run by the Python of its own environment: `in-process | own-process`."""
+"""vLLM as a contestant, run by the Python of its own environment.
+
+`vllm_peer.py in-process | own-process | ngram GUESSES`; the last one guesses by prompt lookup.
+"""
 
 import os
 import sys
@@ -10,6 +13,11 @@ from nanovllm.bench.loop import serve
 
 class Vllm:
     """vLLM's offline `LLM.generate`, without a tokenizer: requests and answers are token ids."""
+
+    def __init__(self, guesses: int = 0) -> None:
+        lookup = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+        self.guessing = lookup | {"num_speculative_tokens": guesses} if guesses else None
+        self.steps = 0
 
     def load(
         self, model: str, dtype: str, threads: int, max_model_len: int, max_num_seqs: int
@@ -26,7 +34,10 @@ class Vllm:
             max_num_seqs=max_num_seqs,
             seed=0,
             disable_log_stats=True,
+            speculative_config=self.guessing,
         )
+        self.step = self.llm.llm_engine.step
+        self.llm.llm_engine.step = self._step
         preloaded = [Path(each).name for each in os.environ.get("LD_PRELOAD", "").split(os.pathsep)]
         return {
             "vllm": vllm.__version__, "torch": torch.__version__, "preloaded": " ".join(preloaded),
@@ -34,6 +45,13 @@ class Vllm:
 
     def settle(self) -> None:
         pass
+
+    def _step(self) -> Any:
+        self.steps += 1
+        return self.step()
+
+    def counts(self) -> dict[str, int]:
+        return {"steps": self.steps}
 
     def run(self, jobs: list[dict[str, Any]]) -> list[list[int]]:
         params = [
@@ -48,7 +66,8 @@ class Vllm:
 
 
 if __name__ == "__main__":
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "01"[sys.argv[1] == "own-process"]
+    how, guesses = sys.argv[1:]
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "01"[how == "own-process"]
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; its default takes half the memory
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    serve(Vllm())
+    serve(Vllm(int(guesses) if how == "ngram" else 0))

@@ -23,6 +23,7 @@ PEERS = {  # name: adapter and its argument
     "transformers-assisted": ("transformers_peer.py", "assisted"),
     "vllm": ("vllm_peer.py", "in-process"),
     "vllm-own-process": ("vllm_peer.py", "own-process"),
+    "vllm-ngram": ("vllm_peer.py", "ngram"),
     "llama.cpp": ("llama_peer.py", "as-it-is"),
     "llama.cpp-q8_0": ("llama_peer.py", "q8_0"),
     "llama.cpp-q4_0": ("llama_peer.py", "q4_0"),
@@ -45,6 +46,7 @@ class Settings:
     kv_cache_dtype: str | None = None
     quantization: str | None = None
     kv_cache_memory_bytes: int | None = None  # of ours and of vLLM, by default 1 GiB each
+    guesses: int = 4  # in a step of vllm-ngram
     tensor_parallel_size: int = 1  # of OURS, not of PLAIN
     pipeline_parallel_size: int = 1
 
@@ -87,7 +89,7 @@ class Settings:
                     options[option] = getattr(self, option)
             return [sys.executable, "-m", "nanovllm.bench.ours", json.dumps(options)]
         adapter, argument = PEERS[name]
-        return [str(self._python(name)), str(_ADAPTERS / adapter), argument]
+        return [str(self._python(name)), str(_ADAPTERS / adapter), argument, str(self.guesses)]
 
     def environment(self, name: str) -> dict[str, str]:
         """What its process needs. vLLM asks for Intel's OpenMP, which its packages bring along,

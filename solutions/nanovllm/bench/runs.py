@@ -180,8 +180,12 @@ def run_policies(requests: int, rate: float, seed: int) -> Outcome:
 def run_speculative(
     model: str, draft: str | None, batches: Sequence[int], kinds: Sequence[str], guesses: int,
     rounds: int, max_tokens: int, peers: bool, threads: int, report: Report,
+    vllm_python: str | None = None,
 ) -> Outcome:  # fmt: skip
-    """With guesses and without, in turns; without a draft model, with guesses that are given."""
+    """With guesses and without, in turns; without a draft model, with guesses that are given.
+
+    peers: where there is a draft, transformers at batch 1, and vLLM, whose Python that is.
+    """
     import torch
 
     from nanovllm.bench import (
@@ -199,19 +203,27 @@ def run_speculative(
     tokenizer = Tokenizer.from_pretrained(BUNDLED if draft is None else folder)
     longest = min(CONTEXT, weights.config.max_position)
     rows: list[guessing_rows.Row] = []
-    for batch in batches:
-        ways = speculative.ways(draft, guesses)
-        bench = speculative.Bench(weights, longest, batch, ways, max_tokens)
-        theirs = None
-        if peers and draft and batch == 1:
-            theirs = assisted.Assisted(folder, Path(draft), guesses, max_tokens)
-        for kind in kinds:
-            texts = guessing_prompts.prompts(kind, max(6, batch))
-            asked = [tokenizer.encode(text) for text in texts]
-            rows += bench.rows(kind, asked, rounds)
-            if theirs is not None:
-                rows += theirs.rows(kind, asked, max(rounds // 10, 1))
-            report(f"batch {batch}, {kind}")
+    names = ["vllm", "vllm-ngram"] if peers and draft and vllm_python else []
+    given = Settings(
+        str(folder), "float32", threads, max(batches), longest, vllm_python, guesses=guesses
+    )
+    with started(names, given) as ready:
+        for batch in batches:
+            ways = speculative.ways(draft, guesses)
+            bench = speculative.Bench(weights, longest, batch, ways, max_tokens)
+            theirs = None
+            if peers and draft and batch == 1:
+                theirs = assisted.Assisted(folder, Path(draft), guesses, max_tokens)
+            for kind in kinds:
+                texts = guessing_prompts.prompts(kind, max(6, batch))
+                asked = [tokenizer.encode(text) for text in texts]
+                rows += bench.rows(kind, asked, rounds)
+                if theirs is not None:
+                    rows += theirs.rows(kind, asked, max(rounds // 10, 1))
+                if ready:
+                    lookup = assisted.Lookup(ready)
+                    rows.append(lookup.row(kind, asked, bench.texts, max(rounds // 5, 1), batch))
+                report(f"batch {batch}, {kind}")
     settings = {
         "model": Path(model).name, "draft": draft and Path(draft).name, "guesses": guesses,
         "rounds": rounds, "max_tokens": max_tokens, "threads": threads, "dtype": "float32",

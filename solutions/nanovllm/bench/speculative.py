@@ -79,6 +79,7 @@ class Bench:
         self.ways, self.batch, self.most = {way.name: way for way in ways}, batch, most
         self._drafting = 0.0  # processor time in the draft's forwards so far
         self.params = SamplingParams(temperature=0, max_tokens=max_tokens)
+        self.texts: list[Ids] = []  # of the newest rows
 
         configs = {NONE: None} | {way.name: way.config for way in ways}
         if any(way.bounded for way in ways):
@@ -116,7 +117,7 @@ class Bench:
         """Answer in turns, after two rounds in which the policy learns, and guesses are kept."""
         runs: dict[str, list[Run]] = {}
         scripts: dict[str, Scripted] = {}
-        texts = self._run(self.sets[0][NONE], asked).texts
+        texts = self.texts = self._run(self.sets[0][NONE], asked).texts
         for engines in self.sets:
             for name, way in self.ways.items():
                 if way.rate is not None:

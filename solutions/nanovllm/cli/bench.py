@@ -43,7 +43,7 @@ Peers = Annotated[
     typer.Option(
         "--peer",
         help="nanovllm-plain, transformers, transformers-static, transformers-continuous, "
-        "transformers-assisted, vllm, vllm-own-process, llama.cpp, llama.cpp-q8_0 or "
+        "transformers-assisted, vllm, vllm-own-process, vllm-ngram, llama.cpp, llama.cpp-q8_0 or "
         "llama.cpp-q4_0; may be repeated.",
     ),
 ]
@@ -178,8 +178,9 @@ def guesses_against_none(
     rounds: Rounds = 5,
     max_tokens: Annotated[int, typer.Option(min=2, help="Of an answer, at most.")] = 48,
     peers: Annotated[
-        bool, typer.Option(help="transformers' guesses beside it, at batch 1.")
+        bool, typer.Option(help="Guesses of transformers (at batch 1) and vLLM beside it.")
     ] = False,
+    vllm_python: VllmPython = None,
     threads: Annotated[int, typer.Option(min=1, help="Of each contestant.")] = 1,
     out: Out = None, plot: Plot = None, code: Code = None,
 ) -> None:  # fmt: skip
@@ -193,7 +194,7 @@ def guesses_against_none(
     show(
         runs.run_speculative(
             model, draft, batch or [1, 8], prompts or KINDS, guesses, rounds, max_tokens, peers,
-            threads, report,
+            threads, report, vllm_python,
         ), out, plot,
     )  # fmt: skip
 

@@ -106,6 +106,8 @@ class SpeculativeScheduler:
             if self._slept and self.credit is not None:
                 self._wake(self.credit)
             self._nap, self._times = 0, None
+        for request in plan.preempted:
+            self._read.pop(request, None)
         complete = 0 if self._asleep else sum(chunk.completes for chunk in plan.chunks)
         self._tried = complete > 0 and (self.credit is None or self.credit.allows(complete))
         if self._tried:
@@ -217,6 +219,7 @@ class SpeculativeScheduler:
             self._say("error", f"guesses are dropped, for the proposer failed: {error!r}")
             for ask in asks:
                 self.proposer.forget(ask.request)
+                self._read.pop(ask.request, None)
             return {}
         guessed = {ask.request: self._usable(guesses.first(ask.most)) for ask, guesses in pairs}
         self._drafting = self._timer() - started
