@@ -72,7 +72,9 @@ def _child(lab: Lab, pack: Path, items: list[str], drawn: dict[str, Any], folder
         clocks.append(time.perf_counter())
         observed = {event["item"]: event["data"] for event in events if "data" in event}
         World("reference").enter()
-        job_scenarios.judge({**drawn, "observed": observed, "items": list(observed)}, events.append)
+        job_scenarios.judge(
+            {**drawn, "factors": 0, "observed": observed, "items": list(observed)}, events.append
+        )
         clocks.append(time.perf_counter())
         found: dict[str, Any] = {"passed": sum(event.get("status") == "passed" for event in events)}
         for part, before, after in zip(PARTS, clocks, clocks[1:], strict=False):

@@ -2,9 +2,10 @@
 
 Synthetic submissions of one lab are graded by `python -m grader grade`, which is killed half way
 and started again. Measured: submissions a minute, the time over that of the labs' own checks (see
-`check_time.py`), and the memory of all of the grader's processes. Checked: every student is in the
-table, what was in the journal before the kill is untouched, no student is in it twice, no process
-is left, and a sample graded once more without a break has the same points.
+`check_time.py`; of a sample, before, between and after the two runs), and the memory of all of the
+grader's processes. Checked: every student is in the table, what was in the journal before the kill
+is untouched, no student is in it twice, no process is left, and a sample graded once more without
+a break has the same points.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +52,17 @@ def own_times(
 
 
 def kill_and_resume(
-    folder: Path, lab: Lab, students: list[str], jobs: int, secret: Path, out: Path
-) -> tuple[Half, Half]:
-    """Grade the class with a kill half way; AssertionError where something is lost or repeated."""
+    folder: Path, lab: Lab, students: list[str], jobs: int, secret: Path, out: Path,
+    between: Callable[[], None],
+) -> tuple[Half, Half]:  # fmt: skip
+    """Grade the class with a kill half way; AssertionError where something is lost or repeated.
+
+    between: done after the kill, before it goes on.
+    """
     first = grade(folder, lab, jobs, secret, out, kill_at=len(students) // 2)
     kept = journalled(out)
     console.print(f"killed after {len(kept)} of {len(students)}, {first.wall:.0f} s")
+    between()
     second = grade(folder, lab, jobs, secret, out)
     assert second.status == 0, second.printed
     lines = journalled(out)
@@ -87,9 +94,19 @@ def measure(lab: Lab, count: int, jobs: int, sample: int) -> tuple[dict[str, Any
         secret.write_text(secrets.token_hex(32), encoding="ascii")
         # Every kind of submission has its share: 7 has no divisor in common with the ten kinds.
         chosen = sorted({students[7 * place % count] for place in range(sample)})
-        own = own_times(lab, home / "class", chosen, jobs, secret.read_text(), home / "own")
-        console.print(f"own time of {len(chosen)} submissions measured; grading {count}")
-        first, second = kill_and_resume(home / "class", lab, students, jobs, secret, home / "out")
+        own: list[dict[str, float]] = []
+
+        def time_some(third: int) -> None:
+            """By thirds, around both halves: a machine is not always as fast."""
+            some, to = chosen[third::3], home / f"own-{third}"
+            own.extend(own_times(lab, home / "class", some, jobs, secret.read_text(), to))
+            console.print(f"own time of {len(own)} submissions measured")
+
+        time_some(0)
+        first, second = kill_and_resume(
+            home / "class", lab, students, jobs, secret, home / "out", lambda: time_some(1)
+        )
+        time_some(2)
         (home / "some").mkdir()
         for student in chosen[:: max(1, len(chosen) // 12)]:
             os.link(home / "class" / f"{student}.zip", home / "some" / f"{student}.zip")

@@ -25,7 +25,11 @@ Part = Callable[[], runs.Outcome]
 
 
 def parts(
-    quick: bool, threads: int, vllm_python: str | None, llama_python: str | None
+    quick: bool,
+    threads: int,
+    vllm_python: str | None,
+    llama_python: str | None,
+    llama_speculative: str | None,
 ) -> dict[str, Part]:
     """What is run, by the name of its record; the peers' share of the time is the largest."""
     rounds, requests = (1, 8) if quick else (5, 64)
@@ -46,18 +50,13 @@ def parts(
 
     def speculative(model: str, batches: list[int], kinds: Sequence[str], tokens: int) -> Part:
         rounds = 2 if quick else 40
-        return lambda: runs.run_speculative(
-            model,
-            None,
-            batches[: 1 if quick else 4],
-            kinds,
-            4,
-            rounds,
-            tokens,
-            True,
-            1,
-            report,
+        at_once = batches[: 1 if quick else 4]
+        peers = (
             vllm_python,
+            llama_speculative and llama_python and (llama_speculative, llama_python),
+        )
+        return lambda: runs.run_speculative(
+            model, None, at_once, kinds, 4, rounds, tokens, True, 1, report, *peers
         )
 
     return {
@@ -106,13 +105,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--vllm-python", help="the Python of an environment that has vllm")
     parser.add_argument("--llama-python", help="of one with llama-cpp-python, gguf, torch")
+    parser.add_argument("--llama-speculative", help="llama.cpp's example llama-speculative-simple")
     parser.add_argument("--threads", type=int, default=usable_cpus())
     parser.add_argument("--quick", action="store_true", help="small numbers, to try it")
     parser.add_argument("--only", nargs="*", help="records to make; all by default")
     parser.add_argument("--anyway", action="store_true", help="on a busy machine, too")
     given = parser.parse_args()
     require_quiet(given.anyway or given.quick)
-    plan = parts(given.quick, given.threads, given.vllm_python, given.llama_python)
+    plan = parts(
+        given.quick, given.threads, given.vllm_python, given.llama_python, given.llama_speculative
+    )
     names = given.only or [*plan, "planning_cost"]
     unknown = set(names) - {*plan, "planning_cost"}
     if unknown:

@@ -97,6 +97,8 @@ class TestContestants:
         with started(names, settings) as ready:
             texts = {name: one.run(workload)["token_ids"] for name, one in ready.items()}
             assert ready["nanovllm"].facts["step"] == "plain: enforce_eager is set"
+            torch = ready["nanovllm"].facts["torch_import_seconds"]
+            assert 0 < torch < ready["nanovllm"].first_token_seconds
             assert ready["transformers-static"].facts["transformers"]
             for one in ready.values():
                 assert 1e8 < one.process.ask("memory")["peak_bytes"] < 4e9

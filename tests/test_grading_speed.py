@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.check_time import PARTS
 from benchmarks.grading_class import write_class
+from benchmarks.grading_scale import own_times
 from grader.checks import observation_json
+from grader.checks.markers import collect_checks
 from grader.course.lab_toml import CatalogError, find_lab, read_lab
 from grader.course.paths import ROOT
 from grader.grading import Limits, submission
@@ -111,3 +114,14 @@ def test_the_synthetic_class_has_no_two_alike(tmp_path: Path) -> None:
     ]
     assert all(not one.problem for one in found)
     assert len({tuple(sorted(one.files.items())) for one in found}) == 20
+
+
+@pytest.mark.proof
+def test_the_checks_own_time_is_measured_of_every_kind_of_submission(tmp_path: Path) -> None:
+    """What the record of a class is compared with; it goes past the grader, to its jobs."""
+    lab, home = find_lab("01"), tmp_path / "class"
+    students = write_class(lab, 10, home)
+    found = own_times(lab, home, students, 2, "00" * 32, tmp_path / "own")
+    assert all(min(one[part] for part in PARTS) > 0 for one in found)
+    passed = [one["passed"] for one in found]
+    assert max(passed) == len(collect_checks(lab)) and min(passed) < max(passed)

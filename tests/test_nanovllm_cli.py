@@ -26,6 +26,7 @@ from tests.tiny_checkpoint import SMALL, save_random
 
 STATUS = re.compile(
     r"\d+ tokens, [\d.-]+ tokens/s, TTFT \d+ ms, KV cache \d+/96 tokens, [\d./]+ MB"
+    r"(, first token [\d.]+ s \+ [\d.]+ s of torch after the start)?"
 )
 
 
@@ -580,3 +581,10 @@ class TestMeter:
         for kv in range(50):
             meter.push(StreamOutput("x", [1], kv))
         assert len(meter.line(width)) <= max(width, len("50 tokens"))
+
+    def test_generate_tells_what_the_start_took_beside_torch(self, model):
+        done = run("generate", "ab", "-m", model, "--max-tokens", 3)
+        assert done.returncode == 0, done.stderr
+        assert re.search(
+            r", first token [\d.]+ s \+ [\d.]+ s of torch after the start$", done.stderr
+        )

@@ -60,7 +60,7 @@ def write(folder: Path, kind: str, to: Path) -> None:
     theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
     out.add_rope_freq_base(theta)
     out.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    out.add_tokenizer_model("no_vocab")
+    _add_vocabulary(out, folder, config)
     type_ = gguf.GGMLQuantizationType[kind.upper()]
     for part in sorted(folder.glob("*.safetensors")):
         with safe_open(part, "pt") as tensors:
@@ -72,6 +72,35 @@ def write(folder: Path, kind: str, to: Path) -> None:
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
     out.close()
+
+
+def _add_vocabulary(out: Any, folder: Path, config: dict[str, Any]) -> None:
+    """A byte-level BPE's, for those who give text; folders of random weights have none."""
+    import json
+
+    import gguf
+
+    if not (folder / "tokenizer.json").is_file():
+        out.add_tokenizer_model("no_vocab")
+        return
+    told = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    special = {token["id"]: token["content"] for token in told["added_tokens"]}
+    known = {id_: token for token, id_ in told["model"]["vocab"].items()} | special
+    ids = range(config["vocab_size"])
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("qwen2")
+    out.add_token_list([known.get(id_, f"<unused {id_}>") for id_ in ids])
+    types = gguf.TokenType
+    out.add_token_types(
+        [
+            types.CONTROL if id_ in special else types.NORMAL if id_ in known else types.UNUSED
+            for id_ in ids
+        ]
+    )
+    merges = told["model"]["merges"]
+    out.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    out.add_eos_token_id(config["eos_token_id"])
+    out.add_add_bos_token(False)
 
 
 def _named(name: str) -> str:

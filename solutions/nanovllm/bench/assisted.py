@@ -1,7 +1,10 @@
-"""Peers' own guesses beside ours: transformers' draft and prompt lookup, vLLM's prompt lookup."""
+"""Peers' own guesses beside ours: transformers', vLLM's prompt lookup, llama.cpp's draft model."""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter, process_time
@@ -11,6 +14,7 @@ import torch
 
 from nanovllm.bench.contestants import Ready
 from nanovllm.bench.guessing_rows import NONE, Ids, Row, Run
+from nanovllm.bench.process import ROOT, ContestantError
 from nanovllm.bench.stats import median_ratio
 
 
@@ -84,6 +88,61 @@ class Lookup:
         steps = ready.process.ask("memory")["steps"] - before
         cpu, wall = (sum(one[k] for one in found) for k in ("cpu_seconds", "seconds"))
         return Run([ids for one in found for ids in one["token_ids"]], steps, cpu, wall)
+
+
+class Example:
+    """llama.cpp's example `llama-speculative-simple`: a process for each answer, timed by itself.
+
+    It always guesses: alone is lookup of so many tokens that nothing is found.
+    """
+
+    def __init__(
+        self, binary: str, python: str, folders: Sequence[Path], guesses: int, tokens: int
+    ) -> None:
+        """python: of an environment that writes folders, of the target and the draft, as GGUF."""
+        target, draft = (self._weights(python, folder) for folder in folders)
+        self.command = [binary, "-m", target, "-c", "512", "-t", "1", "-td", "1", "--temp", "0"]
+        self.command += ["-n", str(tokens), "--spec-draft-n-max", str(guesses)]
+        self.ways = {
+            NONE: ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "512"],
+            "draft": ["--spec-type", "draft-simple", "-md", draft, "--spec-draft-p-min", "0"],
+        }
+
+    def _weights(self, python: str, folder: Path) -> str:
+        adapter = ROOT / "benchmarks" / "peers" / "llama_peer.py"
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [python, str(adapter), "make", str(folder), "f32"],
+            check=True, capture_output=True, text=True, env=environment,
+        )  # fmt: skip
+        return done.stdout.split()[-1]
+
+    def row(self, kind: str, prompts: Sequence[str], rounds: int) -> Row:
+        """In turns, as `Bench.rows`; in place of processor time, seconds that it tells, a token."""
+        runs: dict[str, list[Run]] = {name: [] for name in self.ways}
+        for _ in range(rounds):
+            for name in self.ways:
+                runs[name].append(self._run(name, prompts))
+        return _row(kind, 1, "llama.cpp draft", runs[NONE], runs["draft"])
+
+    def _run(self, name: str, prompts: Sequence[str]) -> Run:
+        tokens, forwards, seconds = 0, 0, 0.0
+        for prompt in prompts:
+            command = [*self.command, *self.ways[name], "-p", prompt]
+            told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+            count, took = _told(r"decoded +(\d+) tokens in +([\d.]+) seconds", told)
+            [accepted] = _told(r"n_accept +=\D+(\d+)", told)
+            tokens, seconds = tokens + int(count), seconds + float(took)
+            forwards += int(count) - int(accepted)
+        per_thousand = round(1000 * forwards / tokens)  # it answers with a few tokens too many
+        return Run([], per_thousand, seconds / tokens, seconds / tokens)
+
+
+def _told(pattern: str, text: str) -> tuple[str, ...]:
+    found = re.search(pattern, text)
+    if found is None:
+        raise ContestantError(f"llama.cpp's example does not say {pattern!r}: {text[-500:]}")
+    return found.groups()
 
 
 def _row(kind: str, batch: int, way: str, alone: Sequence[Run], own: Sequence[Run]) -> Row:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from typing import Any
 
 from nanovllm.bench.acceptance import Acceptance
@@ -18,8 +19,10 @@ class Ours:
     def load(
         self, model: str, dtype: str, threads: int, max_model_len: int, max_num_seqs: int
     ) -> dict[str, Any]:
+        begun = time.perf_counter()
         import torch
 
+        seconds = time.perf_counter() - begun
         import nanovllm
         from nanovllm.llm.engine_options import EngineOptions
         from nanovllm.llm.ranks import choose_level
@@ -40,7 +43,7 @@ class Ours:
         self.next_id = 0
         return {
             "nanovllm": nanovllm.__version__, "torch": torch.__version__,
-            "engine": level.engine_name, "step": rung.step,
+            "engine": level.engine_name, "step": rung.step, "torch_import_seconds": seconds,
         }  # fmt: skip
 
     def settle(self) -> None:

@@ -180,11 +180,12 @@ def run_policies(requests: int, rate: float, seed: int) -> Outcome:
 def run_speculative(
     model: str, draft: str | None, batches: Sequence[int], kinds: Sequence[str], guesses: int,
     rounds: int, max_tokens: int, peers: bool, threads: int, report: Report,
-    vllm_python: str | None = None,
+    vllm_python: str | None = None, llama: tuple[str, str] | None = None,
 ) -> Outcome:  # fmt: skip
     """With guesses and without, in turns; without a draft model, with guesses that are given.
 
-    peers: where there is a draft, transformers at batch 1, and vLLM, whose Python that is.
+    peers: where there is a draft, transformers at batch 1, vLLM where its Python is given, and, at
+    batch 1, llama.cpp where `llama-speculative-simple` is, with the Python of its peer.
     """
     import torch
 
@@ -211,9 +212,12 @@ def run_speculative(
         for batch in batches:
             ways = speculative.ways(draft, guesses)
             bench = speculative.Bench(weights, longest, batch, ways, max_tokens)
-            theirs = None
+            theirs = example = None
             if peers and draft and batch == 1:
                 theirs = assisted.Assisted(folder, Path(draft), guesses, max_tokens)
+                if llama:
+                    both = folder, Path(draft)
+                    example = assisted.Example(*llama, both, guesses, max_tokens)
             for kind in kinds:
                 texts = guessing_prompts.prompts(kind, max(6, batch))
                 asked = [tokenizer.encode(text) for text in texts]
@@ -223,6 +227,8 @@ def run_speculative(
                 if ready:
                     lookup = assisted.Lookup(ready)
                     rows.append(lookup.row(kind, asked, bench.texts, max(rounds // 5, 1), batch))
+                if example is not None:
+                    rows.append(example.row(kind, texts, max(rounds // 5, 1)))
                 report(f"batch {batch}, {kind}")
     settings = {
         "model": Path(model).name, "draft": draft and Path(draft).name, "guesses": guesses,

@@ -34,8 +34,8 @@ def contest(title: str, figures: Mapping[str, tuple[Rounds, float]], ready: Mapp
 
     Below, where ours guesses, the tokens that a guessed run brings.
 
-    start: seconds from the birth of its process to its first token. figures: by column, the
-    rounds and the factor to show them in.
+    start: seconds from the birth of its process to its first token, of ours those of `import torch`
+    beside it. figures: by column, the rounds and the factor to show them in.
     """
     table = plain(title, "engine")
     for label in figures:
@@ -53,7 +53,9 @@ def contest(title: str, figures: Mapping[str, tuple[Rounds, float]], ready: Mapp
             if len(ready) > 1:
                 row.append(_times(its["reference_is_better_by"]))
         told = one.process.ask("memory")
-        table.add_row(*row, f"{one.first_token_seconds:.1f}", f"{told['peak_bytes'] / 1e6:,.0f}")
+        torch = one.facts.get("torch_import_seconds")
+        start = f"{one.first_token_seconds:.1f}" + (f" ({torch:.1f})" if torch else "")
+        table.add_row(*row, start, f"{told['peak_bytes'] / 1e6:,.0f}")
         if "mean_acceptance_length" in told:
             table.caption = f"{name}: acceptance length {told['mean_acceptance_length']:.2f}"
     return table

@@ -178,9 +178,12 @@ def guesses_against_none(
     rounds: Rounds = 5,
     max_tokens: Annotated[int, typer.Option(min=2, help="Of an answer, at most.")] = 48,
     peers: Annotated[
-        bool, typer.Option(help="Guesses of transformers (at batch 1) and vLLM beside it.")
+        bool, typer.Option(help="Guesses of transformers (at batch 1), and of the next two.")
     ] = False,
-    vllm_python: VllmPython = None,
+    vllm_python: VllmPython = None, llama_python: LlamaPython = None,
+    llama_speculative: Annotated[
+        str | None, typer.Option(help="llama.cpp's llama-speculative-simple; at batch 1.")
+    ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Of each contestant.")] = 1,
     out: Out = None, plot: Plot = None, code: Code = None,
 ) -> None:  # fmt: skip
@@ -191,10 +194,13 @@ def guesses_against_none(
     for kind in prompts or ():
         if kind not in KINDS:
             raise Refused(f"--prompts {kind} is not known; use {', '.join(KINDS)}.")
+    if llama_speculative and not llama_python:
+        raise Refused("--llama-speculative needs --llama-python, which writes the weights for it.")
+    llama = (llama_speculative, llama_python) if llama_speculative and llama_python else None
     show(
         runs.run_speculative(
             model, draft, batch or [1, 8], prompts or KINDS, guesses, rounds, max_tokens, peers,
-            threads, report, vllm_python,
+            threads, report, vllm_python, llama,
         ), out, plot,
     )  # fmt: skip
 

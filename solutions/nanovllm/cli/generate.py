@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nanovllm.cli.begun import Begun, with_torch
 from nanovllm.cli.engine import announce, load_engine, params_of
 from nanovllm.cli.errors import Refused
 from nanovllm.cli.options import (
@@ -81,6 +82,7 @@ def generate(
     if beam is not None:
         _check_beam(sampling, n=n, logprobs=logprobs, replay=replay)
     asked = _collect(prompts or [], file)
+    begun = with_torch()
     llm = load_engine(
         code, model=model, dtype=dtype, device=device, max_model_len=max_model_len,
         seed=sampling.seed or 0, **batching.given(),
@@ -96,7 +98,7 @@ def generate(
         params = params_of(sampling, n=n, logprobs=logprobs)
         with recording:
             if len(given) == 1 and n == 1 and not as_json and not urgency:
-                _stream(llm, given[0], params)
+                _stream(llm, given[0], params, begun)
                 announce(llm)
                 return
             outputs = _batch(llm, given, params, as_json, urgency)
@@ -175,12 +177,14 @@ def _as_chat(llm: "LLM", prompt: Prompt) -> Prompt:
     return {"prompt_token_ids": llm.encode_chat([{"role": "user", "content": text}])}
 
 
-def _stream(llm: "LLM", prompt: Prompt, params: Any) -> None:
+def _stream(llm: "LLM", prompt: Prompt, params: Any, begun: Begun) -> None:
     from nanovllm.cli.meter import Meter
     from nanovllm.cli.screen import answer_screen
 
     steps = llm.stream(prompt, params)
-    with answer_screen(Meter(llm.max_model_len, llm.kv_bytes_per_token)) as screen:
+    meter = Meter(llm.max_model_len, llm.kv_bytes_per_token)
+    meter.begun = begun
+    with answer_screen(meter) as screen:
         for step in steps:
             screen.push(step)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from rich.text import Text
 
+from nanovllm.cli.begun import Begun
 from nanovllm.outputs import StreamOutput
 
 _BAR = 5  # cells
@@ -24,6 +25,7 @@ class Meter:
         self.start, self.first, self.last = clock(), None, None
         self.tokens = self.kv_tokens = self.cached = 0
         self.note = ""
+        self.begun: Begun | None = None  # where the process began for this answer
 
     def push(self, step: StreamOutput) -> None:
         if step.token_ids:
@@ -56,6 +58,7 @@ class Meter:
             f"KV cache {bar}{used}/{whole}{unit}",
             f"{megabytes(used * per_token)}/{megabytes(whole * per_token)} MB",
             *([f"{self.cached} prompt tokens from the cache"] if self.cached else []),
+            *([self.begun.tell(self.first)] if self.begun else []),
         ]
 
     def plain(self) -> str:
