@@ -51,12 +51,11 @@ def parts(
     def speculative(model: str, batches: list[int], kinds: Sequence[str], tokens: int) -> Part:
         rounds = 2 if quick else 40
         at_once = batches[: 1 if quick else 4]
-        peers = (
-            vllm_python,
-            llama_speculative and llama_python and (llama_speculative, llama_python),
-        )
+        example = None
+        if llama_speculative and llama_python:
+            example = llama_speculative, llama_python
         return lambda: runs.run_speculative(
-            model, None, at_once, kinds, 4, rounds, tokens, True, 1, report, *peers
+            model, None, at_once, kinds, 4, rounds, tokens, True, 1, report, vllm_python, example
         )
 
     return {

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks import growth, planning_cost
 from nanovllm.batching.events import ChunkRun, Stepped
 from nanovllm.bench import compare_policies, memory
-from nanovllm.bench.assisted import Lookup
+from nanovllm.bench.assisted import Example, Lookup
 from nanovllm.bench.contestants import Ready, Settings, started
 from nanovllm.bench.forced import Forced, judge
 from nanovllm.bench.loop import peak_bytes
@@ -303,6 +303,25 @@ class TestCommands:
         first, second = alone.asked[:2]  # of the first round, which warms up
         assert first == [{"prompt": [1], "max_tokens": 2}, {"prompt": [2, 3], "max_tokens": 1}]
         assert second == [{"prompt": [4], "max_tokens": 3}] and len(guessing.asked) == 2 * (3 + 1)
+
+    def test_example_of_llama_is_told_by_what_it_says(self, tmp_path):
+        program = tmp_path / "example"
+        program.write_text(
+            '#!/bin/sh\ncase "$*" in\n'
+            "*draft-simple*) echo 'decoded 12 tokens in 0.012 seconds, n_accept  = 9' >&2;;\n"
+            "*) echo 'decoded 10 tokens in 0.020 seconds, n_accept  = 0' >&2;; esac\n"
+        )
+        program.chmod(0o700)
+        python = tmp_path / "python"
+        python.write_text("#!/bin/sh\necho weights-of $3.gguf\n")
+        python.chmod(0o700)
+        folders = tmp_path / "target", tmp_path / "draft"
+        row = Example(str(program), str(python), folders, 4, 10).row("sums", "ab", 3)
+        assert (row.way, row.tokens, row.faster) == ("llama.cpp draft", 4.0, pytest.approx(2.0))
+        assert row.seconds["none"] == pytest.approx([0.002] * 3)
+        program.write_text("#!/bin/sh\necho other words >&2\n")
+        with pytest.raises(ContestantError, match="other words"):
+            Example(str(program), str(python), folders, 4, 10).row("sums", "a", 1)
 
     def test_guesses_that_are_given(self, model, tmp_path):
         done = run("bench", "speculative", "-m", model, "--batch", 2, "--prompts", "lists",
