@@ -90,6 +90,9 @@ class Lookup:
         return Run([ids for one in found for ids in one["token_ids"]], steps, cpu, wall)
 
 
+_TOLD = r"decoded +(\d+) tokens in +([\d.]+) seconds.*n_accept +=\D+(\d+)"
+
+
 class Example:
     """llama.cpp's example `llama-speculative-simple`: a process for each answer, timed by itself.
 
@@ -117,6 +120,18 @@ class Example:
         )  # fmt: skip
         return done.stdout.split()[-1]
 
+    def _answer(self, options: Sequence[str]) -> tuple[str, ...]:
+        """Tokens, seconds, and guesses that stood. Sometimes it ends before its log is written."""
+        told = ""
+        for _ in range(5):
+            done = subprocess.run(
+                [*self.command, *options], check=True, capture_output=True, text=True
+            )
+            told = done.stderr
+            if found := re.search(_TOLD, told, re.DOTALL):
+                return found.groups()
+        raise ContestantError(f"llama.cpp's example does not tell its times: {told[-500:]}")
+
     def row(self, kind: str, prompts: Sequence[str], rounds: int) -> Row:
         """In turns, as `Bench.rows`; in place of processor time, seconds that it tells, a token."""
         runs: dict[str, list[Run]] = {name: [] for name in self.ways}
@@ -128,21 +143,12 @@ class Example:
     def _run(self, name: str, prompts: Sequence[str]) -> Run:
         tokens, forwards, seconds = 0, 0, 0.0
         for prompt in prompts:
-            command = [*self.command, *self.ways[name], "-p", prompt]
-            told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-            count, took = _told(r"decoded +(\d+) tokens in +([\d.]+) seconds", told)
-            [accepted] = _told(r"n_accept +=\D+(\d+)", told)
+            count, took, accepted = self._answer([*self.ways[name], "-p", prompt])
             tokens, seconds = tokens + int(count), seconds + float(took)
             forwards += int(count) - int(accepted)
-        per_thousand = round(1000 * forwards / tokens)  # it answers with a few tokens too many
+        # it answers with a few tokens too many
+        per_thousand = round(1000 * forwards / tokens)
         return Run([], per_thousand, seconds / tokens, seconds / tokens)
-
-
-def _told(pattern: str, text: str) -> tuple[str, ...]:
-    found = re.search(pattern, text)
-    if found is None:
-        raise ContestantError(f"llama.cpp's example does not say {pattern!r}: {text[-500:]}")
-    return found.groups()
 
 
 def _row(kind: str, batch: int, way: str, alone: Sequence[Run], own: Sequence[Run]) -> Row:
