@@ -1,12 +1,6 @@
 // Matrix tiles without the instructions, for tests of fast/native on any processor.
 #pragma once
 
-struct Shapes {
-  uint8_t palette, start, unused[14];
-  uint16_t bytes[16];
-  uint8_t rows[16];
-};
-
 struct Tiles {
   Shapes shapes;
   uint8_t at[8][TILE][64];
@@ -18,7 +12,7 @@ inline void set_shapes(const Shapes& shapes) {
   std::memset(tiles.at, 0, sizeof tiles.at);
 }
 
-inline void release_tiles() { set_shapes({}); }
+inline void unset_shapes() { set_shapes({}); }
 
 template <int T>
 inline void load_tile(const void* from, long stride) {

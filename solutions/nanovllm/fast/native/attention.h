@@ -31,9 +31,15 @@ struct Cache {
     Stored* k_to = reinterpret_cast<Stored*>(k + at(id, group)) + offset * PAIR;
     Stored* v_to = reinterpret_cast<Stored*>(v + at(id, group)) +
                    offset / PAIR * long(dim) * PAIR + offset % PAIR;
-    for (int d = 0; d < used; ++d) {
-      narrow(key[d], k_to[d / PAIR * long(block) * PAIR + d % PAIR]);
-      narrow(value[d], v_to[d * PAIR]);
+    Stored keys[LANES], values[LANES];
+    for (int d = 0; d < used; d += LANES) {
+      const int count = std::min(LANES, used - d);
+      narrow(key + d, count, keys);
+      narrow(value + d, count, values);
+      for (int i = 0; i < count; ++i) {
+        k_to[(d + i) / PAIR * long(block) * PAIR + (d + i) % PAIR] = keys[i];
+        v_to[(d + i) * PAIR] = values[i];
+      }
     }
     // A product always takes whole pairs of positions: what another request left next to the
     // last token must not be a NaN.
@@ -260,7 +266,7 @@ inline void score_by_tiles(const Tile& tile, const Cache& cache, const Operand* 
     const long stride = long(cache.block) * 4;
     multiply_tiles<R, V>(
         q, cache.dim, [&](int s, int v) { return columns[v] + s * TILE * stride; }, stride,
-        cache.dim / (TILE * PAIR), TILE, 0, [&](auto c, int, int) { clear_tile<c>(); },
+        cache.dim / (TILE * PAIR), TILE, [](int, int) {}, [&](auto c, int, int) { clear_tile<c>(); },
         [&](auto c, int r, int v) {
           store_tile<c>(scores + r * TILE * lds + (p - from) + v * TILE, lds * 4);
         });
@@ -292,7 +298,7 @@ inline void mix_by_tiles(const Tile& tile, const Cache& cache, AttentionRoom& ro
                                          : reinterpret_cast<const uint8_t*>(room.tail.data());
           return row + (column + v * TILE) * 4;
         },
-        stride, steps + (rest > 0), pairs, 0,
+        stride, steps + (rest > 0), pairs, [](int, int) {},
         [&](auto c, int r, int v) { load_tile<c>(at(r, v), stride); },
         [&](auto c, int r, int v) { store_tile<c>(at(r, v), stride); });
   };
@@ -354,7 +360,7 @@ inline void attend(const Tile& tile, const Cache& cache, const Queries& q, int t
                           &room.digits[m * DIGITS * lds], lds);
     } else {
 #if NV_DOT
-      for (long i = 0; i < tile.rows * lds; ++i) narrow(scores[i], room.weights[i]);
+      narrow(scores, tile.rows * lds, room.weights.data());
       weights = room.weights.data();
 #else
       weights = scores;
@@ -379,6 +385,8 @@ inline void attend(const Tile& tile, const Cache& cache, const Queries& q, int t
     const int head = tile.group * group_heads + tile.head + m % tile.heads;
     Operand* to = out + (tile.output + m / tile.heads) * lda + long(head) * used;
     const float inverse = 1.0f / softmax[m].total;
-    for (int d = 0; d < used; ++d) narrow(sums[m * long(cache.dim) + d] * inverse, to[d]);
+    float* from = sums + m * long(cache.dim);
+    for (int d = 0; d < used; ++d) from[d] *= inverse;
+    narrow(from, used, to);
   }
 }

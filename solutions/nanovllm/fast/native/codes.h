@@ -165,10 +165,11 @@ struct CodeProduct {
     return steps;
   }
   const void* part(int panel, int b) const { return w.bytes() + w.offset(panel, b); }
-  void begin(int panel, float* sums) const { std::fill_n(sums, PANEL, 0.0f); }
+  static int lines(int) { return 1; }
+  void begin(float* sums) const { std::fill_n(sums, PANEL, 0.0f); }
   void add(int row, int rows, int panel, int count, int from, int until, float* sums, long ld,
-           const char* ahead) const {
-    add_codes<K>(left, row, rows, w, panel, count, from, until, sums, ld, ahead);
+           Ahead ahead) const {
+    add_codes<K>(left, row, rows, w, panel, count, from, until, sums, ld, ahead.from);
   }
   void end(int row, int panel, float* sums) const {
     for (int v = 0; v < 2; ++v, sums += LANES) {

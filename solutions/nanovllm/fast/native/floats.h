@@ -31,42 +31,56 @@ __attribute__((noinline)) inline void add_products(const Operand* a, long lda, i
 }
 
 #if NV_TILES
-constexpr int SIDE = PANEL / TILE;  // tiles of a panel
+constexpr int SIDE = PANEL / TILE;                       // tiles of a panel
+constexpr int PANEL_LINES = TILE * PANEL * 4 / LINE;     // and its lines, in a step of whole tiles
+constexpr int panels_of_tiles(int r) { return 4 / r / SIDE; }
 
-// The same in steps of whole tiles, for up to R * TILE rows and P panels.
+// The same in steps of whole tiles, for up to R * TILE rows and P panels; here the sums begin.
 template <int R, int P>
-INLINE void add_tiles(const Operand* a, long lda, int rows, const Matrix& w, int panel, int from,
-                      int until, float* sums, long ld, int far) {
+INLINE void add_tiles(const Operand* a, long lda, int rows, const Matrix& w, int panel, int steps,
+                      float* sums, long ld, Ahead ahead) {
   const uint8_t* columns[P * SIDE];
   for (int v = 0; v < P * SIDE; ++v)
-    columns[v] = w.bytes() + w.step(panel + v / SIDE, from) + v % SIDE * 64;
+    columns[v] = w.bytes() + w.step(panel + v / SIDE, 0) + v % SIDE * 64;
   auto at = [&](int r, int v) {
     return sums + v / SIDE * ld + r * TILE * PANEL + v % SIDE * TILE;
   };
   shape_tiles<R>(rows, TILE);
-  multiply_tiles<R, P * SIDE>(
-      a + from * PAIR, lda, [&](int s, int v) { return columns[v] + long(s) * TILE * PANEL * 4; },
-      PANEL * 4, (until - from) / TILE, TILE, far,
-      [&](auto c, int r, int v) { load_tile<c>(at(r, v), PANEL * 4); },
-      [&](auto c, int r, int v) { store_tile<c>(at(r, v), PANEL * 4); });
+  auto product = [&](auto ask) __attribute__((always_inline)) {
+    multiply_tiles<R, P * SIDE>(
+        a, lda, [&](int s, int v) { return columns[v] + long(s) * TILE * PANEL * 4; }, PANEL * 4,
+        steps, TILE, ask, [&](auto c, int, int) { clear_tile<c>(); },
+        [&](auto c, int r, int v) { store_tile<c>(at(r, v), PANEL * 4); });
+  };
+  if (ahead.from)
+    product([&](int s, int v) __attribute__((always_inline)) {
+      const char* from = ahead.from + long(s) * ahead.lines * LINE;
+      for (int i = 0; v == 0 && i < ahead.lines; ++i) __builtin_prefetch(from + i * LINE, 0, 2);
+    });
+  else
+    product([&](int s, int v) __attribute__((always_inline)) {
+      const uint8_t* from = columns[v] + reach(1) + long(s) * TILE * PANEL * 4;
+      for (int i = 0; i < TILE; ++i) __builtin_prefetch(from + i * PANEL * 4);
+    });
 }
 
 // What is left of the inner dimension behind the last whole tile is added as it is without tiles:
 // so a row has the same sums beside whatever others it passes by.
 inline void add_by_tiles(const Operand* a, long lda, int rows, const Matrix& w, int panel,
-                         int count, int from, int until, float* sums, long ld,
-                         int far) {
-  const int whole = from + (until - from) / TILE * TILE;
-  const int most = (rows <= TILE ? 4 : 2) / SIDE, panels = count == most ? most : 1;
-  auto one = rows > TILE     ? panels > 1 ? add_tiles<2, 2 / SIDE> : add_tiles<2, 1>
-             : panels > 1    ? add_tiles<1, 4 / SIDE>
-                             : add_tiles<1, 1>;
-  for (int p = 0; p < count; p += panels)
-    one(a, lda, rows, w, panel + p, from, whole, sums + p * ld, ld, far);
-  for (int m = 0; whole < until && m < rows; m += MAX_ROWS)
+                         int count, float* sums, long ld, Ahead ahead) {
+  const int steps = w.steps() / TILE, whole = steps * TILE;
+  auto add = [&](auto R) {
+    constexpr int P = panels_of_tiles(R);
+    if (count == P) return add_tiles<R, P>(a, lda, rows, w, panel, steps, sums, ld, ahead);
     for (int p = 0; p < count; ++p)
-      add_products(a + m * lda, lda, std::min(MAX_ROWS, rows - m), w, panel + p, 1, whole, until,
-                   sums + p * ld + m * PANEL, ld, nullptr);
+      add_tiles<R, 1>(a, lda, rows, w, panel + p, steps, sums + p * ld, ld, ahead);
+  };
+  if (rows > TILE) add(std::integral_constant<int, 2>{});
+  else add(std::integral_constant<int, 1>{});
+  for (int m = 0; whole < w.steps() && m < rows; m += MAX_ROWS)
+    for (int p = 0; p < count; ++p)
+      add_products(a + m * lda, lda, std::min(MAX_ROWS, rows - m), w, panel + p, 1, whole,
+                   w.steps(), sums + p * ld + m * PANEL, ld, nullptr);
 }
 #endif
 
@@ -78,27 +92,32 @@ struct FloatProduct {
 
 #if NV_TILES
   static constexpr int most = 2 * TILE;
-  static constexpr int together(int rows) { return (rows <= TILE ? 4 : 2) / SIDE; }
+  static constexpr int together(int rows) { return panels_of_tiles(rows <= TILE ? 1 : 2); }
+  int at_once() const { return parts(); }
+  int steps(int from, int until) const { return (until - from) / TILE; }
+  static int lines(int blocks) { return (PANEL_LINES + blocks - 1) / blocks; }
 #else
   static constexpr int most = MAX_ROWS;
   static constexpr int together(int rows) { return panels_for(rows, 1); }
+  int at_once() const { return 256 / PAIR; }
+  int steps(int from, int until) const { return until - from; }
+  static int lines(int) { return 1; }
 #endif
   long row_bytes() const { return lda * sizeof(Operand); }
   int parts() const { return w.steps(); }
-  int at_once() const { return (NV_TILES ? 1024 : 256) / PAIR; }
-  int steps(int from, int until) const { return until - from; }
   const void* part(int panel, int step) const { return w.bytes() + w.step(panel, step); }
-  void begin(int panel, float* sums) const {
-    for (int i = 0; i < PANEL; ++i) sums[i] = w.bias ? w.bias[panel * PANEL + i] : 0.0f;
+  void begin(float* sums) const {
+    if (!NV_TILES) std::fill_n(sums, PANEL, 0.0f);
   }
   void add(int row, int rows, int panel, int count, int from, int until, float* sums, long ld,
-           const char* ahead) const {
+           Ahead ahead) const {
 #if NV_TILES
-    add_by_tiles(a + row * lda, lda, rows, w, panel, count, from, until, sums, ld,
-                 ahead ? 0 : reach(1));
+    add_by_tiles(a + row * lda, lda, rows, w, panel, count, sums, ld, ahead);
 #else
-    add_products(a + row * lda, lda, rows, w, panel, count, from, until, sums, ld, ahead);
+    add_products(a + row * lda, lda, rows, w, panel, count, from, until, sums, ld, ahead.from);
 #endif
   }
-  void end(int, int, float*) const {}
+  void end(int, int panel, float* sums) const {
+    for (int i = 0; w.bias && i < PANEL; ++i) sums[i] += w.bias[panel * PANEL + i];
+  }
 };

@@ -54,7 +54,7 @@ inline void place(const Model& model, const Layer& layer, Cache& cache, float* q
       float* from = qkv + long(g * heads + h) * dim;
       turn_head(model, layer.q_norm, from, position);
       const long row = (long(g) * tokens + token) * heads + h;
-      for (int d = 0; d < dim; ++d) narrow(from[d], q[row * cache.dim + d]);
+      narrow(from, dim, q + row * cache.dim);
       done(row);
     }
     turn_head(model, layer.k_norm, k + long(g) * dim, position);
@@ -72,12 +72,11 @@ inline vfloat gelu(vfloat x) {  // the tanh form; 1 + tanh(z) = 2 - 2 / (e^2z + 
 // A panel of the first MLP matrix's result becomes columns of the second one's input.
 inline void activate(const Model& model, int size, int column, const float* sums, Operand* row) {
   const int width = model.gated ? LANES : PANEL, first = model.gated ? column / 2 : column;
-  const int until = std::min(width, size - first);
   float out[PANEL];
   const vfloat a = load<vfloat>(sums), b = load<vfloat>(sums + LANES);
   store(out, model.gated ? silu(a) * b : gelu(a));
   if (!model.gated) store(out + LANES, gelu(b));
-  for (int i = 0; i < until; ++i) narrow(out[i], row[first + i]);
+  narrow(out, std::min(width, size - first), row + first);
 }
 
 inline int32_t likeliest(const float* logits, int size) {

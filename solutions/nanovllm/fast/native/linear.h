@@ -5,19 +5,22 @@
 #include "team.h"
 
 constexpr int SLAB = NV_TILES ? 256 : 96;  // rows that pass by a panel together
-constexpr int NEAR = 640 * 1024;  // bytes of them that stay in the second-level cache
+constexpr int NEAR = (NV_TILES ? 1024 : 640) * 1024;  // bytes of them that stay in the second-level cache
 
-// While the rows of a block pass by one chunk of a panel, the next chunk comes from memory: a line
-// with each step, and so all of its lines with the first blocks. Behind the last chunk comes the
-// panel after the next one, which another thread is working on by now.
+// While the rows of a block pass by one chunk of a panel, the next chunk comes from memory: some
+// lines with each step. Behind the last chunk comes the panel after the next one, which another
+// thread is working on by now.
 template <class Product>
-const char* next_chunk(const Product& product, int panel, int from, int block, long size) {
+Ahead next_chunk(const Product& product, int panel, int from, int steps, int block, int blocks) {
+  if (blocks == 1) return {};
   if (from >= product.parts()) panel += 2, from = 0;
-  if (panel >= product.w.panels()) return nullptr;
+  if (panel >= product.w.panels()) return {};
   const int until = std::min(from + product.at_once(), product.parts());
+  const int lines = product.lines(blocks);
   const char* begin = static_cast<const char*>(product.part(panel, from));
-  begin += block * size;
-  return begin < static_cast<const char*>(product.part(panel, until)) ? begin : nullptr;
+  begin += long(block) * steps * lines * LINE;
+  if (begin >= static_cast<const char*>(product.part(panel, until))) return {};
+  return {begin, lines};
 }
 
 // Rows of a product that pass by together: as many as stay in the second-level cache.
@@ -27,32 +30,38 @@ int slab(const Product& product) {
 }
 
 // For some panels and up to SLAB rows: finish(row, first column, PANEL sums). A product is cut into
-// parts along its inner dimension, and `at_once` of them stay in the first-level cache; up to `most`
-// rows are worked on at a time.
+// parts along its inner dimension, and `at_once` of them stay in a near cache; up to `most` rows are
+// worked on at a time. Where that is all parts, a block of rows is finished before the next one
+// begins, while its sums are near.
 template <class Product, class Finish>
 void multiply_slab(const Product& product, int first, int count, int panel, int panels,
                    Finish finish) {
   const int blocks = (count + Product::most - 1) / Product::most;
   const int chunk = blocks > 1 ? product.at_once() : product.parts();
-  const long ld = long(count) * PANEL;
+  const int turns = chunk < product.parts() ? 1 : blocks, each = blocks / turns;  // blocks of a turn
   alignas(64) float sums[SLAB * std::max(PANEL, 2 * TILE)];  // two panels may be half as wide
-  for (int p = 0; p < panels; ++p)
-    for (int m = 0; m < count; ++m) product.begin(panel + p, sums + p * ld + m * PANEL);
-  for (int from = 0; from < product.parts(); from += chunk) {
-    const int until = std::min(from + chunk, product.parts());
-    const long size = long(product.steps(from, until)) * LINE;
-    for (int block = 0; block < blocks; ++block) {
-      const int row = count * block / blocks, taken = count * (block + 1) / blocks - row;
-      product.add(first + row, taken, panel, panels, from, until, sums + row * PANEL, ld,
-                  blocks > 1 ? next_chunk(product, panel, until, block, size) : nullptr);
+  auto row_of = [&](int block) { return count * block / blocks; };
+  for (int turn = 0; turn < turns; ++turn) {
+    const int begin = row_of(turn * each), end = row_of((turn + 1) * each);
+    const long ld = long(end - begin) * PANEL;
+    for (int p = 0; p < panels; ++p)
+      for (int m = begin; m < end; ++m) product.begin(sums + p * ld + (m - begin) * PANEL);
+    for (int from = 0; from < product.parts(); from += chunk) {
+      const int until = std::min(from + chunk, product.parts()), steps = product.steps(from, until);
+      for (int block = turn * each; block < (turn + 1) * each; ++block) {
+        const int row = row_of(block);
+        product.add(first + row, row_of(block + 1) - row, panel, panels, from, until,
+                    sums + (row - begin) * PANEL, ld,
+                    next_chunk(product, panel, until, steps, block, blocks));
+      }
     }
+    for (int p = 0; p < panels; ++p)
+      for (int m = begin; m < end; ++m) {
+        float* at = sums + p * ld + (m - begin) * PANEL;
+        product.end(first + m, panel + p, at);
+        finish(first + m, (panel + p) * PANEL, at);
+      }
   }
-  for (int p = 0; p < panels; ++p)
-    for (int m = 0; m < count; ++m) {
-      float* at = sums + p * ld + m * PANEL;
-      product.end(first + m, panel + p, at);
-      finish(first + m, (panel + p) * PANEL, at);
-    }
 }
 
 // For every panel and row, shared out; up to `together` panels are worked on at a time.

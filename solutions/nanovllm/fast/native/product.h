@@ -8,6 +8,12 @@
 // for the memory to answer in time, and near enough that this is still there when it is wanted.
 constexpr int reach(int rows) { return rows == 1 ? 2048 : 4096; }
 
+// Memory that a product asks for as it goes: so many lines with each step, or none if null.
+struct Ahead {
+  const char* from = nullptr;
+  int lines = 1;
+};
+
 #define INLINE inline __attribute__((always_inline))
 
 // f(0), f(1), ..., each with a constant of its own: only arrays with constant indices are kept in

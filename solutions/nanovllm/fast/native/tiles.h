@@ -1,9 +1,9 @@
 // Matrix tiles (AMX): registers of up to 16 rows of 64 bytes, and products of whole tiles. Where the
-// processor has none, NV_EMULATE_TILES takes the same path, for tests.
+// processor has none, NV_EMULATE_TILES takes the same path, for tests; a panel must hold a tile.
 #pragma once
 #include "product.h"
 
-#if NV_DOT && (defined(__AMX_BF16__) || defined(NV_EMULATE_TILES))
+#if NV_DOT && (defined(__AMX_BF16__) || defined(NV_EMULATE_TILES) && defined(__AVX2__))
 #define NV_TILES 1
 #else
 #define NV_TILES 0
@@ -17,19 +17,18 @@ constexpr int TILE = 16;  // rows of a tile; a row has as many floats, or pairs 
 // and 7 right sides.
 constexpr int LEFT = 4, RIGHT = 6;
 
-#ifdef NV_EMULATE_TILES
-#include "emulated_tiles.h"
-#else
+// What a processor is told of its tiles.
 struct alignas(LINE) Shapes {
   uint8_t palette, start, unused[14];
   uint16_t bytes[16];
   uint8_t rows[16];
 };
 
+#ifdef NV_EMULATE_TILES
+#include "emulated_tiles.h"
+#else
 inline void set_shapes(const Shapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
-
-// What a thread has in its tiles is kept whenever another one runs, until it gives them back.
-inline void release_tiles() { asm volatile("tilerelease"); }
+inline void unset_shapes() { asm volatile("tilerelease"); }
 
 template <int T>
 INLINE void load_tile(const void* from, long stride) {
@@ -53,9 +52,15 @@ INLINE void multiply_tile() {
 }
 #endif
 
+// The shapes that a thread's tiles have, as one number; to set them takes as long as ten products.
+inline thread_local int shaped = 0;
+
 // For products of `rows` rows of a left side with `pairs` pairs.
 template <int R>
 INLINE void shape_tiles(int rows, int pairs) {
+  const int wanted = (R * 256 + rows) * 256 + pairs;
+  if (wanted == shaped) return;
+  shaped = wanted;
   Shapes shapes{1};
   for (int t = 0; t < 8; ++t) {
     const int row = t < LEFT ? t * R / 4 : t - LEFT;
@@ -65,12 +70,18 @@ INLINE void shape_tiles(int rows, int pairs) {
   set_shapes(shapes);
 }
 
+// What a thread has in its tiles is kept whenever another one runs, until it gives them back.
+inline void release_tiles() {
+  shaped = 0;
+  unset_shapes();
+}
+
 // As `multiply`, for R * TILE rows or fewer (tiles have their shapes by then) and V tiles of
 // columns: step s takes `pairs` pairs from right(s, v) on, `stride` bytes apart. begin(C, r, v) has
-// to fill tile C, end(C, r, v) to store it. What lies `far` bytes further on is asked for.
-template <int R, int V, class Right, class Begin, class End>
+// to fill tile C, end(C, r, v) to store it; ask(s, v) is for memory that will be wanted.
+template <int R, int V, class Right, class Ask, class Begin, class End>
 INLINE void multiply_tiles(const Operand* a, long lda, Right right, long stride, int steps,
-                           int pairs, int far, Begin begin, End end) {
+                           int pairs, Ask ask, Begin begin, End end) {
   auto each_sum = [&](auto f) __attribute__((always_inline)) {
     repeat<R>(EACH(r) {
       repeat<V>(EACH(v) { f(std::integral_constant<int, r * 4 / R + v>{}, r, v); });
@@ -80,10 +91,8 @@ INLINE void multiply_tiles(const Operand* a, long lda, Right right, long stride,
   for (int s = 0; s < steps; ++s) {
     repeat<R>(EACH(r) { load_tile<LEFT + r>(a + r * TILE * lda + s * pairs * PAIR, lda * 2); });
     repeat<V>(EACH(v) {
-      const uint8_t* from = right(s, v);
-      load_tile<RIGHT + v % 2>(from, stride);
-      if (far)
-        for (int i = 0; i < TILE; ++i) __builtin_prefetch(from + far + i * stride);
+      load_tile<RIGHT + v % 2>(right(s, v), stride);
+      ask(s, v);
       repeat<R>(EACH(r) { multiply_tile<r * 4 / R + v, LEFT + r, RIGHT + v % 2>(); });
     });
   }

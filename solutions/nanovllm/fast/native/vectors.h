@@ -107,6 +107,23 @@ inline void narrow(float x, uint16_t& y) {
 
 inline void narrow(float x, float& y) { y = x; }
 
+// LANES floats. The instruction takes numbers below 2^-126 for zero.
+inline void narrow(vfloat x, float* to) { store(to, x); }
+inline void narrow(vfloat x, uint16_t* to) {
+#if defined(__AVX512BF16__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#else
+  for (int i = 0; i < LANES; ++i) narrow(x[i], to[i]);
+#endif
+}
+
+template <class T>
+inline void narrow(const float* from, long count, T* to) {
+  long i = 0;
+  for (; i + LANES <= count; i += LANES) narrow(load<vfloat>(from + i), to + i);
+  for (; i < count; ++i) narrow(from[i], to[i]);
+}
+
 #if NV_DOT
 // sum + a pair of values times a pair in each lane.
 inline vfloat dot(vfloat sum, int32_t two, vint pairs) {
