@@ -49,7 +49,7 @@ def parts(
         return lambda: runs.run_latency(model, names, rounds, report, **common)
 
     def speculative(model: str, batches: list[int], kinds: Sequence[str], tokens: int) -> Part:
-        rounds = 2 if quick else 40
+        rounds = 2 if quick else 30
         at_once = batches[: 1 if quick else 4]
         example = None
         if llama_speculative and llama_python:

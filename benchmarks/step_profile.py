@@ -85,22 +85,28 @@ def measure(model: str, dtype: str, threads: int, prompt: int, requests: int) ->
     return {part: whole * share / sum(shares.values()) for part, share in shares.items()}
 
 
-def draw(cases: dict[str, dict[str, float]], path: Path, title: str) -> Path:
-    """A bar a case, a piece a part."""
+def draw(cases: dict[str, dict[str, dict[str, float]]], path: Path, title: str) -> Path:
+    """An axis a case, a bar a record, a piece a part."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 1.2 + 0.55 * len(cases)), layout="constrained")
-    axes = figure.subplots()
-    for part in PARTS:
-        left = [sum(list(one.values())[: list(PARTS).index(part)]) for one in cases.values()]
-        axes.barh(list(cases), [one[part] for one in cases.values()], left=left, label=part)
-    for place, one in enumerate(cases.values()):
-        axes.annotate(f" {sum(one.values()):.0f} ms", (sum(one.values()), place), va="center")
-    axes.invert_yaxis()
-    axes.set_xlabel("milliseconds of a step")
-    axes.set_title(title, fontsize=10)
-    axes.margins(x=0.1)
-    axes.legend(ncols=3, fontsize=8)
+    height = 0.9 + 0.4 * sum(map(len, cases.values())) + 0.5 * len(cases)
+    figure = Figure(figsize=(9, height), layout="constrained")
+    every = figure.subplots(len(cases), squeeze=False)[:, 0]
+    for axes, (case, bars) in zip(every, cases.items(), strict=True):
+        for number, part in enumerate(PARTS):
+            left = [sum(list(one.values())[:number]) for one in bars.values()]
+            axes.barh(list(bars), [one[part] for one in bars.values()], left=left, label=part)
+        for place, one in enumerate(bars.values()):
+            axes.annotate(f" {sum(one.values()):.0f} ms", (sum(one.values()), place), va="center")
+        axes.invert_yaxis()
+        axes.set_title(case, fontsize=10, loc="left")
+        axes.margins(x=0.12)
+        axes.spines[["top", "right"]].set_visible(False)
+    every[-1].set_xlabel("milliseconds of a step")
+    figure.legend(
+        *every[0].get_legend_handles_labels(), ncols=5, fontsize=8, loc="outside lower center"
+    )
+    figure.suptitle(title, fontsize=10)
     return save_figure(figure, path)
 
 
@@ -125,11 +131,10 @@ def main() -> None:
         for name, case in cases.items()
     }
     settings = {"model": asked.model, "dtype": asked.dtype, "threads": asked.threads}
-    shown = {}
+    shown: dict[str, dict[str, dict[str, float]]] = {}
     before = json.loads(asked.before.read_text())["results"] if asked.before else {}
     for name, parts in found.items():
-        shown |= {f"{name}, before": before[name]} if name in before else {}
-        shown[name] = parts
+        shown[name] = ({"before": before[name]} if name in before else {}) | {"now": parts}
         print(name, *(f"{part} {ms:.1f}" for part, ms in parts.items()), sep=", ")
     title = f"{asked.model}, {asked.dtype}, {asked.threads} threads"
     draw(shown, asked.out / "step-profile.png", title)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 # Of engines, in turns: where weights lie moves short steps by some per cent. So those of a set have
 # the same, and of a model of more bytes there is one set.
 SETS, SMALL = 3, 64 << 20
+LEARNING = (
+    8  # rounds of short answers, in which the policy spends what its trials may lose at first
+)
 AGAIN = "again"  # the engine for which guesses come for nothing
 
 
@@ -114,7 +117,7 @@ class Bench:
         return engines
 
     def rows(self, kind: str, asked: Sequence[Ids], rounds: int) -> list[Row]:
-        """Answer in turns, after two rounds in which the policy learns, and guesses are kept."""
+        """Answer in turns, after rounds in which the policy learns, and guesses are kept."""
         runs: dict[str, list[Run]] = {}
         scripts: dict[str, Scripted] = {}
         texts = self.texts = self._run(self.sets[0][NONE], asked).texts
@@ -122,7 +125,8 @@ class Bench:
             for name, way in self.ways.items():
                 if way.rate is not None:
                     _scheduler(engines[name]).proposer = partly_right(texts, way.rate, self.most)
-                self._run(engines[name], asked)
+                for _ in range(LEARNING if way.config.get("adaptive") else 1):
+                    self._run(engines[name], asked)
                 if way.bounded:
                     scripts[name] = self._script(engines[name], asked)
         for number in range(rounds):

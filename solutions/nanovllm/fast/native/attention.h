@@ -113,7 +113,7 @@ inline const uint8_t* keys(const Tile& tile, const Cache& cache, int position, i
   return cache.k + cache.at(tile.blocks[p / cache.block], tile.group) + p % cache.block * 4;
 }
 
-// Where V of a position begins, `together` in its pair or four.
+// Where V of the pair, or the four, of positions begins that has this one.
 inline const uint8_t* values(const Tile& tile, const Cache& cache, int p) {
   return cache.v + cache.at(tile.blocks[p / cache.block], tile.group) +
          long(p % cache.block / cache.values()) * cache.dim * 4;

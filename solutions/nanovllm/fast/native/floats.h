@@ -84,7 +84,7 @@ inline void add_by_tiles(const Operand* a, long lda, int rows, const Matrix& w, 
 }
 #endif
 
-// Of a matrix of the build's format and rows of floats, what `share_out` (linear.h) wants.
+// Of a matrix of the build's format and rows of Operand, what `share_out` (linear.h) wants.
 struct FloatProduct {
   const Operand* a;
   long lda;

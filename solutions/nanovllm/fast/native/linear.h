@@ -8,8 +8,8 @@ constexpr int SLAB = NV_TILES ? 256 : 96;  // rows that pass by a panel together
 constexpr int NEAR = (NV_TILES ? 1024 : 640) * 1024;  // bytes of them that stay in the second-level cache
 
 // While the rows of a block pass by one chunk of a panel, the next chunk comes from memory: some
-// lines with each step. Behind the last chunk comes the panel after the next one, which another
-// thread is working on by now.
+// lines with each step. Behind the last chunk comes the panel after the next one: another thread, if
+// there is one, is working on that.
 template <class Product>
 Ahead next_chunk(const Product& product, int panel, int from, int steps, int block, int blocks) {
   if (blocks == 1) return {};
@@ -101,7 +101,7 @@ void linear_by_expert(Walk& walk, const Operand* a, long lda, const Matrix* matr
   });
 }
 
-// The same for a left side [rows, lda] of floats; with codes, its rows become digits first.
+// The same for a left side [rows, lda] of Operand; with codes, its rows become digits first.
 template <class Finish>
 void linear(Walk& walk, DigitRoom& room, const Operand* a, long lda, int rows, const Matrix& w,
             Finish finish) {

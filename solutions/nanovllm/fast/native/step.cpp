@@ -61,7 +61,7 @@ class Run {
     feed_forward(walk, layer, final);
   }
 
-  // Leaves the heads' results in room.h.
+  // Leaves the heads' results in the room's `h`.
   void attention(Walk& walk, int rank, const Layer& layer, Cache& cache,
                  const std::vector<Tile>& tiles) {
     const int tokens = int(room.tokens.size()), heads = model.num_heads / model.num_kv_heads;

@@ -44,7 +44,7 @@ typedef float Operand;
 
 constexpr int LINE = 64;  // bytes that come from memory together
 
-// A std::vector that begins with a line.
+// For a std::vector that begins with a line (Lines).
 template <class T>
 struct OnLine {
   using value_type = T;
