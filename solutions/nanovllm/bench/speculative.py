@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 # Of engines, in turns: where weights lie moves short steps by some per cent. So those of a set have
 # the same, and of a model of more bytes there is one set.
 SETS, SMALL = 3, 64 << 20
-LEARNING = (
-    8  # rounds of short answers, in which the policy spends what its trials may lose at first
-)
+LEARNING = 8  # rounds in which the policy spends what its trials may lose at first
 AGAIN = "again"  # the engine for which guesses come for nothing
 
 
