@@ -28,7 +28,7 @@ def file_of(folder: str, kind: str) -> Path:
     own = [
         (str(each), each.stat().st_mtime_ns) for each in sorted(Path(folder).resolve().iterdir())
     ]
-    digest = hashlib.sha256(repr(own).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(repr(("with its vocabulary", own)).encode()).hexdigest()[:12]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanovllm" / "gguf"
     file = home / f"{Path(folder).name}-{kind}-{digest}.gguf"
     if not file.is_file():
