@@ -48,7 +48,8 @@ ENGINE = {  # parts by name: their tests, and the packages or folders that these
     "traces": (("traces", "prometheus"), ("observability", "telemetry")),
     "commands": (("bench", "bench_serve", "at_work", "planning"), ("bench", "planning")),
     "classroom": (
-        ("nbgrader_handbook", "grading_releases", "grading_dask", "grading_sandbox", "gradescope"),
+        ("nbgrader_handbook", "grading_releases", "grading_dask", "grading_sandbox", "gradescope",
+         "grading_speed"),
         ("grader/sandbox", "grader/grading", "grader/classroom", "grader/README.md"),
     ),
     "attacks": (
