@@ -308,7 +308,8 @@ class TestCommands:
         program = tmp_path / "example"
         program.write_text(
             '#!/bin/sh\ncase "$*" in\n'
-            "*draft-simple*) echo 'decoded 12 tokens in 0.012 seconds, n_accept  = 9' >&2;;\n"
+            "*'-t 3 -td 3'*draft-simple*) "
+            "echo 'decoded 12 tokens in 0.012 seconds, n_accept  = 9' >&2;;\n"
             "*) echo 'decoded 10 tokens in 0.020 seconds, n_accept  = 0' >&2;; esac\n"
         )
         program.chmod(0o700)
@@ -316,12 +317,12 @@ class TestCommands:
         python.write_text("#!/bin/sh\necho weights-of $3.gguf\n")
         python.chmod(0o700)
         folders = tmp_path / "target", tmp_path / "draft"
-        row = Example(str(program), str(python), folders, 4, 10).row("sums", "ab", 3)
+        row = Example(str(program), str(python), folders, 4, 10, 3).row("sums", "ab", 3)
         assert (row.way, row.tokens, row.faster) == ("llama.cpp draft", 4.0, pytest.approx(2.0))
         assert row.seconds["none"] == pytest.approx([0.002] * 3)
         program.write_text("#!/bin/sh\necho other words >&2\n")
         with pytest.raises(ContestantError, match="other words"):
-            Example(str(program), str(python), folders, 4, 10).row("sums", "a", 1)
+            Example(str(program), str(python), folders, 4, 10, 3).row("sums", "a", 1)
 
     def test_guesses_that_are_given(self, model, tmp_path):
         done = run("bench", "speculative", "-m", model, "--batch", 2, "--prompts", "lists",

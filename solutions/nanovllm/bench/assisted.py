@@ -100,12 +100,14 @@ class Example:
     """
 
     def __init__(
-        self, binary: str, python: str, folders: Sequence[Path], guesses: int, tokens: int
-    ) -> None:
+        self, binary: str, python: str, folders: Sequence[Path], guesses: int, tokens: int,
+        threads: int,
+    ) -> None:  # fmt: skip
         """python: of an environment that writes folders, of the target and the draft, as GGUF."""
         target, draft = (self._weights(python, folder) for folder in folders)
-        self.command = [binary, "-m", target, "-c", "512", "-t", "1", "-td", "1", "--temp", "0"]
-        self.command += ["-n", str(tokens), "--spec-draft-n-max", str(guesses)]
+        self.command = [binary, "-m", target, "-c", "512", "--temp", "0", "-n", str(tokens)]
+        self.command += ["-t", str(threads), "-td", str(threads)]
+        self.command += ["--spec-draft-n-max", str(guesses)]
         self.ways = {
             NONE: ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "512"],
             "draft": ["--spec-type", "draft-simple", "-md", draft, "--spec-draft-p-min", "0"],

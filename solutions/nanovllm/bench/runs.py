@@ -209,6 +209,7 @@ def run_speculative(
         str(folder), "float32", threads, max(batches), longest, vllm_python, guesses=guesses
     )
     with started(names, given) as ready:
+        lookup = assisted.Lookup(ready) if ready else None
         for batch in batches:
             ways = speculative.ways(draft, guesses)
             bench = speculative.Bench(weights, longest, batch, ways, max_tokens)
@@ -217,15 +218,14 @@ def run_speculative(
                 theirs = assisted.Assisted(folder, Path(draft), guesses, max_tokens)
                 if llama:
                     both = folder, Path(draft)
-                    example = assisted.Example(*llama, both, guesses, max_tokens)
+                    example = assisted.Example(*llama, both, guesses, max_tokens, threads)
             for kind in kinds:
                 texts = guessing_prompts.prompts(kind, max(6, batch))
                 asked = [tokenizer.encode(text) for text in texts]
                 rows += bench.rows(kind, asked, rounds)
                 if theirs is not None:
                     rows += theirs.rows(kind, asked, max(rounds // 10, 1))
-                if ready:
-                    lookup = assisted.Lookup(ready)
+                if lookup is not None:
                     rows.append(lookup.row(kind, asked, bench.texts, max(rounds // 5, 1), batch))
                 if example is not None:
                     rows.append(example.row(kind, texts, max(rounds // 5, 1)))
