@@ -17,6 +17,7 @@ from nanovllm.bench import compare_policies, memory
 from nanovllm.bench.assisted import Example, Lookup
 from nanovllm.bench.contestants import Ready, Settings, started
 from nanovllm.bench.forced import Forced, judge
+from nanovllm.bench.limits import Limits
 from nanovllm.bench.loop import peak_bytes
 from nanovllm.bench.machine import describe, require_quiet
 from nanovllm.bench.models import SIZES, model_folder
@@ -26,6 +27,7 @@ from nanovllm.bench.rounds import Rounds, agreement
 from nanovllm.bench.stats import median_ratio
 from nanovllm.bench.workload import random_workload
 from nanovllm.llm import OptionError
+from nanovllm.model.accounting import generation_flops, matmul_parameters, step_bytes
 from nanovllm.model.loader import load_config
 from tests.processes import ROOT, run, run_apart
 from tests.tiny_checkpoint import SMALL, TARGET, save_random
@@ -207,6 +209,16 @@ class TestForced:
         assert found["first"] == Forced(6, 1.0, 0.0)
 
 
+def test_a_share_is_the_median_of_the_rounds_under_the_tighter_limit():
+    limits, seconds = Limits("float32", 1), Rounds("seconds", higher_is_better=False)
+    limits.bytes_per_second, limits.flops_per_second = [10.0, 20.0, 10.0], [100.0, 100.0, 1.0]
+    for second in (4.0, 5.0, 200.0):
+        seconds.add("one", second)
+    assert limits.shares(seconds, bytes_=20) == {"one": 0.2}  # 2/4, 1/5, 2/200
+    assert limits.shares(seconds, bytes_=20, flops=100) == {"one": 0.5}  # 2/4, 1/5, 100/200
+    assert Rounds("tokens/s", True, {"one": [5.0]}).each(20).values == {"one": [4.0]}
+
+
 class TestCommands:
     def test_throughput(self, model, tmp_path):
         out, plot = tmp_path / "t.json", tmp_path / "t.png"
@@ -217,6 +229,12 @@ class TestCommands:
         record = json.loads((tmp_path / "t.json").read_text())
         assert len(record["results"]["output_tokens_per_second"]["nanovllm"]["rounds"]) == 2
         assert record["results"]["workload"]["requests"] == 4
+        limits, config = record["results"]["limits"], load_config(model)
+        jobs = random_workload(config.vocab_size, 4).jobs
+        assert limits["flops"] == sum(
+            generation_flops(config, len(job.prompt), job.max_tokens, cached=True) for job in jobs
+        )
+        assert len(limits["flops_per_second"]) == 2 and "of products" in done.stdout
         forced = record["results"]["teacher_forced"]["nanovllm"]
         assert forced["tokens"] == record["results"]["workload"]["output_tokens"][1]
         assert forced["argmax_share"] > 0.9 and "are the argmax" in done.stdout
@@ -233,6 +251,9 @@ class TestCommands:
             2
         }
         assert record["engines"]["nanovllm"]["peak_bytes"] > 1e8
+        shares = record["limits"]["shares"]
+        assert all(0 < shares[name]["nanovllm"] < 20 for name in ("of products", "of memory"))
+        assert record["limits"]["bytes"] == step_bytes(load_config(model), 1, 20 + 2, 2)
         assert size_of(tmp_path / "l.png")[0] > 500
 
     @pytest.mark.proof
@@ -346,7 +367,11 @@ class TestCommands:
         ]
         for row in rows:
             assert len(row["wall"]) == len(row["cpu"]) == 3 and row["faster"] > 0
-            assert row["step"] == "plain: enforce_eager is set"
+            assert row["step"] == "plain: enforce_eager is set" and row["of_memory"] > 0
+        config = load_config(model)
+        weights = matmul_parameters(config) + config.vocab_size * config.hidden_size
+        plain, int8, int4, _ = (row["bytes"] for row in rows[:4])
+        assert 1 < plain / (4 * weights) < 1.2 and plain > int8 > int4
         assert size_of(tmp_path / "q.png")[0] > 500
 
     def test_progression(self, model, tmp_path):

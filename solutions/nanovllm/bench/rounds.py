@@ -23,6 +23,11 @@ class Rounds:
         """Note a contestant's value of this round."""
         self.values.setdefault(name, []).append(value)
 
+    def each(self, tokens: int) -> "Rounds":
+        """Of tokens a second: the seconds that so many take."""
+        values = {name: [tokens / rate for rate in its] for name, its in self.values.items()}
+        return Rounds("seconds", False, values)
+
     def summary(self, reference: str = OURS) -> dict[str, dict[str, float | list[float]]]:
         """Median and spread of each, and how often better `reference` is, by rounds."""
         found = {}
@@ -36,12 +41,17 @@ class Rounds:
 
 
 def throughput(
-    ready: Mapping[str, Ready], workload: Workload, vocab_size: int, rounds: int, report: Report
+    ready: Mapping[str, Ready],
+    workload: Workload,
+    vocab_size: int,
+    rounds: int,
+    report: Report,
+    look: Callable[[], None] = lambda: None,
 ) -> tuple[Rounds, dict[str, list[list[int]]]]:
     """Output tokens a second for the whole workload, and each contestant's texts.
 
     A first, uncounted run of a few requests warms each up. The token ids change from round to
-    round, or prefix caches would answer from the second on.
+    round, or prefix caches would answer from the second on. `look` is called once a round.
     """
     found, texts = Rounds("output tokens/s", higher_is_better=True), {}
     for name, one in ready.items():
@@ -59,6 +69,7 @@ def throughput(
             found.add(name, tokens / answer["seconds"])
             texts[name] = answer["token_ids"]
             report(f"round {number + 1}, {name}: {tokens / answer['seconds']:.0f} tokens/s")
+        look()
     return found, texts
 
 
@@ -69,11 +80,13 @@ def latency(
     report: Report,
     prompt_tokens: int = 256,
     output_tokens: int = 64,
+    look: Callable[[], None] = lambda: None,
 ) -> tuple[Rounds, Rounds]:
     """Seconds to the first token, and seconds for each further one, of one request alone.
 
     TTFT is the time of a run that generates 1 token. TPOT is what a run of `output_tokens` takes
     longer, for each of its further tokens. Every run has a prompt of its own: no cache helps.
+    `look` is called once a round.
     """
     ttft, tpot = (Rounds("seconds", higher_is_better=False) for _ in range(2))
     size = (prompt_tokens, prompt_tokens)
@@ -93,6 +106,7 @@ def latency(
             ttft.add(name, first)
             tpot.add(name, (whole - first) / (output_tokens - 1))
             report(f"round {number + 1}, {name}: TTFT {1000 * first:.0f} ms")
+        look()
     return ttft, tpot
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from nanovllm.bench import tables
 from nanovllm.bench.contestants import OURS, Settings, started
 from nanovllm.bench.forced import judge
+from nanovllm.bench.limits import Limits
 from nanovllm.bench.models import CONTEXT, model_folder
 from nanovllm.bench.progression import progression
 from nanovllm.bench.record import bar_plot, record
@@ -18,6 +19,7 @@ from nanovllm.bench.stages import Room
 from nanovllm.bench.workload import random_workload, service_workload
 from nanovllm.llm.engine_options import AT_LOAD
 from nanovllm.llm.read_options import BUNDLED, OptionError
+from nanovllm.model.accounting import generation_flops, step_bytes, step_flops
 from nanovllm.model.loader import load_config, load_model
 from nanovllm.tokenization.tokenizer import Tokenizer
 
@@ -43,12 +45,21 @@ def run_throughput(
     settings = Settings(str(folder), max_model_len=min(CONTEXT, config.max_position), **options)
     everybody = [OURS, *names]
     with started(everybody, settings) as ready:
-        rates, texts = throughput(ready, workload, config.vocab_size, rounds, report)
+        limits = Limits(settings.dtype, settings.threads)
+        rates, texts = throughput(ready, workload, config.vocab_size, rounds, report, limits.look)
         title = f"{model}, {requests} requests, {settings.dtype}, {settings.threads} threads"
-        table = tables.contest(title, {"output tokens/s": (rates, 1)}, ready)
+        flops = sum(
+            generation_flops(config, len(job.prompt), job.max_tokens, cached=True)
+            for job in workload.jobs
+        )
+        shares = {}
+        if config.experts is None:
+            shares["of products"] = limits.shares(rates.each(workload.output_tokens), flops=flops)
+        table = tables.contest(title, {"output tokens/s": (rates, 1)}, ready, shares)
         results = {
             "workload": workload.describe(),
             "output_tokens_per_second": rates.summary(),
+            "limits": limits.told() | {"flops": flops, "shares": shares},
             "same_texts_as_ours": agreement(texts),
             "engines": _facts(ready),
         }
@@ -78,16 +89,28 @@ def run_latency(
     context = min(max(CONTEXT, prompt_tokens + output_tokens), config.max_position)
     settings = Settings(str(folder), max_model_len=context, **options)
     with started([OURS, *names], settings) as ready:
-        ttft, tpot = latency(ready, config.vocab_size, rounds, report, prompt_tokens, output_tokens)
+        limits = Limits(settings.dtype, settings.threads)
+        ttft, tpot = latency(
+            ready, config.vocab_size, rounds, report, prompt_tokens, output_tokens, limits.look
+        )
         title = f"{model}, one request of {prompt_tokens} tokens, {settings.dtype}, "
         title += f"{settings.threads} threads"
-        table = tables.contest(title, {"TTFT, ms": (ttft, 1e3), "TPOT, ms": (tpot, 1e3)}, ready)
+        size = limits.dtype.itemsize
+        flops = step_flops(config, prompt_tokens)
+        moved = step_bytes(config, 1, prompt_tokens + output_tokens // 2, size)
+        shares = {}
+        if config.experts is None:
+            shares["of products"] = limits.shares(ttft, flops=flops)
+            shares["of memory"] = limits.shares(tpot, bytes_=moved)
+        figures = {"TTFT, ms": (ttft, 1e3), "TPOT, ms": (tpot, 1e3)}
+        table = tables.contest(title, figures, ready, shares)
         facts = _facts(ready)
     results = {
         "prompt_tokens": prompt_tokens,
         "output_tokens": output_tokens,
         "ttft_seconds": ttft.summary(),
         "tpot_seconds": tpot.summary(),
+        "limits": limits.told() | {"flops": flops, "bytes": moved, "shares": shares},
         "engines": facts,
     }
     panels = {

@@ -29,20 +29,26 @@ def plain(title: str, *columns: str) -> Table:
     return table
 
 
-def contest(title: str, figures: Mapping[str, tuple[Rounds, float]], ready: Mapping) -> Table:
+def contest(
+    title: str,
+    figures: Mapping[str, tuple[Rounds, float]],
+    ready: Mapping,
+    shares: Mapping[str, Mapping[str, float]],
+) -> Table:
     """A row a contestant: each figure's median and how many times better ours is; its start.
 
     Below, where ours guesses, the tokens that a guessed run brings.
 
     start: seconds from the birth of its process to its first token, of ours those of `import torch`
-    beside it. figures: by column, the rounds and the factor to show them in.
+    beside it. figures: by column, the rounds and the factor to show them in. shares: by column, of
+    what the machine was measured to do at most.
     """
     table = plain(title, "engine")
     for label in figures:
         table.add_column(label, justify="right", no_wrap=True)
         if len(ready) > 1:
             table.add_column("ours is", justify="right", no_wrap=True)
-    for label in ("start", "MB"):
+    for label in (*shares, "start", "MB"):
         table.add_column(label, justify="right", no_wrap=True)
     summaries = {label: rounds.summary() for label, (rounds, _) in figures.items()}
     for name, one in ready.items():
@@ -52,6 +58,7 @@ def contest(title: str, figures: Mapping[str, tuple[Rounds, float]], ready: Mapp
             row.append(_short(its["median"] * factor))
             if len(ready) > 1:
                 row.append(_times(its["reference_is_better_by"]))
+        row += (f"{its[name]:.0%}" for its in shares.values())
         told = one.process.ask("memory")
         torch = one.facts.get("torch_import_seconds")
         start = f"{one.first_token_seconds:.1f}" + (f" ({torch:.1f})" if torch else "")
@@ -159,13 +166,13 @@ def quantized(title: str, rows: Sequence[FormatRow]) -> list[Table]:
     made = []
     for batch in sorted({row.batch for row in rows}):
         table = plain(f"{title}, {batch} at once", "weights", "tokens/s", "ms a step", "faster")
-        for column in ("processor", "step"):
+        for column in ("processor", "of memory", "step"):
             table.add_column(column, justify="right")
         for row in rows:
             if row.batch == batch:
                 table.add_row(
                     row.format, f"{median(row.rates):,.0f}", f"{1e3 * median(row.wall):.1f}",
-                    _times(row.faster), f"{row.faster_cpu:.2f}", row.step,
+                    _times(row.faster), f"{row.faster_cpu:.2f}", f"{row.of_memory:.0%}", row.step,
                 )  # fmt: skip
         made.append(table)
     return made

@@ -1,7 +1,5 @@
 """`nanovllm describe`: what a model will need here, computed from its configuration alone."""
 
-import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -50,14 +48,19 @@ def describe(
     if dtype not in BYTES:
         raise Refused(f"--dtype {dtype} is not known: use {', '.join(BYTES)}.")
     select_code(code)
+    import torch
     from rich.console import Console
     from rich.table import Table
 
+    from nanovllm.bench.limits import bytes_per_second, flops_per_second
     from nanovllm.llm.engine_options import EngineOptions
     from nanovllm.llm.kv_codes import token_bytes
 
     config = shape_of(model)
-    rates = (memory_gb_s or measured_bandwidth(), gflops or measured_gflops(dtype))
+    rates = (
+        memory_gb_s or bytes_per_second() / GB,
+        gflops or flops_per_second(getattr(torch, dtype)) / GB,
+    )
     name = model or "the bundled model"
     table = Table(title=f"{name} in {dtype}, {rates[0]:.3g} GB/s, {rates[1]:.3g} GFLOP/s")
     table.add_column("what")
@@ -142,29 +145,3 @@ def rows(
         ("tokens/s, 32 at once", f"{32 / many:,.3g}", "at most: the weights are shared"),
         (f"first token after {context}", told(prompt), "at least: arithmetic"),
     ]  # fmt: skip
-
-
-def measured_bandwidth() -> float:
-    """GB/s at which this machine reads memory: the best of a few sums over 256 MB."""
-    import torch
-
-    data = torch.ones(64 * 2**20)
-    return data.nbytes / _best(data.sum) / GB
-
-
-def measured_gflops(dtype: str) -> float:
-    """GFLOP/s of a product of square matrices in this dtype."""
-    import torch
-
-    side = 1024
-    left = torch.ones(side, side, dtype=getattr(torch, dtype))
-    return 2 * side**3 / _best(lambda: torch.nn.functional.linear(left, left)) / 1e9
-
-
-def _best(work: Callable[[], object], times: int = 4) -> float:
-    found = []
-    for _ in range(times):
-        start = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - start)
-    return min(found)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from nanovllm.bench.limits import bytes_per_second, flops_per_second
 from nanovllm.cli.errors import Refused
 from nanovllm.performance.interval import Interval
 from nanovllm.performance.profile import RooflinePoint, roofline_point
@@ -20,30 +20,11 @@ from nanovllm.performance.profile import RooflinePoint, roofline_point
 if TYPE_CHECKING:
     from torch.autograd.profiler_util import FunctionEvent
 
-SIDE, BUFFER, ROUNDS = 1024, 1 << 27, 5  # of the product; bytes, more than caches hold; best of
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 ELEMENTWISE = ("aten::mul", "aten::add", "aten::sub", "aten::div", "aten::silu", "aten::neg",
                "aten::_softmax", "aten::pow", "aten::rsqrt", "aten::mean")  # fmt: skip
 ATTENTION = "aten::scaled_dot_product_attention"
 SHOWN, SMALLEST = 10, 4096  # operations; bytes of one that is more than its call
-
-
-def limits(dtype: torch.dtype) -> tuple[float, float]:
-    """FLOP/s of a product of this dtype, and bytes/s of a copy: the best of some rounds each."""
-    a = torch.ones(SIDE, SIDE, dtype=dtype)
-    source = torch.ones(BUFFER, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    return 2 * SIDE**3 / _best(lambda: a @ a), 2 * BUFFER / _best(lambda: target.copy_(source))
-
-
-def _best(action: Callable[[], object]) -> float:
-    action()
-    seconds = []
-    for _ in range(ROUNDS):
-        begun = time.perf_counter()
-        action()
-        seconds.append(time.perf_counter() - begun)
-    return min(seconds)
 
 
 def work_of(event: FunctionEvent, itemsize: int) -> tuple[int, int]:
@@ -81,7 +62,7 @@ def summed(operations: Iterable[Interval]) -> Iterator[Interval]:
 
 def show(operations: Sequence[Interval], dtype: torch.dtype, picture: Path | None) -> None:
     """The table of operations under this machine's roof, and the picture."""
-    peak, bandwidth = limits(dtype)
+    peak, bandwidth = flops_per_second(dtype), bytes_per_second()
     large = [one for one in operations if one.bytes >= SMALLEST]
     points = {one.name: roofline_point(one, peak, bandwidth) for one in summed(large)}
     table = Table(

@@ -1,5 +1,7 @@
 // Attention of a step's queries over the blocks of K and V that their sequences own.
 #pragma once
+#include <type_traits>
+
 #include "codes.h"
 #include "softmax.h"
 #include "tiles.h"
@@ -31,15 +33,14 @@ struct Cache {
     Stored* k_to = reinterpret_cast<Stored*>(k + at(id, group)) + offset * PAIR;
     Stored* v_to = reinterpret_cast<Stored*>(v + at(id, group)) +
                    offset / PAIR * long(dim) * PAIR + offset % PAIR;
-    Stored keys[LANES], values[LANES];
+    Stored keys[LANES]{}, values[LANES];
     for (int d = 0; d < used; d += LANES) {
       const int count = std::min(LANES, used - d);
       narrow(key + d, count, keys);
       narrow(value + d, count, values);
-      for (int i = 0; i < count; ++i) {
-        k_to[(d + i) / PAIR * long(block) * PAIR + (d + i) % PAIR] = keys[i];
-        v_to[(d + i) * PAIR] = values[i];
-      }
+      for (int i = 0; i < count; i += PAIR)
+        store(k_to + (d + i) * long(block), load<int32_t>(keys + i));
+      for (int i = 0; i < count; ++i) v_to[(d + i) * PAIR] = values[i];
     }
     // A product always takes whole pairs of positions: what another request left next to the
     // last token must not be a NaN.
@@ -93,17 +94,13 @@ inline void add_tiles(std::vector<Tile>& tiles, int groups, int heads, int token
 
 // Asks for what will be read soon: V of these positions, and K of the next ones.
 inline void ahead(const Tile& tile, const Cache& cache, int position, int count) {
-  for (int p = position; p < position + count; p += cache.block) {
-    if (p < tile.end()) {
-      const uint8_t* from = cache.v + cache.at(tile.blocks[p / cache.block], tile.group);
-      for (long i = 0; i < cache.size(); i += LINE) __builtin_prefetch(from + i);
-    }
-    const int next = p + count;
-    if (next < tile.end()) {
-      const uint8_t* from = cache.k + cache.at(tile.blocks[next / cache.block], tile.group);
-      for (long i = 0; i < cache.size(); i += LINE) __builtin_prefetch(from + i);
-    }
-  }
+  auto ask = [&](const uint8_t* from, int p) {
+    if (p >= tile.end()) return;
+    from += cache.at(tile.blocks[p / cache.block], tile.group);
+    for (long i = 0; i < cache.size(); i += LINE) __builtin_prefetch(from + i);
+  };
+  for (int p = position; p < position + count; p += cache.block)
+    ask(cache.v, p), ask(cache.k, p + count);
 }
 
 // Where K's columns of `width` positions are, of which the first is `position`; of positions behind
@@ -123,26 +120,11 @@ inline const uint8_t* values(const Tile& tile, const Cache& cache, int p) {
 constexpr int vectors_for(int rows) { return LANES < 16 ? 1 : rows <= 5 ? 4 : 2; }
 
 // Queries as attention reads them: [G, T, H / G, D] of Operand; with codes in the cache, digits [G,
-// T, H / G, DIGITS, D], a scale each, and the sum of each one's numbers.
+// T, H / G, DIGITS, D].
 struct Queries {
   const Operand* values;
-  const Digit* digits;
-  const float *scales, *sums;
+  const DigitRoom& codes;
 };
-
-// What the digits' sums of M rows make up.
-template <int M, int V, class F>
-INLINE void put_together(const vint (&acc)[M * DIGITS][V], F f) {
-  repeat<M>(EACH(m) {
-    repeat<V>(EACH(v) {
-      vfloat total = to_floats(acc[m * DIGITS][v]);
-      repeat<DIGITS - 1>(EACH(d) {
-        total = total * float(BASE) + to_floats(acc[m * DIGITS + d + 1][v]);
-      });
-      f(m, v, total);
-    });
-  });
-}
 
 // Scores of M queries, the first of which is `row`, and V vectors of positions.
 template <bool CODES, int M, int V>
@@ -152,29 +134,27 @@ INLINE void score(const Tile& tile, const Cache& cache, const Queries& q, long r
   const float* scales[V];
   for (int v = 0; v < V; ++v) {
     const int p = std::min(position + v * LANES, (tile.end() - 1) / LANES * LANES);
-    const int id = tile.blocks[p / cache.block];
+    const long row = cache.row(tile.blocks[p / cache.block], tile.group) + p % cache.block;
     columns[v] = keys(tile, cache, p, LANES);
-    if (CODES) scales[v] = cache.k_scales + cache.row(id, tile.group) + p % cache.block;
+    if (CODES) scales[v] = cache.k_scales + row;
   }
   ahead(tile, cache, position, V * LANES);
   float* to = scores + (position - from);
   if constexpr (CODES) {
     vint acc[M * DIGITS][V];
-    repeat<M * DIGITS>(EACH(m) { repeat<V>(EACH(v) { acc[m][v] = vint{}; }); });
-    multiply_codes<8, M * DIGITS, V, 1>(acc, q.digits + row * DIGITS * cache.dim, cache.dim, columns,
-                                        long(cache.block) * 4, cache.dim / 4);
-    put_together<M, V>(acc, [&](auto m, auto v, vfloat total) __attribute__((always_inline)) {
-      total = (total - 128.0f * q.sums[row + m]) * q.scales[row + m];
-      store(to + m * lds + v * LANES, total * load<vfloat>(scales[v]));
+    repeat<M * DIGITS, V>(EACH(m, auto v) { acc[m][v] = vint{}; });
+    multiply_codes<8, M * DIGITS, V, 1>(acc, q.codes.digits.data() + row * DIGITS * cache.dim,
+                                        cache.dim, columns, long(cache.block) * 4, cache.dim / 4);
+    repeat<M, V>(EACH(m, auto v) {
+      const vfloat total = numbers_of<DIGITS, false>(acc, m, v) - 128.0f * q.codes.sums[row + m];
+      store(to + m * lds + v * LANES, total * q.codes.scales[row + m] * load<vfloat>(scales[v]));
     });
   } else {
     vfloat acc[M][V];
-    repeat<M>(EACH(m) { repeat<V>(EACH(v) { acc[m][v] = vfloat{}; }); });
+    repeat<M, V>(EACH(m, auto v) { acc[m][v] = vfloat{}; });
     multiply<M, V, 1>(acc, q.values + row * cache.dim, cache.dim, columns, long(cache.block) * 4,
                       cache.dim / PAIR);
-    repeat<M>(EACH(m) {
-      repeat<V>(EACH(v) { store(to + m * lds + v * LANES, acc[m][v]); });
-    });
+    repeat<M, V>(EACH(m, auto v) { store(to + m * lds + v * LANES, acc[m][v]); });
   }
 }
 
@@ -191,9 +171,9 @@ struct AttentionRoom {
 
 // Adds V of positions from .. until - 1, each times its weight, to sums [M, D]: V vectors of the
 // head dimension. With codes the weights are digits, and `scales` theirs.
-template <bool CODES, int M, int V>
+template <bool CODES, int M, int V, class W>
 INLINE void mix(const Tile& tile, const Cache& cache, const AttentionRoom& room,
-                const Operand* weights, long ldw, int from, int until, int column,
+                const W* weights, long ldw, int from, int until, int column,
                 const float* scales, float* sums) {
   auto place = [&](int p) { return values(tile, cache, p) + column * 4; };
   auto each_block = [&](auto f) __attribute__((always_inline)) {
@@ -208,22 +188,22 @@ INLINE void mix(const Tile& tile, const Cache& cache, const AttentionRoom& room,
   };
   if constexpr (CODES) {
     vint whole[M * DIGITS][V];
-    repeat<M * DIGITS>(EACH(m) { repeat<V>(EACH(v) { whole[m][v] = vint{}; }); });
+    repeat<M * DIGITS, V>(EACH(m, auto v) { whole[m][v] = vint{}; });
     each_block([&](int p, int count) __attribute__((always_inline)) {
       multiply_codes<8, M * DIGITS, V, V, true>(whole, room.digits.data() + (p - from), ldw,
                                                 {place(p)}, long(cache.dim) * 4, (count + 3) / 4);
     });
-    put_together<M, V>(whole, [&](auto m, auto v, vfloat total) __attribute__((always_inline)) {
-      add(m, v, total * scales[m]);
+    repeat<M, V>(EACH(m, auto v) {
+      add(m, v, numbers_of<DIGITS, false>(whole, m, v) * scales[m]);
     });
   } else {
     vfloat acc[M][V];
-    repeat<M>(EACH(m) { repeat<V>(EACH(v) { acc[m][v] = vfloat{}; }); });
+    repeat<M, V>(EACH(m, auto v) { acc[m][v] = vfloat{}; });
     each_block([&](int p, int count) __attribute__((always_inline)) {
       multiply<M, V, V>(acc, weights + (p - from), ldw, {place(p)}, long(cache.dim) * 4,
                         (count + PAIR - 1) / PAIR);
     });
-    repeat<M>(EACH(m) { repeat<V>(EACH(v) { add(m, v, acc[m][v]); }); });
+    repeat<M, V>(EACH(m, auto v) { add(m, v, acc[m][v]); });
   }
 }
 
@@ -304,8 +284,8 @@ inline void mix_by_tiles(const Tile& tile, const Cache& cache, AttentionRoom& ro
   };
   int column = 0;
   for (; column + 4 / R * TILE <= cache.dim; column += 4 / R * TILE)
-    columns(std::integral_constant<int, 4 / R>{}, column);
-  for (; column < cache.dim; column += 2 * TILE) columns(std::integral_constant<int, 2>{}, column);
+    columns(Int<4 / R>{}, column);
+  for (; column < cache.dim; column += 2 * TILE) columns(Int<2>{}, column);
 }
 #endif
 
@@ -327,10 +307,12 @@ inline void attend(const Tile& tile, const Cache& cache, const Queries& q, int t
   room.scores.resize(MOST * lds);
   room.sums.assign(MOST * cache.dim, 0.0f);
   if (CODES) room.digits.resize(MOST * DIGITS * lds);
-  if (!CODES && NV_DOT) room.weights.resize(MOST * lds);
   const long row = (long(tile.group) * tokens + tile.token) * group_heads + tile.head;
   Softmax softmax[MOST];
   float scales[MOST], *scores = room.scores.data(), *sums = room.sums.data();
+  std::conditional_t<CODES, float, Operand>* weights;
+  if constexpr (CODES || !NV_DOT) weights = scores;
+  else room.weights.resize(MOST * lds), weights = room.weights.data();
   for (int begin = from; begin < tile.end(); begin += SEGMENT) {
     const int until = std::min(begin + SEGMENT, tile.end());
     const int width = whole(until - begin);
@@ -349,23 +331,15 @@ inline void attend(const Tile& tile, const Cache& cache, const Queries& q, int t
       const int position = tile.position + m / tile.heads;
       const int low = window ? position - window + 1 - begin : 0;
       float* to = sums + m * long(cache.dim);
-      const float again = softmax[m].add(scores + m * lds, std::clamp(low, 0, width),
-                                         std::clamp(position + 1 - begin, 0, width), width, scale);
+      const float again = softmax[m].add(
+          scores + m * lds, std::clamp(low, 0, width), std::clamp(position + 1 - begin, 0, width),
+          width, scale * LOG2_E, weights + m * lds);
       for (int d = 0; again != 1 && d < cache.dim; ++d) to[d] *= again;
     }
-    const Operand* weights = nullptr;
-    if constexpr (CODES) {
+    if constexpr (CODES)
       for (int m = 0; m < tile.rows; ++m)
-        scales[m] = weigh(tile, cache, begin, until, scores + m * lds,
+        scales[m] = weigh(tile, cache, begin, until, weights + m * lds,
                           &room.digits[m * DIGITS * lds], lds);
-    } else {
-#if NV_DOT
-      narrow(scores, tile.rows * lds, room.weights.data());
-      weights = room.weights.data();
-#else
-      weights = scores;
-#endif
-    }
 #if NV_TILES
     if constexpr (!CODES)
       (tile.rows <= TILE ? mix_by_tiles<1> : mix_by_tiles<2>)(tile, cache, room, lds, begin, until);

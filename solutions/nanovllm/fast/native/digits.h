@@ -31,18 +31,27 @@ constexpr int largest(int digits) {
   return digits == 1 ? BASE / 2 - 1 : largest(digits - 1) * BASE + BASE / 2 - 1;
 }
 
+// Pairs of 16 bits times pairs, in each lane.
+#if defined(__AVX512BW__)
+inline vint dot2(vint x, vint y) { return (vint)_mm512_madd_epi16((__m512i)x, (__m512i)y); }
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+inline vint dot2(vint x, vint y) { return (vint)_mm256_madd_epi16((__m256i)x, (__m256i)y); }
+#elif defined(__SSE2__) && !defined(__AVX512F__)
+inline vint dot2(vint x, vint y) { return (vint)_mm_madd_epi16((__m128i)x, (__m128i)y); }
+#endif
+
 // sum + four digits times the four codes (a byte each) in each lane. SIGNED: the codes have a sign,
 // and the digits have none.
 template <bool SIGNED = false>
 INLINE vint dot4(vint sum, const Digit* four, vint codes) {
-#if NV_BYTE_DOT && defined(__AVX512F__)
-  const __m512i all = _mm512_set1_epi32(load<int32_t>(four));
-  const __m512i left = SIGNED ? all : (__m512i)codes, right = SIGNED ? (__m512i)codes : all;
-  return (vint)_mm512_dpbusd_epi32((__m512i)sum, left, right);
-#elif NV_BYTE_DOT
-  const __m256i all = _mm256_set1_epi32(load<int32_t>(four));
-  const __m256i left = SIGNED ? all : (__m256i)codes, right = SIGNED ? (__m256i)codes : all;
-  return (vint)_mm256_dpbusd_avx_epi32((__m256i)sum, left, right);
+#if NV_BYTE_DOT
+  const vint all = load<int32_t>(four) - vint{}, left = SIGNED ? all : codes;
+  const vint right = SIGNED ? codes : all;
+#if defined(__AVX512F__)
+  return (vint)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)left, (__m512i)right);
+#else
+  return (vint)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)left, (__m256i)right);
+#endif
 #elif defined(__AVX512BW__) || defined(__SSE2__) && !defined(__AVX512F__)
   vint low = (codes & 0xff) | (codes << 8 & 0xff0000);  // the codes in pairs of 16 bits
   vint high = (codes >> 16 & 0xff) | (codes >> 8 & 0xff0000);
@@ -51,16 +60,7 @@ INLINE vint dot4(vint sum, const Digit* four, vint codes) {
     low = (vint)((vshort)low << 8 >> 8), high = (vint)((vshort)high << 8 >> 8);
   }
   const vint two = load<int32_t>(four) - vint{}, other = load<int32_t>(four + 2) - vint{};
-#if defined(__AVX512BW__)
-  sum += (vint)_mm512_madd_epi16((__m512i)low, (__m512i)two);
-  return sum + (vint)_mm512_madd_epi16((__m512i)high, (__m512i)other);
-#elif defined(__AVX2__)
-  sum += (vint)_mm256_madd_epi16((__m256i)low, (__m256i)two);
-  return sum + (vint)_mm256_madd_epi16((__m256i)high, (__m256i)other);
-#else
-  sum += (vint)_mm_madd_epi16((__m128i)low, (__m128i)two);
-  return sum + (vint)_mm_madd_epi16((__m128i)high, (__m128i)other);
-#endif
+  return sum + dot2(low, two) + dot2(high, other);
 #else
   for (int i = 0; i < 4; ++i) {
     const vint code = SIGNED ? codes << (24 - 8 * i) >> 24 : codes >> (8 * i) & 255;
@@ -68,6 +68,18 @@ INLINE vint dot4(vint sum, const Digit* four, vint codes) {
   }
   return sum;
 #endif
+}
+
+// The numbers that the sums of D digits make up, in row m of vectors; WHOLE: they fit into 32 bits.
+template <int D, bool WHOLE, int N, int V, class Row, class Column>
+INLINE vfloat numbers_of(const vint (&sums)[N][V], Row m, Column v) {
+  vint whole = sums[m * D][v];
+  vfloat total = to_floats(whole);
+  repeat<D - 1>(EACH(d) {
+    whole = (whole << DIGIT_BITS) + sums[m * D + d + 1][v];
+    total = total * float(BASE) + to_floats(sums[m * D + d + 1][v]);
+  });
+  return WHOLE ? to_floats(whole) : total;
 }
 
 typedef Digit vdigit __attribute__((vector_size(LANES * sizeof(Digit))));
@@ -85,19 +97,14 @@ inline float to_digits(const Operand* x, int count, int digits, int most, int bl
                        long ld, float* sums) {
   vint lane;
   for (int i = 0; i < LANES; ++i) lane[i] = i;
-  vfloat top{};
-  vint finite = -1 - vint{};
+  vfloat top{}, broken{};
   for (int i = 0; i < count; i += LANES) {
     const vfloat value = lane < count - i ? load_floats(x + i) : vfloat{};
-    const vfloat size = value < 0 ? -value : value;
-    finite &= size < INFINITY;
-    top = size > top ? size : top;
+    top = larger(larger(value, -value), top);
+    broken += value * 0.0f;
   }
-  float largest = 0;
-  for (int i = 0; i < LANES; ++i) {
-    if (!finite[i]) return NAN;
-    largest = std::max(largest, top[i]);
-  }
+  if (sum_of(broken) != 0) return NAN;
+  const float largest = largest_of(top);
   float scale = largest / (most + 0.5f);
   if (scale == 0) scale = 1.0f;
   const float inverse = 1.0f / scale;
@@ -117,11 +124,7 @@ inline float to_digits(const Operand* x, int count, int digits, int most, int bl
         number = rest;
       }
     }
-    float parts[LANES];
-    store(parts, sum);
-    for (int half = LANES / 2; half > 0; half /= 2)
-      for (int j = 0; j < half; ++j) parts[j] += parts[j + half];
-    sums[from / block] = parts[0];
+    sums[from / block] = sum_of(sum);
   }
   return scale;
 }

@@ -4,24 +4,25 @@
 
 // The experts of a step's tokens, from place to place: V visits a token, R rows in all.
 struct Visits {
-  std::vector<float> logits, weights, out;     // [T, N], [T, V], [R, E]
+  Lines<float> logits, out;                    // [T, N], [R, E]
+  std::vector<float> weights;                  // [T, V]
   std::vector<int32_t> experts, rows, starts;  // [T, V], [T, V]: the row of each; [N + 1]
   Lines<Operand> a;                            // [R, lda]
 
   void fit(long tokens, long all, long each, long lda, long hidden) {
-    logits.resize(tokens * all);
+    logits.resize(tokens * padded(all));
     weights.resize(tokens * each);
     experts.resize(tokens * each);
     rows.resize(tokens * each);
     starts.resize(all + 1);
-    out.resize(tokens * each * hidden);
+    out.resize(tokens * each * padded(hidden));
     a.resize(tokens * each * lda);
   }
 
   // The k likeliest of a token, in place of which NaN chooses some; then the shared one, if any.
   void route(const Model& model, int token) {
     const int count = model.num_experts, k = model.per_token, each = k + model.shared;
-    float* p = &logits[long(token) * (count + model.shared)];
+    float* p = &logits[token * padded(count + model.shared)];
     float* weight = &weights[long(token) * each];
     int32_t* expert = &experts[long(token) * each];
     const float most = *std::max_element(p, p + count);

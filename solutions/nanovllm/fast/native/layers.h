@@ -3,8 +3,11 @@
 #include "attention.h"
 #include "model.h"
 
-inline void normalise(const Model& model, const Norm& norm, const float* x, Operand* to) {
+// The result of what came before, if any, is added to the residual x, and that is normalised.
+inline void normalise(const Model& model, const Norm& norm, float* x, const float* result,
+                      Operand* to) {
   const int size = model.hidden;
+  for (int i = 0; result && i < size; ++i) x[i] += result[i];
   float mean = 0, square = 0;
   if (model.layer_norm) {
 #pragma omp simd reduction(+ : mean)
@@ -14,11 +17,8 @@ inline void normalise(const Model& model, const Norm& norm, const float* x, Oper
 #pragma omp simd reduction(+ : square)
   for (int i = 0; i < size; ++i) square += (x[i] - mean) * (x[i] - mean);
   const float scale = 1.0f / std::sqrt(square / size + model.eps);
-  if (norm.bias)
-    for (int i = 0; i < size; ++i)
-      narrow((x[i] - mean) * scale * norm.weight[i] + norm.bias[i], to[i]);
-  else
-    for (int i = 0; i < size; ++i) narrow(x[i] * scale * norm.weight[i], to[i]);
+  for (int i = 0; i < size; ++i)
+    narrow((x[i] - mean) * scale * norm.weight[i] + (norm.bias ? norm.bias[i] : 0.0f), to[i]);
 }
 
 // In place: RMSNorm over a head, then the halves turned by the token's angles.
@@ -62,12 +62,15 @@ inline void place(const Model& model, const Layer& layer, Cache& cache, float* q
   }
 }
 
-inline vfloat silu(vfloat x) { return x / (1.0f + exp(-x)); }
-
-inline vfloat gelu(vfloat x) {  // the tanh form; 1 + tanh(z) = 2 - 2 / (e^2z + 1)
-  vfloat z = 1.5957691216f * (x + 0.044715f * x * x * x);
-  return x - x / (exp(z) + 1.0f);
+// x / (1 + e^-z)
+inline vfloat gate(vfloat x, vfloat z) {
+  return x / (1.0f + exp2(-LOG2_E * larger(-88.0f - vfloat{}, z)));
 }
+
+inline vfloat silu(vfloat x) { return gate(x, x); }
+
+// The tanh form; (1 + tanh(z)) / 2 = 1 / (1 + e^-2z)
+inline vfloat gelu(vfloat x) { return gate(x, 1.5957691216f * (x + 0.044715f * x * x * x)); }
 
 // A panel of the first MLP matrix's result becomes columns of the second one's input.
 inline void activate(const Model& model, int size, int column, const float* sums, Operand* row) {

@@ -5,7 +5,8 @@
 #include "team.h"
 
 constexpr int SLAB = NV_TILES ? 256 : 96;  // rows that pass by a panel together
-constexpr int NEAR = (NV_TILES ? 1024 : 640) * 1024;  // bytes of them that stay in the second-level cache
+// Bytes of them that stay in the second-level cache.
+constexpr int NEAR = (NV_TILES ? 1024 : 640) * 1024;
 
 // While the rows of a block pass by one chunk of a panel, the next chunk comes from memory: some
 // lines with each step. Behind the last chunk comes the panel after the next one: another thread, if
@@ -50,9 +51,9 @@ void multiply_slab(const Product& product, int first, int count, int panel, int 
       const int until = std::min(from + chunk, product.parts()), steps = product.steps(from, until);
       for (int block = turn * each; block < (turn + 1) * each; ++block) {
         const int row = row_of(block);
-        product.add(first + row, row_of(block + 1) - row, panel, panels, from, until,
-                    sums + (row - begin) * PANEL, ld,
-                    next_chunk(product, panel, until, steps, block, blocks));
+        product.add({first + row, row_of(block + 1) - row, panel, panels, from, until,
+                     sums + (row - begin) * PANEL, ld,
+                     next_chunk(product, panel, until, steps, block, blocks)});
       }
     }
     for (int p = 0; p < panels; ++p)
@@ -108,8 +109,7 @@ void linear(Walk& walk, DigitRoom& room, const Operand* a, long lda, int rows, c
   if (w.bits == 0) return share_out(walk, FloatProduct{a, lda, w}, rows, finish);
   const int digits = w.by_row ? 1 : DIGITS, most = w.by_row ? 127 : largest(digits);
   walk.share(rows, [&](int t) { room.fill(t, a + t * lda, w.inner, digits, most, w.block); });
-  const Left left = room.left();
-  if (w.by_row) share_out(walk, CodeProduct<Kind<8, 1, true>>{left, w}, rows, finish);
-  else if (w.bits == 8) share_out(walk, CodeProduct<Kind<8, DIGITS, false>>{left, w}, rows, finish);
-  else share_out(walk, CodeProduct<Kind<4, DIGITS, false>>{left, w}, rows, finish);
+  if (w.by_row) share_out(walk, CodeProduct<8, 1, true>{room, w}, rows, finish);
+  else if (w.bits == 8) share_out(walk, CodeProduct<8, DIGITS, false>{room, w}, rows, finish);
+  else share_out(walk, CodeProduct<4, DIGITS, false>{room, w}, rows, finish);
 }

@@ -14,13 +14,16 @@ struct Ahead {
   int lines = 1;
 };
 
+template <int N>
+using Int = std::integral_constant<int, N>;
+
 #define INLINE inline __attribute__((always_inline))
 
 // f(0), f(1), ..., each with a constant of its own: only arrays with constant indices are kept in
 // registers.
 template <class F, int... I>
 INLINE void repeat(F f, std::integer_sequence<int, I...>) {
-  (f(std::integral_constant<int, I>{}), ...);
+  (f(Int<I>{}), ...);
 }
 
 template <int N, class F>
@@ -28,7 +31,14 @@ INLINE void repeat(F f) {
   repeat(f, std::make_integer_sequence<int, N>{});
 }
 
-#define EACH(i) [&](auto i) __attribute__((always_inline))
+// EACH(i) or EACH(i, auto j): a function of such constants.
+#define EACH(...) [&](auto __VA_ARGS__) __attribute__((always_inline))
+
+// f(0, 0), f(0, 1), ..., N of each of the M.
+template <int M, int N, class F>
+INLINE void repeat(F f) {
+  repeat<M>(EACH(i) { repeat<N>(EACH(j) { f(i, j); }); });
+}
 
 // Keeps a pointer in a register of its own: compilers like to hold one for every row of a product,
 // which are more than there are.
@@ -81,50 +91,26 @@ template <int M, int V, int J>
 INLINE void multiply(vfloat (&acc)[M][V], const Operand* a, long lda,
                      const uint8_t* const (&w)[V / J], long stride, int steps,
                      const char* ahead = nullptr, int far = 0) {
-  walk_steps<M>(a, lda, PAIR, w, stride, steps, ahead, far, [&](auto row, auto& columns)
-                __attribute__((always_inline)) {
-#ifdef NV_BFLOAT16
-    vint pairs[V];
-    repeat<V>(EACH(v) { pairs[v] = pinned(load<vint>(columns[v / J] + v % J * LANES * 4)); });
+  walk_steps<M>(a, lda, PAIR, w, stride, steps, ahead, far, EACH(row, auto& columns) {
+    vint all[V];
+    repeat<V>(EACH(v) { all[v] = pinned(load<vint>(columns[v / J] + v % J * LANES * 4)); });
 #if NV_DOT
-    repeat<M>(EACH(m) {
-      const int32_t two = load<int32_t>(row(m));
-      repeat<V>(EACH(v) { acc[m][v] = dot(acc[m][v], two, pairs[v]); });
-    });
+    repeat<M, V>(EACH(m, auto v) { acc[m][v] = dot(acc[m][v], load<int32_t>(row(m)), all[v]); });
 #else
-    vfloat half[V];
-    repeat<V>(EACH(v) { half[v] = (vfloat)(pairs[v] << 16); });
-    repeat<M>(EACH(m) {
-      const float x = *row(m);
-      repeat<V>(EACH(v) { acc[m][v] += x * half[v]; });
-    });
-    repeat<V>(EACH(v) { half[v] = (vfloat)(pairs[v] & int32_t(0xffff0000)); });
-    repeat<M>(EACH(m) {
-      const float x = row(m)[1];
-      repeat<V>(EACH(v) { acc[m][v] += x * half[v]; });
-    });
-#endif
-#else
-    vfloat b[V];
-    repeat<V>(EACH(v) { b[v] = pinned(load<vfloat>(columns[v / J] + v % J * LANES * 4)); });
-    repeat<M>(EACH(m) {
-      const float x = *row(m);
-      repeat<V>(EACH(v) { acc[m][v] += x * b[v]; });
+    repeat<PAIR>(EACH(i) {
+      vfloat b[V];
+      repeat<V>(EACH(v) { b[v] = (vfloat)(PAIR == 1 ? all[v] : i ? all[v] & HIGH : all[v] << 16); });
+      repeat<M, V>(EACH(m, auto v) { acc[m][v] += row(m)[i] * b[v]; });
     });
 #endif
   });
 }
 
 // Calls f with the number of rows as a compile-time constant.
-template <int M>
-struct Rows {
-  static constexpr int value = M;
-};
-
 template <int M, class F>
 INLINE void with_rows(int rows, F f) {
   if constexpr (M > 1) {
     if (rows < M) return with_rows<M - 1>(rows, f);
   }
-  f(Rows<M>{});
+  f(Int<M>{});
 }

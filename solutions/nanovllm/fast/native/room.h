@@ -11,13 +11,12 @@ struct Token {
 
 // Rows of a left operand begin with a line, and must not fall on the same cache sets: no power of
 // two between them.
-inline long row_length(long size) {
-  return (size + PANEL - 1) / PANEL * PANEL + LINE / sizeof(Operand);
-}
+inline long row_length(long size) { return padded(size) + LINE / sizeof(Operand); }
 
 // Kept from step to step, and grown when a step needs more.
 struct Room {
-  std::vector<float> x, qkv;     // [T, E], [T, (H + 2 G) D]
+  std::vector<float> x;           // [T, E]
+  Lines<float> qkv, result;       // [T, (H + 2 G) D], [T or outputs, E]
   Lines<Operand> a, h, q;         // [T, E], [T or R, max(H D, widest)], [G, T, H / G, D]
   std::vector<Token> tokens;
   std::vector<int> runs;         // where tokens begin that lie in one block, and where the last end
@@ -27,7 +26,7 @@ struct Room {
   DigitRoom digits, queries;     // the latter where K is in codes
   Visits visits;                 // of experts
   std::vector<Loop> loops;      // of one step: no more than a few for each layer
-  long lda, ldh, width;  // of the rows of a, h and qkv
+  long lda, ldh, width, ldr;  // of the rows of a, h, qkv and result
 
   void fit(const Model& model, const Step& step) {
     const long count = step.query_starts[step.num_seqs];
@@ -35,9 +34,11 @@ struct Room {
     ldh = row_length(std::max(model.widest, model.num_heads * model.head_dim));
     const long each = model.per_token + model.shared;
     if (each) visits.fit(count, model.num_experts + model.shared, each, lda, model.hidden);
-    width = long(model.num_heads + 2 * model.num_kv_heads) * model.head_dim;
+    width = padded(long(model.num_heads + 2 * model.num_kv_heads) * model.head_dim);
+    ldr = padded(model.hidden);
     x.resize(count * model.hidden);
     qkv.resize(count * width);
+    result.resize(count * ldr);
     a.resize(count * lda);
     h.resize(count * std::max(1L, each) * ldh);
     if (model.padded_dim != model.head_dim) q.clear();  // what D is filled up with must be zero

@@ -4,37 +4,31 @@
 
 #include "vectors.h"
 
-// One row: its largest score so far, and the sum of e^(scale * (score - largest)).
+// One row: its largest score so far, and the sum of 2^(scale * (score - largest)).
 struct Softmax {
   float most = -INFINITY, total = 0;
 
-  // Turns the next scores into weights, zero outside low .. high - 1. Returns what all weights
-  // before must be multiplied with.
-  float add(float* row, int low, int high, int width, float scale) {
-    const vfloat infinite = -INFINITY - vfloat{};
-    for (int i = 0; i < low; ++i) row[i] = -INFINITY;
-    for (int i = high; i < width; ++i) row[i] = -INFINITY;
-    const int start = low / LANES * LANES, stop = (high + LANES - 1) / LANES * LANES;
-    vfloat top = infinite;
-    for (int i = start; i < stop; i += LANES) {
-      vfloat x = load<vfloat>(row + i);
-      top = x > top ? x : top;
-    }
+  // Turns the next scores into weights, zero outside low .. high - 1; they may take the scores'
+  // place. Returns what all weights before must be multiplied with.
+  template <class T>
+  float add(float* row, int low, int high, int width, float scale, T* weights) {
+    const int start = low / LANES * LANES, stop = std::max(start, (high + LANES - 1) / LANES * LANES);
     const float before = most;
-    for (int i = 0; i < LANES; ++i) most = std::max(most, top[i]);
-    vfloat sums{};
-    for (int i = 0; i < start; i += LANES) store(row + i, vfloat{});
+    std::fill(row + start, row + low, -INFINITY);
+    std::fill(row + high, row + stop, -INFINITY);
+    vfloat top = most - vfloat{}, sums{};
+    for (int i = start; i < stop; i += LANES) top = larger(load<vfloat>(row + i), top);
+    most = largest_of(top);
+    const float shift = most * scale;
     for (int i = start; i < stop; i += LANES) {
-      vfloat x = load<vfloat>(row + i);
-      vfloat y = exp((x - most) * scale);
-      y = x == infinite ? vfloat{} : y;
-      store(row + i, y);
+      const vfloat y = exp2(load<vfloat>(row + i) * scale - shift);
+      narrow(y, weights + i);
       sums += y;
     }
-    for (int i = std::max(start, stop); i < width; i += LANES) store(row + i, vfloat{});
-    const float again = before == most ? 1.0f : std::exp((before - most) * scale);
-    total *= again;
-    for (int i = 0; i < LANES; ++i) total += sums[i];
+    std::fill(weights, weights + start, T());
+    std::fill(weights + stop, weights + width, T());
+    const float again = before == most ? 1.0f : std::exp2(before * scale - shift);
+    total = total * again + sum_of(sums);
     return again;
   }
 };

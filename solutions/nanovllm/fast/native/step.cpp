@@ -23,7 +23,7 @@ class Run {
     auto logits = [&](int t) { return step.logits + long(t) * model.vocab; };
     const int outputs = step.num_outputs;
     walk.share(outputs, [&](int t) {
-      normalise(model, model.norm, residual(room.output_rows[t]), &room.a[t * room.lda]);
+      normalise(model, model.norm, residual(room.output_rows[t]), result(t), &room.a[t * room.lda]);
     });
     auto keep = [&](int t, int c, const float* sums) {
       std::memcpy(logits(t) + c, sums, std::min(PANEL, model.vocab - c) * sizeof(float));
@@ -39,6 +39,19 @@ class Run {
   Room& room;
 
   float* residual(long t) { return &room.x[t * model.hidden]; }
+  float* result(long t) { return &room.result[t * room.ldr]; }
+
+  // What to do with the panels of a product: they go to rows `ld` apart, past the caches where these
+  // have no room for all of them beside what is being multiplied.
+  static auto into(float* rows, long ld, int count) {
+    const bool far = count * ld * long(sizeof(float)) >= 512 * 1024;
+    return [=](int t, int c, const float* sums) {
+      for (int i = 0; i < PANEL; i += LANES) {
+        const vfloat x = load<vfloat>(sums + i);
+        far ? stream(rows + t * ld + c + i, x) : store(rows + t * ld + c + i, x);
+      }
+    };
+  }
 
   void embed(int t) {
     const Stored* from = model.embedding + long(step.token_ids[t]) * model.hidden;
@@ -66,12 +79,12 @@ class Run {
                  const std::vector<Tile>& tiles) {
     const int tokens = int(room.tokens.size()), heads = model.num_heads / model.num_kv_heads;
     const long lda = room.lda, width = room.width;
+    const bool first = &layer == model.layers;
     walk.share(tokens, [&](int t) {
-      normalise(model, layer.input, residual(t), &room.a[t * lda]);
+      normalise(model, layer.input, residual(t), first ? nullptr : result(t), &room.a[t * lda]);
     });
-    linear(walk, room.digits, room.a.data(), lda, tokens, layer.qkv, [&](int t, int c, const float* sums) {
-      std::memcpy(&room.qkv[t * width + c], sums, std::min<long>(PANEL, width - c) * sizeof(float));
-    });
+    linear(walk, room.digits, room.a.data(), lda, tokens, layer.qkv,
+           into(room.qkv.data(), width, tokens));
     // Positions of one block share cache lines, so they are one thread's.
     walk.share(int(room.runs.size()) - 1, [&](int run) {
       for (int t = room.runs[run]; t < room.runs[run + 1]; ++t) {
@@ -85,8 +98,7 @@ class Run {
       }
     });
     const float scale = 1.0f / std::sqrt(float(model.head_dim));
-    const Left left = room.queries.left();
-    const Queries q{room.q.data(), left.digits, left.scales, left.sums};
+    const Queries q{room.q.data(), room.queries};
     walk.share(int(tiles.size()), [&](int i) {
       auto one = cache.k_scales ? attend<true> : attend<false>;
       one(tiles[i], cache, q, tokens, heads, model.head_dim, scale, layer.window,
@@ -98,32 +110,26 @@ class Run {
   void feed_forward(Walk& walk, const Layer& layer, bool final) {
     const int rows = final ? step.num_outputs : int(room.tokens.size());
     const long lda = room.lda, ldh = room.ldh;
-    auto x = [&](int t) { return residual(final ? room.output_rows[t] : t); };
-    auto add = [&](int t, int c, const float* sums) {
-      const int count = std::min(PANEL, model.hidden - c);
-      float* to = x(t) + c;
-      for (int i = 0; i < count; ++i) to[i] += sums[i];
-    };
-    linear(walk, room.digits, room.h.data(), ldh, rows, layer.output, add);
+    const auto into_result = into(result(0), room.ldr, rows);
+    linear(walk, room.digits, room.h.data(), ldh, rows, layer.output, into_result);
     walk.share(rows, [&](int t) {
-      normalise(model, layer.post_attention, x(t), &room.a[t * lda]);
+      float* x = residual(final ? room.output_rows[t] : t);
+      normalise(model, layer.post_attention, x, result(t), &room.a[t * lda]);
     });
-    if (layer.experts) return experts(walk, layer, rows, x);
+    if (layer.experts) return experts(walk, layer, rows);
     linear(walk, room.digits, room.a.data(), lda, rows, layer.up, [&](int t, int c, const float* sums) {
       activate(model, layer.down.inner, c, sums, &room.h[t * ldh]);
     });
-    linear(walk, room.digits, room.h.data(), ldh, rows, layer.down, add);
+    linear(walk, room.digits, room.h.data(), ldh, rows, layer.down, into_result);
   }
 
   // In place of the MLP: every token to its experts, and their results back, in the token's order.
-  template <class Residual>
-  void experts(Walk& walk, const Layer& layer, int rows, Residual x) {
+  void experts(Walk& walk, const Layer& layer, int rows) {
     const long lda = room.lda, ldh = room.ldh, hidden = model.hidden;
     const int all = model.num_experts + model.shared, each = model.per_token + model.shared;
     Visits& to = room.visits;
-    linear(walk, room.digits, room.a.data(), lda, rows, layer.router, [&](int t, int c, const float* sums) {
-      std::memcpy(&to.logits[long(t) * all + c], sums, std::min(PANEL, all - c) * sizeof(float));
-    });
+    linear(walk, room.digits, room.a.data(), lda, rows, layer.router,
+           into(to.logits.data(), padded(all), rows));
     walk.share(rows, [&](int t) { to.route(model, t); });
     walk.share(1, [&](int) { to.sort(rows, all, each); });
     walk.share(rows * each, [&](int v) {
@@ -133,14 +139,15 @@ class Run {
                      [&](int e, int row, int c, const float* sums) {
       activate(model, layer.experts[2 * e + 1].inner, c, sums, &room.h[row * ldh]);
     });
+    const auto into_out = into(to.out.data(), room.ldr, rows * each);
     linear_by_expert(walk, room.h.data(), ldh, layer.experts + 1, 2, all, to.starts.data(),
-                     [&](int, int row, int c, const float* sums) {
-      std::memcpy(&to.out[row * hidden + c], sums, std::min<long>(PANEL, hidden - c) * sizeof(float));
-    });
+                     [&](int, int row, int c, const float* sums) { into_out(row, c, sums); });
     walk.share(rows, [&](int t) {
+      float* sum = result(t);
+      std::fill_n(sum, hidden, 0.0f);
       for (int v = t * each; v < (t + 1) * each; ++v) {
-        const float weight = to.weights[v], *from = &to.out[to.rows[v] * hidden];
-        for (int i = 0; i < hidden; ++i) x(t)[i] += weight * from[i];
+        const float weight = to.weights[v], *from = &to.out[to.rows[v] * room.ldr];
+        for (int i = 0; i < hidden; ++i) sum[i] += weight * from[i];
       }
     });
   }

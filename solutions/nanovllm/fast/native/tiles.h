@@ -83,9 +83,7 @@ template <int R, int V, class Right, class Ask, class Begin, class End>
 INLINE void multiply_tiles(const Operand* a, long lda, Right right, long stride, int steps,
                            int pairs, Ask ask, Begin begin, End end) {
   auto each_sum = [&](auto f) __attribute__((always_inline)) {
-    repeat<R>(EACH(r) {
-      repeat<V>(EACH(v) { f(std::integral_constant<int, r * 4 / R + v>{}, r, v); });
-    });
+    repeat<R, V>(EACH(r, auto v) { f(Int<r * 4 / R + v>{}, r, v); });
   };
   each_sum(begin);
   for (int s = 0; s < steps; ++s) {

@@ -42,6 +42,8 @@ typedef uint16_t Operand;
 typedef float Operand;
 #endif
 
+constexpr float LOG2_E = 1.44269504f;
+constexpr int32_t HIGH = int32_t(0xffff0000);  // of a pair, as a float
 constexpr int LINE = 64;  // bytes that come from memory together
 
 // For a std::vector that begins with a line (Lines).
@@ -71,6 +73,17 @@ inline V load(const T* from) {
 template <class V, class T>
 inline void store(T* to, V v) {
   std::memcpy(to, &v, sizeof v);
+}
+
+// Past the caches, to where a line begins or goes on.
+inline void stream(float* to, vfloat x) {
+#if defined(__AVX512F__)
+  _mm512_stream_ps(to, (__m512)x);
+#elif defined(__AVX2__)
+  _mm256_stream_ps(to, (__m256)x);
+#else
+  store(to, x);
+#endif
 }
 
 inline vfloat to_floats(vint x) { return __builtin_convertvector(x, vfloat); }
@@ -130,27 +143,52 @@ inline vfloat dot(vfloat sum, int32_t two, vint pairs) {
 #if defined(__AVX512BF16__)
   return (vfloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(two), (__m512bh)pairs);
 #else
-  const vint high = pairs & int32_t(0xffff0000);
   sum += widen(uint16_t(two)) * (vfloat)(pairs << 16);
-  return sum + widen(uint16_t(two >> 16)) * (vfloat)high;
+  return sum + widen(uint16_t(two >> 16)) * (vfloat)(pairs & HIGH);
 #endif
 }
 #endif
 
-// e^x to about 2 units in the last place; x is clamped to the range of a float.
-inline vfloat exp(vfloat x) {
-  const float low = -87.0f, high = 88.0f, magic = 12582912.0f;  // 1.5 * 2^23 rounds
-  x = x < low ? low - vfloat{} : x;
-  x = x > high ? high - vfloat{} : x;
-  vfloat shifted = x * 1.44269504f + magic;
-  vfloat n = shifted - magic;
-  vfloat r = x - n * 0.693359375f + n * 2.12194440e-4f;
-  vfloat p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  vint power = ((vint)shifted << 23) + (vint)p;
-  return (vfloat)power;
+// The second one where either is NaN.
+inline vfloat larger(vfloat x, vfloat y) {
+#if defined(__AVX512F__)
+  return (vfloat)_mm512_max_ps((__m512)x, (__m512)y);
+#elif defined(__AVX2__)
+  return (vfloat)_mm256_max_ps((__m256)x, (__m256)y);
+#else
+  return x > y ? x : y;
+#endif
+}
+
+// All lanes of x, put together two at a time by f.
+template <class F>
+inline float across(vfloat x, F f) {
+  float lanes[LANES];
+  store(lanes, x);
+#pragma GCC unroll 4
+  for (int half = LANES / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i) lanes[i] = f(lanes[i], lanes[i + half]);
+  return lanes[0];
+}
+
+inline float sum_of(vfloat x) {
+  return across(x, [](float a, float b) { return a + b; });
+}
+
+inline float largest_of(vfloat x) {
+  return across(x, [](float a, float b) { return a > b ? a : b; });
+}
+
+// 2^x for x below 128, to about 3 units in the last place; 0 from -127 down.
+inline vfloat exp2(vfloat x) {
+  x = larger(-127.0f - vfloat{}, x);
+  const vfloat shifted = x + 12582912.0f;  // 1.5 * 2^23 rounds
+  const vfloat r = x - (shifted - 12582912.0f);
+  vfloat p = r * 1.3264727e-3f + 9.6715127e-3f;
+  p = p * r + 5.5507337e-2f;
+  p = p * r + 2.4022242e-1f;
+  p = p * r + 6.9314698e-1f;
+  p = p * r + 1.0f;
+  return (vfloat)(((vint)shifted << 23) + (vint)p);
 }
