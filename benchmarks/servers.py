@@ -221,7 +221,8 @@ def main() -> None:
     show(results, title)
     private = ("out", "vllm_python")  # where this machine keeps its files
     kept = {name: value for name, value in vars(given).items() if name not in private}
-    save(record("servers", kept, results), given.out / "servers.json")
+    name = "servers" if given.model == "bundled" else f"servers-{Path(given.model).name}"
+    save(record("servers", kept, results), given.out / f"{name}.json")
     panels = {
         label: {name: its["rounds"] for name, its in results[key].items()}
         for label, key in (
@@ -233,7 +234,7 @@ def main() -> None:
     for who, whose in (("answers", "who answers"), ("clients", "the clients")):
         times = {name: its[who] for name, its in results["microseconds_a_token"].items()}
         panels[f"processor time of {whose}, µs a token"] = times
-    bar_plot(given.out / "servers.png", title, panels, OURS)
+    bar_plot(given.out / f"{name}.png", title, panels, OURS)
 
 
 if __name__ == "__main__":

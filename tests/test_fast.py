@@ -46,6 +46,7 @@ from nanovllm.paging.store import PagedStore
 from nanovllm.performance.moe import MoE
 from nanovllm.speculative.guessed_plan import GuessedChunk
 from nanovllm.speculative.proposer import Guesses
+from tests.native_builds import TILES
 from tests.processes import ROOT
 
 BIASES = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
@@ -67,8 +68,6 @@ FAMILIES = {
     ),
 }  # fmt: skip
 families = pytest.mark.parametrize("name", FAMILIES)
-# Matrix tiles, on any processor.
-TILES = ("-DNV_EMULATE_DOT", "-DNV_EMULATE_TILES", f"-I{ROOT / 'tests' / 'native'}")
 Job = tuple[int, list[int], SamplingParams]  # the step before which it arrives, prompt, parameters
 
 
@@ -287,6 +286,22 @@ def test_more_rows_for_an_expert_than_are_multiplied_together() -> None:
         expected = model.logits(hidden[-1:])[0]
     library = load_library(torch.float32)
     step = NativeStep(library, NativeWeights(model, library.nv_lanes(), 400))
+    torch.testing.assert_close(teacher_forced(step, model, ids), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("experts", [None, ExpertsConfig(3, 2, 34, normalize=False, layers=(0,))])
+def test_a_prompt_so_long_that_results_go_past_the_caches(experts: ExpertsConfig | None) -> None:
+    """Rows of 264 and 320 floats, 667 at once; and more positions than attention takes together."""
+    family = "qwen3_moe" if experts else "qwen3"
+    config = ModelConfig(
+        family, 97, 264, 2, 8, 4, 20, 96, 1000, qk_norm=True, experts=experts
+    )  # fmt: skip
+    model, ids = random_model(config, 5), [random.Random(4).randrange(97) for _ in range(1000)]
+    with torch.inference_mode():
+        hidden = model(torch.tensor(ids), torch.arange(1000), RecomputeAttend(config))
+        expected = model.logits(hidden[-1:])[0]
+    library = load_library(torch.float32)
+    step = NativeStep(library, NativeWeights(model, library.nv_lanes(), 1000))
     torch.testing.assert_close(teacher_forced(step, model, ids), expected, rtol=1e-4, atol=1e-4)
 
 

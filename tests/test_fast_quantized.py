@@ -38,6 +38,7 @@ from nanovllm.quantization.kv_store import QuantizedStore
 from nanovllm.quantization.linear import linears, replace_linear
 from nanovllm.quantization.scheme import Scheme
 from nanovllm.speculative.config import SpeculativeConfig
+from tests.native_builds import TILES
 
 BIASES = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
 FAMILIES = {
@@ -191,6 +192,22 @@ def test_no_token_depends_on_the_others_of_its_step(scheme: str, build: str) -> 
     with_nan = prompts_of_one(step, model, [*ids[:3], 5, *ids[3:]])
     assert with_nan[3].isnan().all()
     assert torch.equal(with_nan[[i for i in range(70) if i != 3]], one)
+
+
+@pytest.mark.parametrize("defines", [pytest.param((), id="own"), pytest.param(TILES, id="tiles")])
+@pytest.mark.parametrize("scheme", ["int8 rows", "int8 rows, asymmetric", "int8 activations"])
+@pytest.mark.few(3)
+def test_tiles_of_codes_have_the_sums_that_one_row_has(
+    scheme: str, defines: tuple[str, ...]
+) -> None:
+    """Rows of 64, 512 and 1088 values, the last in several blocks; tiles that are not full."""
+    config = replace(FAMILIES["qwen2"], num_heads=32, intermediate_size=1088)
+    model = quantized(config, (SCHEMES | ACTIVATIONS)[scheme]).to(torch.bfloat16)
+    step, ids = native(model, defines), list(range(70))
+    one = torch.cat([prompts_of_one(step, model, [token]) for token in ids])
+    assert one.isfinite().all()
+    for count in (5, 16, 17, 31, 33, 70):
+        assert torch.equal(prompts_of_one(step, model, ids[:count]), one[:count])
 
 
 def run(

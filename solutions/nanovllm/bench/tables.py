@@ -22,6 +22,9 @@ if TYPE_CHECKING:  # of labs that may not be here
     from nanovllm.bench.quantized import Row as FormatRow
 
 
+SHORT = {"of products": "flops", "of memory": "bytes"}  # what limits.py measures
+
+
 def plain(title: str, *columns: str) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
     for place, column in enumerate(columns):
@@ -41,14 +44,16 @@ def contest(
 
     start: seconds from the birth of its process to its first token, of ours those of `import torch`
     beside it. figures: by column, the rounds and the factor to show them in. shares: by column, of
-    what the machine was measured to do at most.
+    what torch's product and a sum over memory reached in the same run.
     """
     table = plain(title, "engine")
+    if shares:
+        table.caption = "flops, bytes: of what torch's products, sums reach here in the same run"
     for label in figures:
         table.add_column(label, justify="right", no_wrap=True)
         if len(ready) > 1:
-            table.add_column("ours is", justify="right", no_wrap=True)
-    for label in (*shares, "start", "MB"):
+            table.add_column("ours", justify="right", no_wrap=True)
+    for label in (*(SHORT[label] for label in shares), "start", "MB"):
         table.add_column(label, justify="right", no_wrap=True)
     summaries = {label: rounds.summary() for label, (rounds, _) in figures.items()}
     for name, one in ready.items():
@@ -64,7 +69,8 @@ def contest(
         start = f"{one.first_token_seconds:.1f}" + (f" ({torch:.1f})" if torch else "")
         table.add_row(*row, start, f"{told['peak_bytes'] / 1e6:,.0f}")
         if "mean_acceptance_length" in told:
-            table.caption = f"{name}: acceptance length {told['mean_acceptance_length']:.2f}"
+            length = f"{name}: acceptance length {told['mean_acceptance_length']:.2f}"
+            table.caption = f"{table.caption}; {length}" if shares else length
     return table
 
 

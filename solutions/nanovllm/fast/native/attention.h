@@ -244,8 +244,9 @@ inline void score_by_tiles(const Tile& tile, const Cache& cache, const Operand* 
     for (int v = 0; v < V; ++v) columns[v] = keys(tile, cache, p + v * TILE, TILE);
     ahead(tile, cache, p, V * TILE);
     const long stride = long(cache.block) * 4;
-    multiply_tiles<R, V>(
-        q, cache.dim, [&](int s, int v) { return columns[v] + s * TILE * stride; }, stride,
+    multiply_tiles<R, V, false>(
+        q, TILE * long(cache.dim) * 2, long(cache.dim) * 2,
+        [&](int s, int v) { return columns[v] + s * TILE * stride; }, stride,
         cache.dim / (TILE * PAIR), TILE, [](int, int) {}, [&](auto c, int, int) { clear_tile<c>(); },
         [&](auto c, int r, int v) {
           store_tile<c>(scores + r * TILE * lds + (p - from) + v * TILE, lds * 4);
@@ -271,8 +272,8 @@ inline void mix_by_tiles(const Tile& tile, const Cache& cache, AttentionRoom& ro
     auto at = [&](int r, int v) {
       return room.sums.data() + r * TILE * long(cache.dim) + column + v * TILE;
     };
-    multiply_tiles<R, width>(
-        room.weights.data(), ldw,
+    multiply_tiles<R, width, false>(
+        room.weights.data(), TILE * ldw * 2, ldw * 2,
         [&](int s, int v) {
           const uint8_t* row = s < steps ? values(tile, cache, from + s * cache.together())
                                          : reinterpret_cast<const uint8_t*>(room.tail.data());

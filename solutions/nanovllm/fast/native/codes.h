@@ -2,12 +2,12 @@
 #pragma once
 #include <vector>
 
-#include "matrix.h"
+#include "tiles.h"
 
 // The rows of a step as digits, and what they have to be multiplied with in the end. Kept from step
 // to step.
 struct DigitRoom {
-  std::vector<Digit> digits;  // [T, digits, ld]
+  Lines<Digit> digits;        // [T, digits, ld]
   std::vector<float> scales;  // [T]
   std::vector<float> sums;    // [T, blocks]: of each block of a row's numbers
   long ld = 0;
@@ -58,20 +58,86 @@ struct CodeProduct {
   // after the other, and less is left to do behind a block; one row takes all at once, and reads
   // the codes once. The sums are the same.
   static constexpr bool WHOLE = D * DIGIT_BITS - 1 + BITS + 9 <= 31;
-  static constexpr int most = rows_at_once(WHOLE ? 1 : D);
   static constexpr int digits(int rows) { return WHOLE && rows > 1 ? 1 : D; }
-  static constexpr int together(int rows) { return panels_for(rows, digits(rows)); }
+  // By tiles: of rows, or one for each digit of the same rows.
+  static constexpr bool TILES = NV_TILES && NV_BYTE_DOT && BITS == 8 && D == (BY_ROW ? 1 : 2);
+  static constexpr int VECTOR_ROWS = rows_at_once(WHOLE ? 1 : D), FEW = 4;
+  static constexpr int most = TILES ? 2 * TILE / D : VECTOR_ROWS;
+  static constexpr int together(int rows) {
+    return TILES && rows > FEW ? 1 : panels_for(rows, digits(rows));
+  }
   long row_bytes() const { return left.ld * D * sizeof(Digit); }
   int parts() const { return w.blocks(); }
   int at_once() const {
+    if (TILES) return parts();
     const int most = std::max<long>(1, NEAREST / w.offset(0, 1)), blocks = w.blocks();
     return (blocks + (blocks - 1) / most) / ((blocks - 1) / most + 1);  // chunks alike
   }
-  int steps(int from, int until) const { return w.block_steps(from, until); }
+  int steps(int from, int until) const { return w.block_steps(from, until) / (TILES ? TILE : 1); }
   const void* part(int panel, int b) const { return w.bytes() + w.offset(panel, b); }
-  static int lines(int) { return 1; }
+  static int lines(int blocks) { return TILES ? (PANEL_LINES + blocks - 1) / blocks : 1; }
   void begin(float* sums) const { std::fill_n(sums, PANEL, 0.0f); }
-  void add(const Part& part) const { add_rows<most>(*this, part); }
+  void add(const Part& part) const {
+#if NV_TILES
+    if constexpr (TILES)
+      if (part.rows > FEW && w.block % 64 == 0 && w.inner % 64 == 0)
+        return BY_ROW && part.rows <= TILE ? add_tiles<1>(part) : add_tiles<2>(part);
+#endif
+    for (int m = 0; m < part.rows; m += VECTOR_ROWS)
+      add_rows<VECTOR_ROWS>(*this, part.some(m, VECTOR_ROWS));
+  }
+
+#if NV_TILES
+  // As `add`, of one panel: the sums are the same.
+  template <int R>
+  void add_tiles(const Part& part) const {
+    const Digit* a = left.digits.data() + long(part.row) * D * left.ld + long(part.from) * w.block;
+    const uint8_t* panel = w.bytes() + w.offset(part.panel, part.from);
+    int32_t* sums = reinterpret_cast<int32_t*>(part.sums);
+    alignas(LINE) int32_t digits[D][TILE * PANEL];
+    shape_tiles<R>(part.rows, TILE, D == 2);
+    auto multiply = [&](Ahead ahead, int steps, int32_t* to, auto begin) {
+      multiply_panels<R, 2, true>(
+          a, D == 2 ? left.ld : TILE * left.ld, D * left.ld, [=](int v) { return panel + v * 64; },
+          steps, ahead, begin,
+          [=](auto c, int r, int v) { store_tile<c>(to + r * TILE * PANEL + v * TILE, PANEL * 4); });
+    };
+    if constexpr (BY_ROW) {
+      return multiply(part.ahead, steps(part.from, part.until), sums, [=](auto c, int r, int v) {
+        load_tile<c>(sums + r * TILE * PANEL + v * TILE, PANEL * 4);
+      });
+    }
+    Ahead ahead = part.ahead;
+    const float* numbers = left.sums.data() + long(part.row) * w.blocks() + part.from;
+    for (int b = part.from; b < part.until; ++b, a += w.block, ++numbers) {
+      const int steps = w.block_steps(b, b + 1);
+      multiply(ahead, steps / TILE, digits[0], [](auto c, int, int) { clear_tile<c>(); });
+      if (ahead.from) ahead.from += long(steps / TILE) * ahead.lines * LINE;
+      panel += long(steps) * PANEL * 4;
+      for (int m = 0; m < part.rows; ++m) {
+        vint acc[D][2];
+        repeat<D, 2>(EACH(d, auto v) { acc[d][v] = load<vint>(&digits[d][m * PANEL + v * LANES]); });
+        repeat<2>(EACH(v) {
+          scale_and_add<D>(acc, Int<0>{}, v, panel, numbers[m * w.blocks()], part.at(m, v));
+        });
+      }
+      panel += PANEL * 4;
+    }
+  }
+#endif
+
+  // What a block's digits make up, minus its zero times the sum of the row's numbers there, times
+  // the scale that stands behind the block (at `marks`), is added to the sums.
+  template <int EACH_ROW, int N, int V, class Row, class Column>
+  INLINE void scale_and_add(const vint (&acc)[N][V], Row m, Column v, const uint8_t* marks,
+                            float number, float* sums) const {
+    const vint both = load<vint>(marks + v % 2 * LANES * 4);
+    const bool apart = w.middle < 0;
+    const vfloat zero = apart ? to_floats(both & 255) : float(w.middle) - vfloat{};
+    const vfloat scale = (vfloat)(apart ? both & ~255 : both);
+    const vfloat total = numbers_of<EACH_ROW, WHOLE>(acc, m, v) - zero * number;
+    store(sums, load<vfloat>(sums) + total * scale);
+  }
 
   // The sums are floats, to be scaled by row; or, if BY_ROW, whole numbers.
   template <int ROWS, int P>
@@ -83,7 +149,6 @@ struct CodeProduct {
     const long lda = D / EACH_ROW * left.ld;
     const int blocks = w.blocks();
     const float* numbers = left.sums.data() + long(part.row) * blocks + part.from;
-    const bool apart = w.middle < 0;
     const char* ahead = part.ahead.from;
     auto at = [&](int m, int v) { return part.at(m, v); };
     for (int b = part.from; b < part.until; ++b, a += w.block, ++numbers) {
@@ -102,14 +167,8 @@ struct CodeProduct {
         repeat<M, V>(EACH(m, auto v) { store(at(m, v), acc[m][v]); });
         continue;
       }
-      repeat<V>(EACH(v) {
-        const vint marks = load<vint>(columns[v / 2] + v % 2 * LANES * 4);
-        const vfloat zero = apart ? to_floats(marks & 255) : float(w.middle) - vfloat{};
-        const vfloat scale = (vfloat)(apart ? marks & ~255 : marks);
-        repeat<ROWS>(EACH(m) {
-          const vfloat total = numbers_of<EACH_ROW, WHOLE>(acc, m, v) - zero * numbers[m * blocks];
-          store(at(m, v), load<vfloat>(at(m, v)) + total * scale);
-        });
+      repeat<ROWS, V>(EACH(m, auto v) {
+        scale_and_add<EACH_ROW>(acc, m, v, columns[v / 2], numbers[m * blocks], at(m, v));
       });
       for (int p = 0; p < P; ++p) columns[p] += PANEL * 4;
     }

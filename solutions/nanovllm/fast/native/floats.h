@@ -4,10 +4,8 @@
 #include "tiles.h"
 
 #if NV_TILES
-constexpr int SIDE = PANEL / TILE;                       // tiles of a panel
-constexpr int PANEL_LINES = TILE * PANEL * 4 / LINE;     // and its lines, in a step of whole tiles
+constexpr int SIDE = PANEL / TILE;  // tiles of a panel
 constexpr int panels_of_tiles(int r) { return 4 / r / SIDE; }
-
 #endif
 
 // Of a matrix of the build's format and rows of Operand, what `share_out` (linear.h) wants.
@@ -55,31 +53,15 @@ struct FloatProduct {
   // In steps of whole tiles, for up to R * TILE rows; here the sums begin.
   template <int R, int P>
   INLINE void add_tiles(const Part& part) const {
-    const uint8_t* columns[P * SIDE];
-    for (int v = 0; v < P * SIDE; ++v)
-      columns[v] = w.bytes() + w.step(part.panel + v / SIDE, 0) + v % SIDE * 64;
     shape_tiles<R>(part.rows, TILE);
-    auto product = [&](auto ask) __attribute__((always_inline)) {
-      multiply_tiles<R, P * SIDE>(
-          a + part.row * lda, lda,
-          [&](int s, int v) { return columns[v] + long(s) * TILE * PANEL * 4; }, PANEL * 4,
-          w.steps() / TILE, TILE, ask, [&](auto c, int, int) { clear_tile<c>(); },
-          [&](auto c, int r, int v) {
-            float* to = part.sums + v / SIDE * part.ld + r * TILE * PANEL + v % SIDE * TILE;
-            store_tile<c>(to, PANEL * 4);
-          });
-    };
-    const Ahead ahead = part.ahead;
-    if (ahead.from)
-      product([&](int s, int v) __attribute__((always_inline)) {
-        const char* from = ahead.from + long(s) * ahead.lines * LINE;
-        for (int i = 0; v == 0 && i < ahead.lines; ++i) __builtin_prefetch(from + i * LINE, 0, 2);
-      });
-    else
-      product([&](int s, int v) __attribute__((always_inline)) {
-        const uint8_t* from = columns[v] + reach(1) + long(s) * TILE * PANEL * 4;
-        for (int i = 0; i < TILE; ++i) __builtin_prefetch(from + i * PANEL * 4);
-      });
+    multiply_panels<R, P * SIDE, false>(
+        a + part.row * lda, TILE * lda * 2, lda * 2,
+        [&](int v) { return w.bytes() + w.step(part.panel + v / SIDE, 0) + v % SIDE * 64; },
+        w.steps() / TILE, part.ahead, [&](auto c, int, int) { clear_tile<c>(); },
+        [&](auto c, int r, int v) {
+          float* to = part.sums + v / SIDE * part.ld + r * TILE * PANEL + v % SIDE * TILE;
+          store_tile<c>(to, PANEL * 4);
+        });
   }
 
   // What is left of the inner dimension behind the last whole tile is added as it is without tiles:
@@ -93,9 +75,11 @@ struct FloatProduct {
     if (part.rows > TILE) by_tiles(Int<2>{});
     else by_tiles(Int<1>{});
     const int whole = w.steps() / TILE * TILE;
-    for (int m = 0; whole < w.steps() && m < part.rows; m += MAX_ROWS)
-      add_rows<MAX_ROWS>(*this, {part.row + m, std::min(MAX_ROWS, part.rows - m), part.panel,
-                                 part.panels, whole, w.steps(), part.sums + m * PANEL, part.ld, {}});
+    for (int m = 0; whole < w.steps() && m < part.rows; m += MAX_ROWS) {
+      Part rest = part.some(m, MAX_ROWS);
+      rest.from = whole, rest.ahead = {};
+      add_rows<MAX_ROWS>(*this, rest);
+    }
   }
 #endif
 };

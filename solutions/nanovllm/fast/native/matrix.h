@@ -61,6 +61,9 @@ struct Part {
   Part only(int p) const {
     return {row, rows, panel + p, 1, from, until, sums + p * ld, ld, ahead};
   }
+  Part some(int m, int most) const {
+    return {row + m, std::min(most, rows - m), panel, panels, from, until, sums + m * PANEL, ld, ahead};
+  }
 };
 
 // The product's add<M, P>, rows and panels being constants; where fewer panels are left than go

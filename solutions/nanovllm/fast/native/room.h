@@ -31,7 +31,8 @@ struct Room {
   void fit(const Model& model, const Step& step) {
     const long count = step.query_starts[step.num_seqs];
     lda = row_length(model.hidden);
-    ldh = row_length(std::max(model.widest, model.num_heads * model.head_dim));
+    const int longest = std::max(model.widest, model.num_heads * model.head_dim);
+    ldh = row_length(longest);
     const long each = model.per_token + model.shared;
     if (each) visits.fit(count, model.num_experts + model.shared, each, lda, model.hidden);
     width = padded(long(model.num_heads + 2 * model.num_kv_heads) * model.head_dim);
@@ -46,7 +47,7 @@ struct Room {
     if (step.k_scales) queries.fit(count * model.num_heads, model.padded_dim, 0);
     threads.resize(step.num_threads);
     if (model.quantized)
-      digits.fit(count, std::max({model.hidden, model.widest, model.num_heads * model.head_dim}), LINE);
+      digits.fit(count, (std::max(longest, model.hidden) + LINE - 1) / LINE * LINE, LINE);
     loops = std::vector<Loop>(16 * model.num_layers + 4);
     place_tokens(model, step);
   }

@@ -1,7 +1,7 @@
 // Matrix tiles (AMX): registers of up to 16 rows of 64 bytes, and products of whole tiles. Where the
 // processor has none, NV_EMULATE_TILES takes the same path, for tests; a panel must hold a tile.
 #pragma once
-#include "product.h"
+#include "matrix.h"
 
 #if NV_DOT && (defined(__AMX_BF16__) || defined(NV_EMULATE_TILES) && defined(__AVX2__))
 #define NV_TILES 1
@@ -10,6 +10,7 @@
 #endif
 
 constexpr int TILE = 16;  // rows of a tile; a row has as many floats, or pairs of values
+constexpr int PANEL_LINES = TILE * PANEL * 4 / LINE;  // of a panel, in a step of whole tiles
 
 #if NV_TILES
 
@@ -45,25 +46,27 @@ INLINE void clear_tile() {
   asm volatile("tilezero %%tmm%c0" ::"i"(T));
 }
 
-// Tile C += tile A times tile B, which are of pairs.
-template <int C, int A, int B>
+// Tile C += tile A times tile B, which are of pairs; or of bytes, those of A with a sign.
+template <bool BYTES, int C, int A, int B>
 INLINE void multiply_tile() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+  if (BYTES) asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+  else asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 #endif
 
 // The shapes that a thread's tiles have, as one number; to set them takes as long as ten products.
 inline thread_local int shaped = 0;
 
-// For products of `rows` rows of a left side with `pairs` pairs.
+// For products of `rows` rows of a left side with `pairs` pairs. The second of two left sides has the
+// rows behind the first TILE; or, if `alike`, as many.
 template <int R>
-INLINE void shape_tiles(int rows, int pairs) {
-  const int wanted = (R * 256 + rows) * 256 + pairs;
+INLINE void shape_tiles(int rows, int pairs, bool alike = false) {
+  const int wanted = ((R * 2 + alike) * 256 + rows) * 256 + pairs;
   if (wanted == shaped) return;
   shaped = wanted;
   Shapes shapes{1};
   for (int t = 0; t < 8; ++t) {
-    const int row = t < LEFT ? t * R / 4 : t - LEFT;
+    const int row = alike ? 0 : t < LEFT ? t * R / 4 : t - LEFT;
     shapes.rows[t] = t < RIGHT ? std::clamp(rows - row * TILE, 1, TILE) : pairs;
     shapes.bytes[t] = t < LEFT || t >= RIGHT ? 64 : pairs * 4;
   }
@@ -76,25 +79,47 @@ inline void release_tiles() {
   unset_shapes();
 }
 
-// As `multiply`, for R * TILE rows or fewer (tiles have their shapes by then) and V tiles of
-// columns: step s takes `pairs` pairs from right(s, v) on, `stride` bytes apart. begin(C, r, v) has
-// to fill tile C, end(C, r, v) to store it; ask(s, v) is for memory that will be wanted.
-template <int R, int V, class Right, class Ask, class Begin, class End>
-INLINE void multiply_tiles(const Operand* a, long lda, Right right, long stride, int steps,
+// As `multiply`, for R left sides (tiles have their shapes by then) and V tiles of columns: a row lies
+// `lda` bytes behind the one before, a left side `apart`; step s takes `pairs` pairs from
+// right(s, v) on, `stride` bytes apart. begin(C, r, v) has to fill tile C, end(C, r, v) to store it;
+// ask(s, v) is for memory that will be wanted.
+template <int R, int V, bool BYTES, class Right, class Ask, class Begin, class End>
+INLINE void multiply_tiles(const void* a, long apart, long lda, Right right, long stride, int steps,
                            int pairs, Ask ask, Begin begin, End end) {
   auto each_sum = [&](auto f) __attribute__((always_inline)) {
     repeat<R, V>(EACH(r, auto v) { f(Int<r * 4 / R + v>{}, r, v); });
   };
   each_sum(begin);
-  for (int s = 0; s < steps; ++s) {
-    repeat<R>(EACH(r) { load_tile<LEFT + r>(a + r * TILE * lda + s * pairs * PAIR, lda * 2); });
+  const char* left = static_cast<const char*>(a);
+  for (int s = 0; s < steps; ++s, left += pairs * 4) {
+    repeat<R>(EACH(r) { load_tile<LEFT + r>(left + r * apart, lda); });
     repeat<V>(EACH(v) {
       load_tile<RIGHT + v % 2>(right(s, v), stride);
       ask(s, v);
-      repeat<R>(EACH(r) { multiply_tile<r * 4 / R + v, LEFT + r, RIGHT + v % 2>(); });
+      repeat<R>(EACH(r) { multiply_tile<BYTES, r * 4 / R + v, LEFT + r, RIGHT + v % 2>(); });
     });
   }
   each_sum(end);
+}
+
+// The same with tiles of panels, that of v being at column(v) in the first step. Asks for the lines of
+// `ahead` as steps go; where there are none, for what lies further on in these columns.
+template <int R, int V, bool BYTES, class Column, class Begin, class End>
+INLINE void multiply_panels(const void* a, long apart, long lda, Column column, int steps,
+                            Ahead ahead, Begin begin, End end) {
+  auto right = [=](int s, int v) { return column(v) + long(s) * TILE * PANEL * 4; };
+  auto multiply = [&](auto ask) __attribute__((always_inline)) {
+    multiply_tiles<R, V, BYTES>(a, apart, lda, right, PANEL * 4, steps, TILE, ask, begin, end);
+  };
+  if (ahead.from)
+    multiply([=](int s, int v) __attribute__((always_inline)) {
+      const char* line = ahead.from + long(s) * ahead.lines * LINE;
+      for (int i = 0; v == 0 && i < ahead.lines; ++i) __builtin_prefetch(line + i * LINE, 0, 2);
+    });
+  else
+    multiply([=](int s, int v) __attribute__((always_inline)) {
+      for (int i = 0; i < TILE; ++i) __builtin_prefetch(right(s, v) + reach(1) + i * PANEL * 4);
+    });
 }
 #else
 inline void release_tiles() {}

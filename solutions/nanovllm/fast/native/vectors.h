@@ -75,7 +75,8 @@ inline void store(T* to, V v) {
   std::memcpy(to, &v, sizeof v);
 }
 
-// Past the caches, to where a line begins or goes on.
+// Past the caches, to where a line begins or goes on. Other threads see it behind a locked
+// instruction, such as the counter of a loop is (team.h).
 inline void stream(float* to, vfloat x) {
 #if defined(__AVX512F__)
   _mm512_stream_ps(to, (__m512)x);
