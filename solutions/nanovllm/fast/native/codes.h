@@ -59,8 +59,9 @@ struct CodeProduct {
   // the codes once. The sums are the same.
   static constexpr bool WHOLE = D * DIGIT_BITS - 1 + BITS + 9 <= 31;
   static constexpr int digits(int rows) { return WHOLE && rows > 1 ? 1 : D; }
-  // By tiles: of rows, or one for each digit of the same rows.
-  static constexpr bool TILES = NV_TILES && NV_BYTE_DOT && BITS == 8 && D == (BY_ROW ? 1 : 2);
+  // By tiles: of rows, or one for each digit of the same rows; a panel is two of them.
+  static constexpr bool TILES = NV_TILES && NV_BYTE_DOT && PANEL == 2 * TILE && BITS == 8 &&
+                                D == (BY_ROW ? 1 : 2);
   static constexpr int VECTOR_ROWS = rows_at_once(WHOLE ? 1 : D), FEW = 4;
   static constexpr int most = TILES ? 2 * TILE / D : VECTOR_ROWS;
   static constexpr int together(int rows) {
