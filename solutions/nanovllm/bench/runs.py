@@ -20,7 +20,7 @@ from nanovllm.bench.workload import random_workload, service_workload
 from nanovllm.llm.engine_options import AT_LOAD
 from nanovllm.llm.read_options import BUNDLED, OptionError
 from nanovllm.model.accounting import generation_flops, step_bytes, step_flops
-from nanovllm.model.loader import load_config, load_model
+from nanovllm.model.loader import load_config, load_model, read_quantization
 from nanovllm.tokenization.tokenizer import Tokenizer
 
 JUDGED = 16  # requests whose tokens are judged by teacher forcing
@@ -53,7 +53,7 @@ def run_throughput(
             for job in workload.jobs
         )
         shares = {}
-        if config.experts is None:
+        if _counted(folder, settings):
             shares["of products"] = limits.shares(rates.each(workload.output_tokens), flops=flops)
         table = tables.contest(title, {"output tokens/s": (rates, 1)}, ready, shares)
         results = {
@@ -99,7 +99,7 @@ def run_latency(
         flops = step_flops(config, prompt_tokens)
         moved = step_bytes(config, 1, prompt_tokens + output_tokens // 2, size)
         shares = {}
-        if config.experts is None:
+        if _counted(folder, settings):
             shares["of products"] = limits.shares(ttft, flops=flops)
             shares["of memory"] = limits.shares(tpot, bytes_=moved)
         figures = {"TTFT, ms": (ttft, 1e3), "TPOT, ms": (tpot, 1e3)}
@@ -313,6 +313,12 @@ def _facts(ready: dict) -> dict[str, Any]:
         }
         for name, one in ready.items()
     }
+
+
+def _counted(folder: Path, settings: Settings) -> bool:
+    """Whether lab 02 counts this model's operations and bytes: neither experts nor codes."""
+    codes = settings.quantization or read_quantization(folder)
+    return load_config(folder).experts is None and not codes
 
 
 def _published(model: str, settings: Settings) -> dict[str, Any]:
