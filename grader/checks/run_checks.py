@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -111,17 +112,21 @@ def fresh_processes(function: Callable[[T], R], work: Iterable[T], jobs: int = 0
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     running: set[BaseProcess] = set()
+    # A start also asks all others whether they have ended; of two that ask one gets no exit code.
+    asks = threading.Lock()
 
     def one(item: T) -> R:
         here, there = context.Pipe(duplex=False)
         process = context.Process(target=_answer, args=(there, function, item), daemon=True)
-        process.start()
+        with asks:
+            process.start()
         there.close()
         running.add(process)
         try:
             result, error = here.recv()
         except EOFError:
-            process.join()
+            with asks:
+                process.join()
             raise LabError(f"the code ended its process ({process.exitcode}).") from None
         finally:
             running.discard(process)
