@@ -100,7 +100,7 @@ def draw(points: dict[str, RooflinePoint], peak: float, bandwidth: float, pictur
     axis.plot([ends[0], ridge, ends[1]], [ends[0] * bandwidth / 1e9, peak / 1e9, peak / 1e9],
               color="0.3", lw=2)  # fmt: skip
     axis.text(ridge * 8, peak / 1e9 * 1.15, f"{peak / 1e9:.0f} GFLOP/s", ha="right")
-    axis.text(ends[0], ends[0] * bandwidth / 1e9 * 3, f"{bandwidth / 1e9:.1f} GB/s")
+    axis.text(ends[0], ends[0] * bandwidth / 1e9 * 8, f"{bandwidth / 1e9:.1f} GB/s")
     for number, (name, point) in enumerate(list(points.items())[:SHOWN]):
         label = f"{name.removeprefix('aten::')}, {point.share:.0%}"
         place = point.intensity, point.reached / 1e9
