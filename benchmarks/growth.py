@@ -3,7 +3,8 @@
 Requests of 512 to 32,768 tokens, 1 to 512 at once, with a shared beginning and without, beside
 vLLM where its Python is named. In each cell and round everybody gets the same fresh prompts three
 times: for 32 tokens (tokens a second), for 32 again and for one (both from the prefix cache: their
-difference is the time of a step). A cell whose K and V take more than 8 GiB, or whose run would
+difference is the time of the 31 steps behind a first token; what the first run takes besides them
+is that of its prompts). A cell whose K and V take more than 8 GiB, or whose run would
 take over two minutes by the cells before it, is left out and named.
 """
 
@@ -94,9 +95,9 @@ def foretold(cell: Cell, seconds: dict[Cell, float]) -> float:
 def run_cell(
     cell: Cell, ready: dict[str, Ready], vocab: int, rounds: int, seed: int
 ) -> dict[str, Any]:
-    """Output tokens a second and seconds a step of each contestant, round by round."""
+    """Output tokens a second, seconds of the prompts and of a step of everybody, by round."""
     found: dict[str, Any] = {
-        name: {"tokens_per_second": [], "step": [], "longest": 0.0} for name in ready
+        name: {"tokens_per_second": [], "prompts": [], "step": [], "longest": 0.0} for name in ready
     }
     names = list(ready)
     for number in range(rounds):
@@ -106,6 +107,7 @@ def run_cell(
             first = ready[name].run(first_only(work))["seconds"]
             its = found[name]
             its["tokens_per_second"].append(work.output_tokens / cold)
+            its["prompts"].append(cold - (warm - first))
             its["step"].append((warm - first) / (OUTPUT - 1))
             its["longest"] = max(its["longest"], cold)
         if max(its["longest"] for its in found.values()) > LONGEST_RUN / 6:
@@ -130,30 +132,26 @@ def measure(
             found = run_cell(cell, ready, vocab, given.rounds, seed)
             seconds[cell] = max(its["longest"] for its in found.values())
             done.append(asdict(cell) | {"engines": found})
-            rates = {name: median(its["tokens_per_second"]) for name, its in found.items()}
-            steps = {name: 1e3 * median(its["step"]) for name, its in found.items()}
-            line = ", ".join(
-                f"{n} {rates[n]:.0f} tokens/s, {steps[n]:.2f} ms a step" for n in found
-            )
+            line = ", ".join(f"{name} {figures(its)}" for name, its in found.items())
             print(f"  {cell}: {line}", file=sys.stderr, flush=True)
             continue
         print(f"  left out: {left_out[-1]}", file=sys.stderr, flush=True)
     return done, left_out
 
 
+def figures(its: dict[str, Any]) -> str:
+    """What one engine did in a cell."""
+    prompts, step = (1e3 * median(its[key]) for key in ("prompts", "step"))
+    return f"{median(its['tokens_per_second']):,.0f} ({prompts:,.0f}; {step:.2f})"
+
+
 def table_of(title: str, done: list[dict[str, Any]], names: list[str]) -> Any:
-    """A row a cell: tokens a second and milliseconds a step of everybody."""
-    table = tables.plain(title, "requests x tokens", *(f"{n}, tokens/s (ms a step)" for n in names))
+    """A row a cell: tokens a second, milliseconds of the prompts and of a step of everybody."""
+    heads = (f"{name}, tokens/s (ms: prompts; a step)" for name in names)
+    table = tables.plain(title, "requests x tokens", *heads)
     for row in done:
         cell = Cell(row["context"], row["together"], row["shared"])
-        own = (row["engines"][name] for name in names)
-        table.add_row(
-            str(cell),
-            *(
-                f"{median(o['tokens_per_second']):,.0f} ({1e3 * median(o['step']):.2f})"
-                for o in own
-            ),
-        )
+        table.add_row(str(cell), *(figures(row["engines"][name]) for name in names))
     return table
 
 
@@ -168,33 +166,35 @@ def plot(done: list[dict[str, Any]], names: list[str], title: str, path: Path) -
     colours = plt.get_cmap("viridis")(
         [0.85 * i / max(1, len(contexts) - 1) for i in range(len(contexts))]
     )
+    panels = {
+        "tokens_per_second": "output tokens/s, prompts included",
+        "prompts": "s until all prompts are read",
+        "step": "s a step of one token each",
+    }
     figure, axes = plt.subplots(
-        2, 2, figsize=(11, 7.4), sharex=True, sharey="row", layout="constrained"
+        len(panels), 2, figsize=(11, 10), sharex=True, sharey="row", layout="constrained"
     )
     for column, shared in enumerate((False, True)):
         for context, colour in zip(contexts, colours, strict=True):
             rows = [r for r in done if r["context"] == context and r["shared"] == shared]
             for name in names:
                 style = "o-" if name == OURS else "x--"
-                rates = [median(r["engines"][name]["tokens_per_second"]) for r in rows]
-                steps = [1e3 * median(r["engines"][name]["step"]) for r in rows]
                 at = [r["together"] for r in rows]
-                axes[0, column].plot(
-                    at, rates, style, color=colour, label=f"{name}, {context:,} tokens"
-                )
-                axes[1, column].plot(at, steps, style, color=colour)
+                for axis, key in zip(axes[:, column], panels, strict=True):
+                    values = [median(r["engines"][name][key]) for r in rows]
+                    axis.plot(at, values, style, color=colour, label=f"{name}, {context:,} tokens")
         axes[0, column].set_title(
             "three quarters of each prompt alike" if shared else "nothing alike", fontsize=10
         )
-        axes[1, column].set_xlabel("requests at once")
+        axes[-1, column].set_xlabel("requests at once")
     for axis in axes.flat:
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.set_xticks(sorted({row["together"] for row in done}))
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].set_ylabel("output tokens/s, prompts included")
-    axes[1, 0].set_ylabel("ms a step of one token each")
+    for axis, label in zip(axes[:, 0], panels.values(), strict=True):
+        axis.set_ylabel(label)
     axes[0, 0].legend(frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=11)
     return save_figure(figure, path)
@@ -231,8 +231,9 @@ def main() -> None:
     asked = {"model": given.model, "dtype": given.dtype, "threads": given.threads,
              "rounds": given.rounds, "output_tokens": OUTPUT}  # fmt: skip
     results = {"cells": done, "left_out": left_out, "engines": facts}
-    save(record("growth", asked, results), given.out / f"growth-{given.model}.json")
-    plot(done, names, title, given.out / f"growth-{given.model}.png")
+    name = f"growth-{given.model}" + ("" if given.dtype == "bfloat16" else f"-{given.dtype}")
+    save(record("growth", asked, results), given.out / f"{name}.json")
+    plot(done, names, title, given.out / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -41,12 +41,13 @@ def parts(
         "dtype": "bfloat16",
     }  # fmt: skip
 
-    def throughput(model: str, names: list[str], rounds: int, **other: str) -> Part:
+    def throughput(model: str, names: list[str], rounds: int = rounds, **other: str) -> Part:
         options = common | other
         return lambda: runs.run_throughput(model, names, rounds, requests, report, **options)
 
-    def latency(model: str, names: list[str]) -> Part:
-        return lambda: runs.run_latency(model, names, rounds, report, **common)
+    def latency(model: str, names: list[str], **other: str) -> Part:
+        options = common | other
+        return lambda: runs.run_latency(model, names, rounds, report, **options)
 
     def speculative(model: str, batches: list[int], kinds: Sequence[str], tokens: int) -> Part:
         rounds = 2 if quick else 30
@@ -78,19 +79,28 @@ def parts(
             for suffix, kind in (("", {}), ("-float32", {"dtype": "float32"}))
         },
         # one at a time is too slow for every round: it has its own short run
-        "throughput-tiny": throughput("tiny", [*TRANSFORMERS[1:], *vllm, *own, *llama], rounds),
+        "throughput-tiny": throughput("tiny", [*TRANSFORMERS[1:], *vllm, *own, *llama]),
         # vLLM's kernels for bfloat16 want a processor that has it
         "throughput-tiny-float32": throughput(
-            "tiny", [*TRANSFORMERS[1:2], *vllm, *llama], rounds, dtype="float32"
+            "tiny", [*TRANSFORMERS[1:2], *vllm, *llama], dtype="float32"
         ),
         "throughput-tiny-one-at-a-time": throughput("tiny", TRANSFORMERS[:1], 1),
-        "throughput-mid": throughput("mid", [*TRANSFORMERS[1:2], *vllm, *llama], rounds),
+        "throughput-mid": throughput("mid", [*TRANSFORMERS[1:2], *vllm, *llama]),
         "throughput-moe": throughput(
             "moe", ["nanovllm-plain", *TRANSFORMERS[1:2], *vllm], min(rounds, 3)
         ),
-        "throughput-mid-float32": throughput("mid", [*vllm, *llama], rounds, dtype="float32"),
+        "throughput-mid-float32": throughput("mid", [*vllm, *llama], dtype="float32"),
         "latency-tiny": latency("tiny", [*TRANSFORMERS[:1], *vllm, *own, *llama]),
         "latency-mid": latency("mid", [*TRANSFORMERS[:1], *vllm, *llama]),
+        **{
+            f"latency-{model}-float32": latency(model, [*vllm, *llama], dtype="float32")
+            for model in ("tiny", "mid")
+        },
+        **{
+            f"{what}-bundled{suffix}": make("bundled", [*TRANSFORMERS[1:2], *vllm, *llama], **kind)
+            for what, make in {"throughput": throughput, "latency": latency}.items()
+            for suffix, kind in (("", {}), ("-float32", {"dtype": "float32"}))
+        },
     }
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks import growth, planning_cost
 from nanovllm.batching.events import ChunkRun, Stepped
@@ -20,7 +20,7 @@ from nanovllm.bench.forced import Forced, judge
 from nanovllm.bench.limits import Limits
 from nanovllm.bench.loop import peak_bytes
 from nanovllm.bench.machine import describe, require_quiet
-from nanovllm.bench.models import SIZES, model_folder
+from nanovllm.bench.models import SIZES, filled_tokenizer, model_folder
 from nanovllm.bench.process import ContestantError, Process
 from nanovllm.bench.progression import yours
 from nanovllm.bench.rounds import Rounds, agreement
@@ -29,6 +29,7 @@ from nanovllm.bench.workload import random_workload
 from nanovllm.llm import OptionError
 from nanovllm.model.accounting import generation_flops, matmul_parameters, step_bytes
 from nanovllm.model.loader import load_config
+from nanovllm.tokenization.tokenizer import Tokenizer
 from tests.processes import ROOT, run, run_apart
 from tests.tiny_checkpoint import SMALL, TARGET, save_random
 
@@ -71,6 +72,17 @@ class TestWorkload:
         assert model_folder("bundled") == TARGET
         with pytest.raises(OptionError, match="huge"):
             model_folder("huge")
+
+    def test_made_models_have_a_tokenizer_that_fills_their_vocabulary(self, tmp_path):
+        for size in (64, 2048, 32000):
+            filled_tokenizer(size).save_pretrained(tmp_path)
+            ours = Tokenizer.from_pretrained(tmp_path)
+            assert len(ours.model.vocab) == ours.vocab_size == size
+            texts = [ours.decode([token]) for token in range(256, size)]
+            assert len(set(texts)) == len(texts)
+        text = "Where is Zürich?\n42 km"
+        theirs = AutoTokenizer.from_pretrained(tmp_path)
+        assert ours.encode(text) == theirs.encode(text) and ours.decode(ours.encode(text)) == text
 
 
 class TestRounds:
@@ -497,7 +509,8 @@ def test_growth_in_cells(tmp_path):
         (64, 1, False), (64, 2, False), (64, 2, True)
     ]  # fmt: skip
     for row in results["cells"]:
-        assert row["engines"]["nanovllm"]["tokens_per_second"][0] > 0
+        for key in ("tokens_per_second", "prompts", "step"):
+            assert row["engines"]["nanovllm"][key][0] > 0
     assert size_of(tmp_path / "growth-tiny.png")[0] > 500
 
 

@@ -1,7 +1,9 @@
 """The models to measure on: the bundled one, any folder, and shapes with random weights."""
 
 import os
+from itertools import chain, islice, product
 from pathlib import Path
+from string import ascii_letters, digits
 from typing import Any, cast
 
 from nanovllm.llm.read_options import BUNDLED, OptionError
@@ -44,7 +46,7 @@ def model_folder(name: str) -> Path:
         return BUNDLED
     if name in SIZES:
         folder = cache_folder() / name
-        if not (folder / "config.json").is_file():
+        if not (folder / "tokenizer.json").is_file():
             make_random(folder, **SIZES[name])
         return folder
     if not (Path(name) / "config.json").is_file():
@@ -57,7 +59,7 @@ def model_folder(name: str) -> Path:
 def make_random(folder: Path, **sizes: int) -> None:
     """Save a Qwen3, or a Qwen3-MoE where `sizes` has experts, made by transformers.
 
-    Its weights are tied, random of seed 0, in bfloat16.
+    Its weights are tied, random of seed 0, in bfloat16. Its tokenizer fills the vocabulary.
     """
     import torch
     import transformers
@@ -70,5 +72,24 @@ def make_random(folder: Path, **sizes: int) -> None:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").unlink(missing_ok=True)  # written last: it marks a whole folder
     model.save_pretrained(folder)
+    filled_tokenizer(sizes["vocab_size"]).save_pretrained(
+        folder
+    )  # last: its file marks a whole folder
+
+
+def filled_tokenizer(size: int) -> Any:
+    """Byte-level BPE of `size` tokens: the bytes, pairs of letters, and pairs with a third."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:size]
+    letters = ascii_letters + digits
+    pairs = list(product(letters, letters))
+    triples = ((a + b, c) for (a, b), c in product(pairs, letters))
+    merges = list(islice(chain(pairs, triples), size - len(alphabet)))
+    tokens = [*alphabet, *map("".join, merges)]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
