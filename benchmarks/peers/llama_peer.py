@@ -75,7 +75,7 @@ def write(folder: Path, kind: str, to: Path) -> None:
 
 
 def _add_vocabulary(out: Any, folder: Path, config: dict[str, Any]) -> None:
-    """A byte-level BPE's, for those who give text; folders of random weights have none."""
+    """A byte-level BPE's, for those who give text; some folders of random weights have none."""
     import json
 
     import gguf
@@ -99,7 +99,8 @@ def _add_vocabulary(out: Any, folder: Path, config: dict[str, Any]) -> None:
     )
     merges = told["model"]["merges"]
     out.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
-    out.add_eos_token_id(config["eos_token_id"])
+    if config["eos_token_id"] is not None:
+        out.add_eos_token_id(config["eos_token_id"])
     out.add_add_bos_token(False)
 
 
