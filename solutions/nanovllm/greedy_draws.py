@@ -12,14 +12,7 @@ def wants_token_alone(sequence: Sequence, position: int | None = None) -> bool:
     params, so_far = sequence.params, len(sequence.output_token_ids)
     if position is not None:
         so_far = position - len(sequence.prompt_token_ids)
-    return (
-        params.logprobs is None
-        and not params.logit_bias
-        and not params.has_penalties
-        and not params.has_mask
-        and params.prompt_logprobs is None
-        and so_far >= params.min_tokens
-    )
+    return params.raw and so_far >= params.min_tokens
 
 
 def wants_argmax(sequence: Sequence) -> bool:

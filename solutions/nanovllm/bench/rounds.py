@@ -9,6 +9,7 @@ from nanovllm.bench.stats import median_ratio, spread
 from nanovllm.bench.workload import Workload, random_workload
 
 Report = Callable[[str], None]  # told what has been done, for a progress bar
+TIMES = 3  # runs of one request whose median counts: a short one is soon disturbed
 
 
 @dataclass
@@ -85,8 +86,8 @@ def latency(
     """Seconds to the first token, and seconds for each further one, of one request alone.
 
     TTFT is the time of a run that generates 1 token. TPOT is what a run of `output_tokens` takes
-    longer, for each of its further tokens. Every run has a prompt of its own: no cache helps.
-    `look` is called once a round.
+    longer, for each of its further tokens; both are medians of `TIMES` runs. Every run has a prompt
+    of its own: no cache helps. `look` is called once a round.
     """
     ttft, tpot = (Rounds("seconds", higher_is_better=False) for _ in range(2))
     size = (prompt_tokens, prompt_tokens)
@@ -101,8 +102,10 @@ def latency(
         report(f"{name} warmed up")
     for number in range(rounds):
         for name in _turns(list(ready), number):
-            first = seconds(ready[name], 1)
-            whole = seconds(ready[name], output_tokens)
+            first, whole = (
+                median(seconds(ready[name], outputs) for _ in range(TIMES))
+                for outputs in (1, output_tokens)
+            )
             ttft.add(name, first)
             tpot.add(name, (whole - first) / (output_tokens - 1))
             report(f"round {number + 1}, {name}: TTFT {1000 * first:.0f} ms")

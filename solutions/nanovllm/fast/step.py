@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -114,7 +115,8 @@ class NativeStep:
     ) -> tuple[Float[Tensor, "N V"], array, structs.Step]:
         """Room for logits and tokens, and the struct that points to them and to what is given."""
         count = sum(given.completes)
-        logits = torch.empty(count, self.weights.config.vocab_size)
+        # torch.empty lets other threads run, and waits until they let this one go on
+        logits = torch.from_numpy(np.empty((count, self.weights.config.vocab_size), np.float32))
         tokens = array("i", bytes(4 * count))
         return logits, tokens, structs.Step(
             num_seqs=len(given.context_lens),

@@ -56,7 +56,7 @@ class Tokenizer:
         tokenizer.stop_ids = read_stop_ids(folder, tokenizer)
         return tokenizer
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """One more than the largest id: the rows that an embedding needs at least."""
         ids = [*self.model.vocab.values(), *(token.id for token in self.spec.added_tokens)]
