@@ -1,54 +1,48 @@
 // Products of rows of digits with codes of 4 or 8 bits.
 #pragma once
-#include <vector>
-
 #include "tiles.h"
 
 // The rows of a step as digits, and what they have to be multiplied with in the end. Kept from step
 // to step.
 struct DigitRoom {
-  Lines<Digit> digits;        // [T, digits, ld]
+  Rows<Digit> digits;         // [T, digits, ...]
   std::vector<float> scales;  // [T]
   std::vector<float> sums;    // [T, blocks]: of each block of a row's numbers
-  long ld = 0;
 
   // Before a step: for so many rows of up to so many values, which end `apart` values before the
   // next ones.
   void fit(long rows, long longest, long apart) {
-    ld = (longest + LANES - 1) / LANES * LANES + apart;
-    digits.resize(rows * DIGITS * ld + LANES);
+    digits.fit(rows * DIGITS, (longest + LANES - 1) / LANES * LANES + apart);
     scales.resize(rows);
     sums.resize(rows * (longest / 8 + 1));
   }
 
   void fill(long t, const Operand* x, int count, int each, int most, int block) {
-    scales[t] = to_digits(x, count, each, most, block, &digits[t * each * ld], ld,
+    scales[t] = to_digits(x, count, each, most, block, digits[t * each], digits.ld,
                           &sums[t * ((count + block - 1) / block)]);
   }
 };
 
-// As `multiply`, a step being 4 or 8 codes. SIGNED: the codes have a sign, and the digits have none.
-template <int BITS, int M, int V, int J, bool SIGNED = false>
-INLINE void multiply_codes(vint (&acc)[M][V], const Digit* a, long lda,
-                           const uint8_t* const (&w)[V / J], long stride, int steps,
-                           const char* ahead = nullptr, int far = 0) {
+// As `multiply` of values, a step being 4 or 8 codes.
+template <int BITS = 8, int M, int V, int C, class D>
+INLINE void multiply(vint (&acc)[M][V], const D* a, long lda, const uint8_t* const (&w)[C],
+                     long stride, int steps, const uint8_t* ahead = nullptr, int far = 0) {
+  constexpr int J = V / C;
   walk_steps<M>(a, lda, 32 / BITS, w, stride, steps, ahead, far, EACH(row, auto& columns) {
     vint codes[V];
     repeat<V>(EACH(v) { codes[v] = pinned(load<vint>(columns[v / J] + v % J * LANES * 4)); });
     repeat<8 / BITS>(EACH(i) {
       vint each[V];
       repeat<V>(EACH(v) { each[v] = BITS == 8 ? codes[v] : codes[v] >> 4 * i & 0x0f0f0f0f; });
-      repeat<M, V>(EACH(m, auto v) {
-        acc[m][v] = dot4<SIGNED>(acc[m][v], row(m) + 4 * i, each[v]);
-      });
+      repeat<M, V>(EACH(m, auto v) { acc[m][v] = dot4(acc[m][v], row(m) + 4 * i, each[v]); });
     });
   });
 }
 
 constexpr long NEAREST = 16 * 1024;  // bytes of a panel that stay in the first-level cache
 
-// Of a matrix of codes and rows of digits, what `share_out` (linear.h) wants: the bits of a code, the
-// digits of a value; BY_ROW as in Matrix.
+// Of a matrix of codes and rows of digits, what `share_out` (linear.h) wants: the bits of a code,
+// the digits of a value; BY_ROW as in Matrix.
 template <int BITS, int D, bool BY_ROW>
 struct CodeProduct {
   const DigitRoom& left;
@@ -62,12 +56,13 @@ struct CodeProduct {
   // By tiles: of rows, or one for each digit of the same rows; a panel is two of them.
   static constexpr bool TILES = NV_TILES && NV_BYTE_DOT && PANEL == 2 * TILE && BITS == 8 &&
                                 D == (BY_ROW ? 1 : 2);
+  static constexpr bool ADDS = true;
   static constexpr int VECTOR_ROWS = rows_at_once(WHOLE ? 1 : D), FEW = 4;
   static constexpr int most = TILES ? 2 * TILE / D : VECTOR_ROWS;
   static constexpr int together(int rows) {
     return TILES && rows > FEW ? 1 : panels_for(rows, digits(rows));
   }
-  long row_bytes() const { return left.ld * D * sizeof(Digit); }
+  long row_bytes() const { return left.digits.ld * D * sizeof(Digit); }
   int parts() const { return w.blocks(); }
   int at_once() const {
     if (TILES) return parts();
@@ -75,49 +70,43 @@ struct CodeProduct {
     return (blocks + (blocks - 1) / most) / ((blocks - 1) / most + 1);  // chunks alike
   }
   int steps(int from, int until) const { return w.block_steps(from, until) / (TILES ? TILE : 1); }
-  const void* part(int panel, int b) const { return w.bytes() + w.offset(panel, b); }
-  static int lines(int blocks) { return TILES ? (PANEL_LINES + blocks - 1) / blocks : 1; }
-  void begin(float* sums) const { std::fill_n(sums, PANEL, 0.0f); }
+  const uint8_t* part(int panel, int b) const { return w.bytes() + w.offset(panel, b); }
   void add(const Part& part) const {
-#if NV_TILES
     if constexpr (TILES)
       if (part.rows > FEW && w.block % 64 == 0 && w.inner % 64 == 0)
         return BY_ROW && part.rows <= TILE ? add_tiles<1>(part) : add_tiles<2>(part);
-#endif
     for (int m = 0; m < part.rows; m += VECTOR_ROWS)
       add_rows<VECTOR_ROWS>(*this, part.some(m, VECTOR_ROWS));
   }
 
-#if NV_TILES
   // As `add`, of one panel: the sums are the same.
   template <int R>
   void add_tiles(const Part& part) const {
-    const Digit* a = left.digits.data() + long(part.row) * D * left.ld + long(part.from) * w.block;
+    const long ld = left.digits.ld;
+    const Digit* a = left.digits[part.row * D] + long(part.from) * w.block;
     const uint8_t* panel = w.bytes() + w.offset(part.panel, part.from);
-    int32_t* sums = reinterpret_cast<int32_t*>(part.sums);
-    alignas(LINE) int32_t digits[D][TILE * PANEL];
-    shape_tiles<R>(part.rows, TILE, D == 2);
-    auto multiply = [&](Ahead ahead, int steps, int32_t* to, auto begin) {
-      multiply_panels<R, 2, true>(
-          a, D == 2 ? left.ld : TILE * left.ld, D * left.ld, [=](int v) { return panel + v * 64; },
-          steps, ahead, begin,
-          [=](auto c, int r, int v) { store_tile<c>(to + r * TILE * PANEL + v * TILE, PANEL * 4); });
-    };
-    if constexpr (BY_ROW) {
-      return multiply(part.ahead, steps(part.from, part.until), sums, [=](auto c, int r, int v) {
-        load_tile<c>(sums + r * TILE * PANEL + v * TILE, PANEL * 4);
-      });
-    }
+    const float* numbers = &left.sums[part.row * long(w.blocks()) + part.from];
+    alignas(LINE) int32_t whole[D][TILE * PANEL];
+    int32_t* to = BY_ROW ? reinterpret_cast<int32_t*>(part.sums) : whole[0];
+    auto at = [=](int r, int v) { return to + r * TILE * PANEL + v * TILE; };
     Ahead ahead = part.ahead;
-    const float* numbers = left.sums.data() + long(part.row) * w.blocks() + part.from;
-    for (int b = part.from; b < part.until; ++b, a += w.block, ++numbers) {
-      const int steps = w.block_steps(b, b + 1);
-      multiply(ahead, steps / TILE, digits[0], [](auto c, int, int) { clear_tile<c>(); });
+    shape_tiles<R>(part.rows, TILE, D == 2);
+    for (int b = part.from, end; b < part.until; b = end, a += w.block, ++numbers) {
+      end = BY_ROW ? part.until : b + 1;
+      const int steps = w.block_steps(b, end);
+      multiply_panels<R, 2, true>(
+          a, D == 2 ? ld : TILE * ld, D * ld, [=](int v) { return panel + v * 64; }, steps / TILE,
+          ahead,
+          [=](auto c, int r, int v) {
+            if constexpr (BY_ROW) load_tile<c>(at(r, v), PANEL * 4);
+            else clear_tile<c>();
+          },
+          [=](auto c, int r, int v) { store_tile<c>(at(r, v), PANEL * 4); });
       if (ahead.from) ahead.from += long(steps / TILE) * ahead.lines * LINE;
       panel += long(steps) * PANEL * 4;
-      for (int m = 0; m < part.rows; ++m) {
+      for (int m = 0; !BY_ROW && m < part.rows; ++m) {
         vint acc[D][2];
-        repeat<D, 2>(EACH(d, auto v) { acc[d][v] = load<vint>(&digits[d][m * PANEL + v * LANES]); });
+        repeat<D, 2>(EACH(d, auto v) { acc[d][v] = load<vint>(&whole[d][m * PANEL + v * LANES]); });
         repeat<2>(EACH(v) {
           scale_and_add<D>(acc, Int<0>{}, v, panel, numbers[m * w.blocks()], part.at(m, v));
         });
@@ -125,7 +114,6 @@ struct CodeProduct {
       panel += PANEL * 4;
     }
   }
-#endif
 
   // What a block's digits make up, minus its zero times the sum of the row's numbers there, times
   // the scale that stands behind the block (at `marks`), is added to the sums.
@@ -146,45 +134,38 @@ struct CodeProduct {
     constexpr int EACH_ROW = digits(ROWS), M = ROWS * EACH_ROW, V = 2 * P;
     const uint8_t* columns[P];
     for (int p = 0; p < P; ++p) columns[p] = w.bytes() + w.offset(part.panel + p, part.from);
-    const Digit* a = left.digits.data() + long(part.row) * D * left.ld + long(part.from) * w.block;
-    const long lda = D / EACH_ROW * left.ld;
+    const Digit* a = left.digits[part.row * D] + long(part.from) * w.block;
+    const long ld = left.digits.ld, lda = D / EACH_ROW * ld;
     const int blocks = w.blocks();
-    const float* numbers = left.sums.data() + long(part.row) * blocks + part.from;
-    const char* ahead = part.ahead.from;
+    const float* numbers = &left.sums[part.row * long(blocks) + part.from];
+    const uint8_t* ahead = part.ahead.from;
     auto at = [&](int m, int v) { return part.at(m, v); };
     for (int b = part.from; b < part.until; ++b, a += w.block, ++numbers) {
       const int steps = w.block_steps(b, b + 1);
+      const long marks = long(steps) * PANEL * 4;
       vint acc[M][V];
       repeat<M, V>(EACH(m, auto v) { acc[m][v] = BY_ROW ? load<vint>(at(m, v)) : vint{}; });
-      multiply_codes<BITS, M, V, 2>(acc, a, lda, columns, PANEL * 4, steps, ahead,
-                                    ahead ? 0 : reach(ROWS));
+      multiply<BITS>(acc, a, lda, columns, PANEL * 4, steps, ahead, ahead ? 0 : reach(ROWS));
       for (int d = 1; d < D / EACH_ROW; ++d) {
         repeat<M, V>(EACH(m, auto v) { acc[m][v] <<= DIGIT_BITS; });
-        multiply_codes<BITS, M, V, 2>(acc, a + d * left.ld, lda, columns, PANEL * 4, steps);
-      }
-      if (ahead) ahead += long(steps) * LINE;
-      for (int p = 0; p < P; ++p) columns[p] += long(steps) * PANEL * 4;
-      if constexpr (BY_ROW) {
-        repeat<M, V>(EACH(m, auto v) { store(at(m, v), acc[m][v]); });
-        continue;
+        multiply<BITS>(acc, a + d * ld, lda, columns, PANEL * 4, steps);
       }
       repeat<ROWS, V>(EACH(m, auto v) {
-        scale_and_add<EACH_ROW>(acc, m, v, columns[v / 2], numbers[m * blocks], at(m, v));
+        if constexpr (BY_ROW) return store(at(m, v), acc[m][v]);
+        scale_and_add<EACH_ROW>(acc, m, v, columns[v / 2] + marks, numbers[m * blocks], at(m, v));
       });
-      for (int p = 0; p < P; ++p) columns[p] += PANEL * 4;
+      if (ahead) ahead += long(steps) * LINE;
+      for (int p = 0; p < P; ++p) columns[p] += marks + (BY_ROW ? 0 : PANEL * 4);
     }
   }
 
   void end(int row, int panel, float* sums) const {
+    int32_t offset = 0;
+    for (int b = 0; BY_ROW && b < w.blocks(); ++b)
+      offset += w.middle * int32_t(left.sums[row * long(w.blocks()) + b]);
     for (int v = 0; v < 2; ++v, sums += LANES) {
       const long column = panel * long(PANEL) + v * LANES;
-      vfloat total = load<vfloat>(sums);
-      if constexpr (BY_ROW) {
-        int32_t offset = 0;
-        for (int b = 0; b < w.blocks(); ++b)
-          offset += w.middle * int32_t(left.sums[row * long(w.blocks()) + b]);
-        total = to_floats(load<vint>(sums) - offset);
-      }
+      vfloat total = BY_ROW ? to_floats(load<vint>(sums) - offset) : load<vfloat>(sums);
       total *= left.scales[row];
       if constexpr (BY_ROW) total *= load<vfloat>(w.scales + column);
       store(sums, w.bias ? total + load<vfloat>(w.bias + column) : total);

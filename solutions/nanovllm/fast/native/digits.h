@@ -1,6 +1,7 @@
 // Rows of activations as whole numbers: the left side of products with codes.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 
 #include "product.h"
 
@@ -10,21 +11,14 @@
 // bytes, a digit is one; elsewhere it has 15 bits, such that the sum of 512 products fits into 32.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__) && !defined(__AVX512F__)
 #define NV_BYTE_DOT 1
-typedef int8_t Digit;
-constexpr int DIGIT_BITS = 8;
 #else
 #define NV_BYTE_DOT 0
-typedef int16_t Digit;
-constexpr int DIGIT_BITS = 15;
 #endif
-constexpr int BASE = 1 << DIGIT_BITS;
+typedef std::conditional_t<NV_BYTE_DOT, int8_t, int16_t> Digit;
+constexpr int DIGIT_BITS = NV_BYTE_DOT ? 8 : 15, BASE = 1 << DIGIT_BITS;
 
 // As many as the build's format deserves: 16 bits (15) for bfloat16, 24 (30) for float32.
-#ifdef NV_BFLOAT16
-constexpr int DIGITS = NV_BYTE_DOT ? 2 : 1;
-#else
-constexpr int DIGITS = NV_BYTE_DOT ? 3 : 2;
-#endif
+constexpr int DIGITS = (NV_BYTE_DOT ? 4 : 3) - PAIR;
 
 // The largest number of so many digits on both sides of zero.
 constexpr int largest(int digits) {
@@ -32,18 +26,23 @@ constexpr int largest(int digits) {
 }
 
 // Pairs of 16 bits times pairs, in each lane.
+inline vint dot2(vint x, vint y) {
 #if defined(__AVX512BW__)
-inline vint dot2(vint x, vint y) { return (vint)_mm512_madd_epi16((__m512i)x, (__m512i)y); }
+  return (vint)_mm512_madd_epi16((__m512i)x, (__m512i)y);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-inline vint dot2(vint x, vint y) { return (vint)_mm256_madd_epi16((__m256i)x, (__m256i)y); }
+  return (vint)_mm256_madd_epi16((__m256i)x, (__m256i)y);
 #elif defined(__SSE2__) && !defined(__AVX512F__)
-inline vint dot2(vint x, vint y) { return (vint)_mm_madd_epi16((__m128i)x, (__m128i)y); }
+  return (vint)_mm_madd_epi16((__m128i)x, (__m128i)y);
+#else
+  return (x << 16 >> 16) * (y << 16 >> 16) + (x >> 16) * (y >> 16);
 #endif
+}
 
-// sum + four digits times the four codes (a byte each) in each lane. SIGNED: the codes have a sign,
-// and the digits have none.
-template <bool SIGNED = false>
-INLINE vint dot4(vint sum, const Digit* four, vint codes) {
+// sum + four digits times the four codes (a byte each) in each lane. Codes have a sign where digits
+// have none.
+template <class D>
+INLINE vint dot4(vint sum, const D* four, vint codes) {
+  constexpr bool SIGNED = std::is_unsigned_v<D>;
 #if NV_BYTE_DOT
   const vint all = load<int32_t>(four) - vint{}, left = SIGNED ? all : codes;
   const vint right = SIGNED ? codes : all;
@@ -52,7 +51,7 @@ INLINE vint dot4(vint sum, const Digit* four, vint codes) {
 #else
   return (vint)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)left, (__m256i)right);
 #endif
-#elif defined(__AVX512BW__) || defined(__SSE2__) && !defined(__AVX512F__)
+#else
   vint low = (codes & 0xff) | (codes << 8 & 0xff0000);  // the codes in pairs of 16 bits
   vint high = (codes >> 16 & 0xff) | (codes >> 8 & 0xff0000);
   if (SIGNED) {
@@ -61,12 +60,6 @@ INLINE vint dot4(vint sum, const Digit* four, vint codes) {
   }
   const vint two = load<int32_t>(four) - vint{}, other = load<int32_t>(four + 2) - vint{};
   return sum + dot2(low, two) + dot2(high, other);
-#else
-  for (int i = 0; i < 4; ++i) {
-    const vint code = SIGNED ? codes << (24 - 8 * i) >> 24 : codes >> (8 * i) & 255;
-    sum += code * int32_t(four[i]);
-  }
-  return sum;
 #endif
 }
 
@@ -82,44 +75,56 @@ INLINE vfloat numbers_of(const vint (&sums)[N][V], Row m, Column v) {
   return WHOLE ? to_floats(whole) : total;
 }
 
-typedef Digit vdigit __attribute__((vector_size(LANES * sizeof(Digit))));
-
 inline vfloat load_floats(const float* from) { return load<vfloat>(from); }
 inline vfloat load_floats(const uint16_t* from) {
   typedef uint16_t vshort __attribute__((vector_size(LANES * 2)));
   return (vfloat)(__builtin_convertvector(load<vshort>(from), vint) << 16);
 }
 
-// Writes digit d of the values of a row to to[d * ld ...], and the sum of each `block` of the
-// numbers to sums. Returns the scale, which is NaN where a value is NaN or infinite. The numbers are
-// -most - 1 .. most, and the largest value lies in the middle between the last two (lab 09's grid). Whatever lies behind the row, up to a whole vector, is read but counts nothing.
-inline float to_digits(const Operand* x, int count, int digits, int most, int block, Digit* to,
-                       long ld, float* sums) {
+// LANES values, of which those behind the first `count` are taken for zero.
+template <class T>
+inline vfloat load_some(const T* from, int count) {
   vint lane;
   for (int i = 0; i < LANES; ++i) lane[i] = i;
+  return lane < count ? load_floats(from) : vfloat{};
+}
+
+// How large the largest value is, whatever its sign; NaN where one is NaN or infinite.
+template <class T>
+inline float largest_size(const T* x, int count) {
   vfloat top{}, broken{};
   for (int i = 0; i < count; i += LANES) {
-    const vfloat value = lane < count - i ? load_floats(x + i) : vfloat{};
+    const vfloat value = load_some(x + i, count - i);
     top = larger(larger(value, -value), top);
     broken += value * 0.0f;
   }
-  if (sum_of(broken) != 0) return NAN;
-  const float largest = largest_of(top);
-  float scale = largest / (most + 0.5f);
+  return largest_of(top) + sum_of(broken);
+}
+
+// Writes digit d of the values of a row to to[d * ld ...], and the sum of each `block` of the
+// numbers to sums. Returns the scale, which is NaN where a value is NaN or infinite. The numbers
+// are -most - 1 .. most, or, where digits have no sign, 0 .. most; the largest value lies in the
+// middle between the last two (lab 09's grid). Whatever lies behind the row, up to a whole vector,
+// is read but counts nothing.
+template <class T, class D>
+inline float to_digits(const T* x, int count, int digits, int most, int block, D* to, long ld,
+                       float* sums) {
+  typedef D vdigit __attribute__((vector_size(LANES * sizeof(D))));
+  constexpr int half = std::is_signed_v<D> ? BASE / 2 : 0;
+  float scale = largest_size(x, count) / (most + 0.5f);
   if (scale == 0) scale = 1.0f;
   const float inverse = 1.0f / scale;
   for (int from = 0; from < count; from += block) {
     const int until = std::min(from + block, count);
     vfloat sum{};
     for (int i = from; i < until; i += LANES) {  // what is written behind `until` is written again
-      const vfloat value = lane < until - i ? load_floats(x + i) : vfloat{};
+      const vfloat value = load_some(x + i, until - i);
       // Only where numbers are to be another implementation's, a division has to be one.
-      const vfloat steps = most == 127 ? value / scale : value * inverse;
-      vint number = nearest(steps);
+      vint number = nearest(most == 127 ? value / scale : value * inverse);
       number = number > most ? most - vint{} : number < ~most ? ~most - vint{} : number;
       sum += to_floats(number);
       for (int d = digits - 1; d >= 0; --d) {
-        const vint rest = (number + BASE / 2) >> DIGIT_BITS;
+        const vint rest = (number + half) >> DIGIT_BITS;
         store(to + d * ld + i, __builtin_convertvector(number - (rest << DIGIT_BITS), vdigit));
         number = rest;
       }

@@ -3,24 +3,26 @@
 #include "matrix.h"
 #include "tiles.h"
 
-#if NV_TILES
-constexpr int SIDE = PANEL / TILE;  // tiles of a panel
+constexpr int SIDE = std::max(1, PANEL / TILE);  // tiles of a panel
 constexpr int panels_of_tiles(int r) { return 4 / r / SIDE; }
-#endif
 
 // Of a matrix of the build's format and rows of Operand, what `share_out` (linear.h) wants.
 struct FloatProduct {
-  const Operand* a;
-  long lda;
+  const Rows<Operand>& left;
   const Matrix& w;
 
+  static constexpr bool TILES = NV_TILES;
+  static constexpr bool ADDS = !TILES;  // to sums that are there
+  static constexpr int most = TILES ? 2 * TILE : MAX_ROWS;
   static constexpr int digits(int) { return 1; }
-  long row_bytes() const { return lda * sizeof(Operand); }
-  int parts() const { return w.steps(); }
-  const void* part(int panel, int step) const { return w.bytes() + w.step(panel, step); }
-  void begin(float* sums) const {
-    if (!NV_TILES) std::fill_n(sums, PANEL, 0.0f);
+  static constexpr int together(int rows) {
+    return TILES ? panels_of_tiles(rows <= TILE ? 1 : 2) : panels_for(rows, 1);
   }
+  long row_bytes() const { return left.ld * sizeof(Operand); }
+  int parts() const { return w.steps(); }
+  int at_once() const { return TILES ? parts() : 256 / PAIR; }
+  int steps(int from, int until) const { return (until - from) / (TILES ? TILE : 1); }
+  const uint8_t* part(int panel, int step) const { return w.bytes() + w.step(panel, step); }
   void end(int, int panel, float* sums) const {
     for (int i = 0; w.bias && i < PANEL; ++i) sums[i] += w.bias[panel * PANEL + i];
   }
@@ -31,31 +33,18 @@ struct FloatProduct {
     const uint8_t* columns[P];
     for (int p = 0; p < P; ++p) columns[p] = w.bytes() + w.step(part.panel + p, part.from);
     repeat<M, 2 * P>(EACH(m, auto v) { acc[m][v] = load<vfloat>(part.at(m, v)); });
-    multiply<M, 2 * P, 2>(acc, a + part.row * lda + part.from * PAIR, lda, columns, PANEL * 4,
-                          part.until - part.from, part.ahead.from, part.ahead.from ? 0 : reach(M));
+    multiply(acc, left[part.row] + part.from * PAIR, left.ld, columns, PANEL * 4,
+             part.until - part.from, part.ahead.from, part.ahead.from ? 0 : reach(M));
     repeat<M, 2 * P>(EACH(m, auto v) { store(part.at(m, v), acc[m][v]); });
   }
-
-#if !NV_TILES
-  static constexpr int most = MAX_ROWS;
-  static constexpr int together(int rows) { return panels_for(rows, 1); }
-  int at_once() const { return 256 / PAIR; }
-  int steps(int from, int until) const { return until - from; }
-  static int lines(int) { return 1; }
-  void add(const Part& part) const { add_rows<MAX_ROWS>(*this, part); }
-#else
-  static constexpr int most = 2 * TILE;
-  static constexpr int together(int rows) { return panels_of_tiles(rows <= TILE ? 1 : 2); }
-  int at_once() const { return parts(); }
-  int steps(int from, int until) const { return (until - from) / TILE; }
-  static int lines(int blocks) { return (PANEL_LINES + blocks - 1) / blocks; }
 
   // In steps of whole tiles, for up to R * TILE rows; here the sums begin.
   template <int R, int P>
   INLINE void add_tiles(const Part& part) const {
+    const long lda = left.ld * sizeof(Operand);
     shape_tiles<R>(part.rows, TILE);
     multiply_panels<R, P * SIDE, false>(
-        a + part.row * lda, TILE * lda * 2, lda * 2,
+        left[part.row], TILE * lda, lda,
         [&](int v) { return w.bytes() + w.step(part.panel + v / SIDE, 0) + v % SIDE * 64; },
         w.steps() / TILE, part.ahead, [&](auto c, int, int) { clear_tile<c>(); },
         [&](auto c, int r, int v) {
@@ -67,6 +56,7 @@ struct FloatProduct {
   // What is left of the inner dimension behind the last whole tile is added as it is without tiles:
   // so a row has the same sums beside whatever others it passes by.
   void add(const Part& part) const {
+    if (!TILES) return add_rows<MAX_ROWS>(*this, part);
     auto by_tiles = [&](auto R) {
       constexpr int P = panels_of_tiles(R);
       if (part.panels == P) return add_tiles<R, P>(part);
@@ -81,5 +71,4 @@ struct FloatProduct {
       add_rows<MAX_ROWS>(*this, rest);
     }
   }
-#endif
 };

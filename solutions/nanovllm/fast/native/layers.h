@@ -41,24 +41,21 @@ inline void turn_head(const Model& model, const float* norm, float* x, int posit
   }
 }
 
-// One token's q, k and v: turned; q to its place for attention, k and v into the cache. done(i)
-// follows for query i.
-template <class Done>
-inline void place(const Model& model, const Layer& layer, Cache& cache, float* qkv, int token,
-                  int tokens, int position, int slot, bool last, Operand* q, Done done) {
+// Token t's q, k and v: turned; q to its place for attention, k and v into the cache.
+inline void place(const Model& model, const Layer& layer, Cache& cache, const Token& token, int t,
+                  int tokens, float* qkv, Rows<Operand>& q, DigitRoom& digits) {
   const int heads = model.num_heads / model.num_kv_heads, dim = model.head_dim;
   float* k = qkv + long(model.num_heads) * dim;
   const float* v = k + long(model.num_kv_heads) * dim;
-  for (int g = 0; g < model.num_kv_heads; ++g) {
-    for (int h = 0; h < heads; ++h) {
-      float* from = qkv + long(g * heads + h) * dim;
-      turn_head(model, layer.q_norm, from, position);
-      const long row = (long(g) * tokens + token) * heads + h;
-      narrow(from, dim, q + row * cache.dim);
-      done(row);
+  for (int g = 0; g < model.num_kv_heads; ++g, k += dim, v += dim) {
+    for (int h = 0; h < heads; ++h, qkv += dim) {
+      turn_head(model, layer.q_norm, qkv, token.position);
+      const long row = (long(g) * tokens + t) * heads + h;
+      narrow(qkv, dim, q[row]);
+      if (cache.k_scales) digits.fill(row, q[row], q.ld, DIGITS, largest(DIGITS), q.ld);
     }
-    turn_head(model, layer.k_norm, k + long(g) * dim, position);
-    cache.write(slot, g, k + long(g) * dim, v + long(g) * dim, dim, last);
+    turn_head(model, layer.k_norm, k, token.position);
+    cache.write(token, g, k, v, dim);
   }
 }
 

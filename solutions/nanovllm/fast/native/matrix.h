@@ -49,8 +49,8 @@ constexpr int panels_for(int rows, int digits) {
   return rows == 1 && digits <= 2 ? 4 : rows * digits <= 5 ? 2 : 1;
 }
 
-// What is multiplied in one go: some rows with some panels, steps (or blocks) `from` .. `until` - 1 of
-// the inner dimension, for sums [panels, rows, PANEL], those of a panel `ld` from the next.
+// What is multiplied in one go: some rows with some panels, steps (or blocks) `from` .. `until` - 1
+// of the inner dimension, for sums [panels, rows, PANEL], those of a panel `ld` from the next.
 struct Part {
   int row, rows, panel, panels, from, until;
   float* sums;
@@ -62,7 +62,8 @@ struct Part {
     return {row, rows, panel + p, 1, from, until, sums + p * ld, ld, ahead};
   }
   Part some(int m, int most) const {
-    return {row + m, std::min(most, rows - m), panel, panels, from, until, sums + m * PANEL, ld, ahead};
+    const int count = std::min(most, rows - m);
+    return {row + m, count, panel, panels, from, until, sums + m * PANEL, ld, ahead};
   }
 };
 

@@ -10,7 +10,7 @@ constexpr int reach(int rows) { return rows == 1 ? 2048 : 4096; }
 
 // Memory that a product asks for as it goes: so many lines with each step, or none if null.
 struct Ahead {
-  const char* from = nullptr;
+  const uint8_t* from = nullptr;
   int lines = 1;
 };
 
@@ -41,30 +41,24 @@ INLINE void repeat(F f) {
 }
 
 // Keeps a pointer in a register of its own: compilers like to hold one for every row of a product,
-// which are more than there are.
+// which are more than there are. And a vector, once it is loaded: of few rows compilers like to
+// load it for each of them anew.
 template <class T>
-INLINE void pin(T*& pointer) {
+INLINE T pinned(T value) {
 #if defined(__x86_64__)
-  asm("" : "+r"(pointer));
+  if constexpr (std::is_pointer_v<T>) asm("" : "+r"(value));
+  else asm("" : "+v"(value));
 #endif
+  return value;
 }
 
-// And a vector, once it is loaded: of few rows compilers like to load it for each of them anew.
-template <class T>
-INLINE T pinned(T vector) {
-#if defined(__x86_64__)
-  asm("" : "+v"(vector));
-#endif
-  return vector;
-}
-
-// Walks through the inner dimension: f(row, columns) at each step, where row(m) is what row m of `a`
-// has there, and columns[c] what lies at w[c]. A step is `width` values of a row, `stride` of the
-// columns. With each step one line of memory at `ahead` is asked for, if that is not null; and what
-// lies `far` bytes further on in each of the columns, if that is not 0.
+// Walks through the inner dimension: f(row, columns) at each step, where row(m) is what row m of
+// `a` has there, and columns[c] what lies at w[c]. A step is `width` values of a row, `stride` of
+// the columns. With each step one line of memory at `ahead` is asked for, if that is not null; and
+// what lies `far` bytes further on in each of the columns, if that is not 0.
 template <int M, int C, class A, class W, class F>
 INLINE void walk_steps(const A* a, long lda, int width, const W* const (&w)[C], long stride,
-                       int steps, const char* ahead, int far, F f) {
+                       int steps, const uint8_t* ahead, int far, F f) {
   constexpr int BASES = (M + 2) / 3;
   const A* rows[BASES];
   const W* columns[C];
@@ -72,8 +66,8 @@ INLINE void walk_steps(const A* a, long lda, int width, const W* const (&w)[C], 
   repeat<C>(EACH(i) { columns[i] = w[i]; });
   for (int s = 0; s < steps; ++s) {
     if (ahead) __builtin_prefetch(ahead + long(s) * LINE, 0, 2);
-    repeat<BASES>(EACH(i) { pin(rows[i]); });
-    repeat<C>(EACH(i) { pin(columns[i]); });
+    repeat<BASES>(EACH(i) { rows[i] = pinned(rows[i]); });
+    repeat<C>(EACH(i) { columns[i] = pinned(columns[i]); });
     if (far)
       repeat<C>(EACH(i) {
         for (int line = 0; line < stride; line += LINE) __builtin_prefetch(columns[i] + far + line);
@@ -87,22 +81,22 @@ INLINE void walk_steps(const A* a, long lda, int width, const W* const (&w)[C], 
 // acc[m][v] += sum over s of row m of `a` at step s times column vector v at step s. A step is
 // PAIR values of the inner dimension. J column vectors lie side by side, the first J of them from
 // w[0], the next from w[1], ..., and their steps are `stride` bytes apart, 4 of them for a column.
-template <int M, int V, int J>
-INLINE void multiply(vfloat (&acc)[M][V], const Operand* a, long lda,
-                     const uint8_t* const (&w)[V / J], long stride, int steps,
-                     const char* ahead = nullptr, int far = 0) {
+template <int M, int V, int C>
+INLINE void multiply(vfloat (&acc)[M][V], const Operand* a, long lda, const uint8_t* const (&w)[C],
+                     long stride, int steps, const uint8_t* ahead = nullptr, int far = 0) {
+  constexpr int J = V / C;
   walk_steps<M>(a, lda, PAIR, w, stride, steps, ahead, far, EACH(row, auto& columns) {
-    vint all[V];
-    repeat<V>(EACH(v) { all[v] = pinned(load<vint>(columns[v / J] + v % J * LANES * 4)); });
-#if NV_DOT
-    repeat<M, V>(EACH(m, auto v) { acc[m][v] = dot(acc[m][v], load<int32_t>(row(m)), all[v]); });
-#else
-    repeat<PAIR>(EACH(i) {
-      vfloat b[V];
-      repeat<V>(EACH(v) { b[v] = (vfloat)(PAIR == 1 ? all[v] : i ? all[v] & HIGH : all[v] << 16); });
-      repeat<M, V>(EACH(m, auto v) { acc[m][v] += row(m)[i] * b[v]; });
-    });
-#endif
+    vint x[V];
+    repeat<V>(EACH(v) { x[v] = pinned(load<vint>(columns[v / J] + v % J * LANES * 4)); });
+    if constexpr (NV_DOT) {
+      repeat<M, V>(EACH(m, auto v) { acc[m][v] = dot(acc[m][v], load<int32_t>(row(m)), x[v]); });
+    } else {
+      repeat<PAIR>(EACH(i) {
+        vfloat b[V];
+        repeat<V>(EACH(v) { b[v] = (vfloat)(PAIR == 1 ? x[v] : i ? x[v] & HIGH : x[v] << 16); });
+        repeat<M, V>(EACH(m, auto v) { acc[m][v] += row(m)[i] * b[v]; });
+      });
+    }
   });
 }
 

@@ -4,46 +4,34 @@
 #include "experts.h"
 #include "team.h"
 
-struct Token {
-  int position, slot;
-  bool last;  // of its sequence's new tokens
-};
-
 // Rows of a left operand begin with a line, and must not fall on the same cache sets: no power of
 // two between them.
 inline long row_length(long size) { return padded(size) + LINE / sizeof(Operand); }
 
 // Kept from step to step, and grown when a step needs more.
 struct Room {
-  std::vector<float> x;           // [T, E]
-  Lines<float> qkv, result;       // [T, (H + 2 G) D], [T or outputs, E]
-  Lines<Operand> a, h, q;         // [T, E], [T or R, max(H D, widest)], [G, T, H / G, D]
+  Rows<float> x, qkv, result;  // [T, E], [T, (H + 2 G) D], [T or outputs, E]
+  Rows<Operand> a, h, q;       // [T, E], [T or R, max(H D, widest)], [G, T, H / G, D]
   std::vector<Token> tokens;
-  std::vector<int> runs;         // where tokens begin that lie in one block, and where the last end
+  std::vector<int> runs;  // where tokens begin that lie in one block, and where the last end
   std::vector<Tile> tiles, final_tiles;
   std::vector<int> output_rows;
   std::vector<AttentionRoom> threads;
-  DigitRoom digits, queries;     // the latter where K is in codes
-  Visits visits;                 // of experts
-  std::vector<Loop> loops;      // of one step: no more than a few for each layer
-  long lda, ldh, width, ldr;  // of the rows of a, h, qkv and result
+  DigitRoom digits, queries;  // the latter where K is in codes
+  Visits visits;              // of experts
+  std::vector<Loop> loops;    // of one step: no more than a few for each layer
 
   void fit(const Model& model, const Step& step) {
-    const long count = step.query_starts[step.num_seqs];
-    lda = row_length(model.hidden);
+    const long count = step.query_starts[step.num_seqs], each = model.per_token + model.shared;
     const int longest = std::max(model.widest, model.num_heads * model.head_dim);
-    ldh = row_length(longest);
-    const long each = model.per_token + model.shared;
-    if (each) visits.fit(count, model.num_experts + model.shared, each, lda, model.hidden);
-    width = padded(long(model.num_heads + 2 * model.num_kv_heads) * model.head_dim);
-    ldr = padded(model.hidden);
-    x.resize(count * model.hidden);
-    qkv.resize(count * width);
-    result.resize(count * ldr);
-    a.resize(count * lda);
-    h.resize(count * std::max(1L, each) * ldh);
+    x.fit(count, model.hidden);
+    qkv.fit(count, padded(long(model.num_heads + 2 * model.num_kv_heads) * model.head_dim));
+    result.fit(count, padded(model.hidden));
+    a.fit(count, row_length(model.hidden));
+    h.fit(count * std::max(1L, each), row_length(longest));
+    if (each) visits.fit(count, model.num_experts + model.shared, each, a.ld, result.ld);
     if (model.padded_dim != model.head_dim) q.clear();  // what D is filled up with must be zero
-    q.resize(count * model.num_heads * model.padded_dim);
+    q.fit(count * model.num_heads, model.padded_dim);
     if (step.k_scales) queries.fit(count * model.num_heads, model.padded_dim, 0);
     threads.resize(step.num_threads);
     if (model.quantized)
@@ -57,11 +45,8 @@ struct Room {
   void place_tokens(const Model& model, const Step& step) {
     const int groups = model.num_kv_heads, heads = model.num_heads / groups, size = step.block_size;
     const int most = attention_rows(step.k_scales);
-    tokens.clear();
-    runs.clear();
-    tiles.clear();
-    final_tiles.clear();
-    output_rows.clear();
+    auto clear = [](auto&... lists) { (lists.clear(), ...); };
+    clear(tokens, runs, tiles, final_tiles, output_rows);
     for (int n = 0; n < step.num_seqs; ++n) {
       const int first = step.query_starts[n], last = step.query_starts[n + 1] - 1;
       const int end = step.context_lens[n], start = end - (last - first + 1);

@@ -12,7 +12,8 @@ struct Softmax {
   // place. Returns what all weights before must be multiplied with.
   template <class T>
   float add(float* row, int low, int high, int width, float scale, T* weights) {
-    const int start = low / LANES * LANES, stop = std::max(start, (high + LANES - 1) / LANES * LANES);
+    const int start = low / LANES * LANES;
+    const int stop = std::max(start, (high + LANES - 1) / LANES * LANES);
     const float before = most;
     std::fill(row + start, row + low, -INFINITY);
     std::fill(row + high, row + stop, -INFINITY);

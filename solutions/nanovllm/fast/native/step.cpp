@@ -18,17 +18,21 @@ class Run {
 
   void thread(int rank) {
     Walk walk(room.loops);
-    walk.share(int(room.tokens.size()), [&](int t) { embed(t); });
-    for (int l = 0; l < model.num_layers; ++l) layer(walk, rank, l);
+    walk.share(tokens, [&](int t) { embed(t); });
+    for (int l = 0; l < model.num_layers; ++l) {
+      const bool final = l == model.num_layers - 1;
+      attention(walk, rank, l, final ? room.final_tiles : room.tiles);
+      feed_forward(walk, model.layers[l], final);
+    }
     auto logits = [&](int t) { return step.logits + long(t) * model.vocab; };
     const int outputs = step.num_outputs;
     walk.share(outputs, [&](int t) {
-      normalise(model, model.norm, residual(room.output_rows[t]), result(t), &room.a[t * room.lda]);
+      normalise(model, model.norm, room.x[room.output_rows[t]], room.result[t], room.a[t]);
     });
     auto keep = [&](int t, int c, const float* sums) {
       std::memcpy(logits(t) + c, sums, std::min(PANEL, model.vocab - c) * sizeof(float));
     };
-    linear(walk, room.digits, room.a.data(), room.lda, outputs, model.head, keep);
+    linear(walk, room.digits, room.a, outputs, model.head, keep);
     walk.share(outputs, [&](int t) { step.tokens[t] = likeliest(logits(t), model.vocab); });
     release_tiles();
   }
@@ -37,117 +41,90 @@ class Run {
   const Model& model;
   const Step& step;
   Room& room;
+  const int tokens = step.query_starts[step.num_seqs];
 
-  float* residual(long t) { return &room.x[t * model.hidden]; }
-  float* result(long t) { return &room.result[t * room.ldr]; }
-
-  // What to do with the panels of a product: they go to rows `ld` apart, past the caches where these
-  // have no room for all of them beside what is being multiplied.
-  static auto into(float* rows, long ld, int count) {
-    const bool far = count * ld * long(sizeof(float)) >= 512 * 1024;
-    return [=](int t, int c, const float* sums) {
+  // What to do with the panels of a product: they go to `rows`, past the caches where these have no
+  // room for all of them beside what is being multiplied.
+  static auto into(Rows<float>& rows, int count) {
+    const bool far = count * rows.ld * long(sizeof(float)) >= 512 * 1024;
+    return [far, &rows](int t, int c, const float* sums) {
       for (int i = 0; i < PANEL; i += LANES) {
-        const vfloat x = load<vfloat>(sums + i);
-        far ? stream(rows + t * ld + c + i, x) : store(rows + t * ld + c + i, x);
+        float* to = rows[t] + c + i;
+        far ? stream(to, load<vfloat>(sums + i)) : store(to, load<vfloat>(sums + i));
       }
     };
   }
 
   void embed(int t) {
     const Stored* from = model.embedding + long(step.token_ids[t]) * model.hidden;
-    float* x = residual(t);
+    float* x = room.x[t];
     for (int i = 0; i < model.hidden; ++i) x[i] = widen(from[i]);
     if (!model.positions) return;
     const float* place = model.positions + long(room.tokens[t].position) * model.hidden;
     for (int i = 0; i < model.hidden; ++i) x[i] += place[i];
   }
 
-  void layer(Walk& walk, int rank, int l) {
-    const Layer& layer = model.layers[l];
-    Cache cache{step.k,         step.v, step.k_scales, step.v_scales, model.num_kv_heads,
-                model.padded_dim, step.block_size};
-    const long size = cache.at(step.num_blocks, 0), rows = cache.row(step.num_blocks, 0);
-    cache.k += l * size, cache.v += l * size;
-    if (cache.k_scales) cache.k_scales += l * rows, cache.v_scales += l * rows;
-    const bool final = l == model.num_layers - 1;
-    attention(walk, rank, layer, cache, final ? room.final_tiles : room.tiles);
-    feed_forward(walk, layer, final);
-  }
-
   // Leaves the heads' results in the room's `h`.
-  void attention(Walk& walk, int rank, const Layer& layer, Cache& cache,
-                 const std::vector<Tile>& tiles) {
-    const int tokens = int(room.tokens.size()), heads = model.num_heads / model.num_kv_heads;
-    const long lda = room.lda, width = room.width;
-    const bool first = &layer == model.layers;
+  void attention(Walk& walk, int rank, int l, const std::vector<Tile>& tiles) {
+    const Layer& layer = model.layers[l];
+    Cache cache{step.k, step.v, step.k_scales, step.v_scales, model.num_kv_heads, model.padded_dim,
+                step.block_size, long(l) * step.num_blocks};
     walk.share(tokens, [&](int t) {
-      normalise(model, layer.input, residual(t), first ? nullptr : result(t), &room.a[t * lda]);
+      normalise(model, layer.input, room.x[t], l ? room.result[t] : nullptr, room.a[t]);
     });
-    linear(walk, room.digits, room.a.data(), lda, tokens, layer.qkv,
-           into(room.qkv.data(), width, tokens));
+    linear(walk, room.digits, room.a, tokens, layer.qkv, into(room.qkv, tokens));
     // Positions of one block share cache lines, so they are one thread's.
     walk.share(int(room.runs.size()) - 1, [&](int run) {
-      for (int t = room.runs[run]; t < room.runs[run + 1]; ++t) {
-        const Token& token = room.tokens[t];
-        place(model, layer, cache, &room.qkv[t * width], t, tokens, token.position, token.slot,
-              token.last, room.q.data(), [&](long row) {
-                if (!cache.k_scales) return;
-                const Operand* q = &room.q[row * cache.dim];
-                room.queries.fill(row, q, cache.dim, DIGITS, largest(DIGITS), cache.dim);
-              });
-      }
+      for (int t = room.runs[run]; t < room.runs[run + 1]; ++t)
+        place(model, layer, cache, room.tokens[t], t, tokens, room.qkv[t], room.q, room.queries);
     });
     const float scale = 1.0f / std::sqrt(float(model.head_dim));
-    const Queries q{room.q.data(), room.queries};
+    const Heads heads{cache, room.q, room.queries, tokens, model.num_heads / model.num_kv_heads,
+                      model.head_dim, scale, layer.window, room.h};
     walk.share(int(tiles.size()), [&](int i) {
-      auto one = cache.k_scales ? attend<true> : attend<false>;
-      one(tiles[i], cache, q, tokens, heads, model.head_dim, scale, layer.window,
-          room.threads[rank], room.h.data(), room.ldh);
+      if (cache.k_scales) Attention<true>{heads, tiles[i], room.threads[rank]}.attend();
+      else Attention<false>{heads, tiles[i], room.threads[rank]}.attend();
     });
   }
 
   // Of the last layer, for the tokens only whose logits are wanted.
   void feed_forward(Walk& walk, const Layer& layer, bool final) {
-    const int rows = final ? step.num_outputs : int(room.tokens.size());
-    const long lda = room.lda, ldh = room.ldh;
-    const auto into_result = into(result(0), room.ldr, rows);
-    linear(walk, room.digits, room.h.data(), ldh, rows, layer.output, into_result);
+    const int rows = final ? step.num_outputs : tokens;
+    linear(walk, room.digits, room.h, rows, layer.output, into(room.result, rows));
     walk.share(rows, [&](int t) {
-      float* x = residual(final ? room.output_rows[t] : t);
-      normalise(model, layer.post_attention, x, result(t), &room.a[t * lda]);
+      float* x = room.x[final ? room.output_rows[t] : t];
+      normalise(model, layer.post_attention, x, room.result[t], room.a[t]);
     });
     if (layer.experts) return experts(walk, layer, rows);
-    linear(walk, room.digits, room.a.data(), lda, rows, layer.up, [&](int t, int c, const float* sums) {
-      activate(model, layer.down.inner, c, sums, &room.h[t * ldh]);
+    linear(walk, room.digits, room.a, rows, layer.up, [&](int t, int c, const float* sums) {
+      activate(model, layer.down.inner, c, sums, room.h[t]);
     });
-    linear(walk, room.digits, room.h.data(), ldh, rows, layer.down, into_result);
+    linear(walk, room.digits, room.h, rows, layer.down, into(room.result, rows));
   }
 
   // In place of the MLP: every token to its experts, and their results back, in the token's order.
   void experts(Walk& walk, const Layer& layer, int rows) {
-    const long lda = room.lda, ldh = room.ldh, hidden = model.hidden;
     const int all = model.num_experts + model.shared, each = model.per_token + model.shared;
     Visits& to = room.visits;
-    linear(walk, room.digits, room.a.data(), lda, rows, layer.router,
-           into(to.logits.data(), padded(all), rows));
+    linear(walk, room.digits, room.a, rows, layer.router, into(to.logits, rows));
     walk.share(rows, [&](int t) { to.route(model, t); });
-    walk.share(1, [&](int) { to.sort(rows, all, each); });
+    walk.share(1, [&](int) { to.sort(rows * each); });
     walk.share(rows * each, [&](int v) {
-      std::memcpy(&to.a[to.rows[v] * lda], &room.a[v / each * lda], hidden * sizeof(Operand));
+      std::memcpy(to.a[to.all[v].row], room.a[v / each], model.hidden * sizeof(Operand));
     });
-    linear_by_expert(walk, to.a.data(), lda, layer.experts, 2, all, to.starts.data(),
+    linear_by_expert(walk, to.a, layer.experts, all, to.starts.data(),
                      [&](int e, int row, int c, const float* sums) {
-      activate(model, layer.experts[2 * e + 1].inner, c, sums, &room.h[row * ldh]);
+      activate(model, layer.experts[2 * e + 1].inner, c, sums, room.h[row]);
     });
-    const auto into_out = into(to.out.data(), room.ldr, rows * each);
-    linear_by_expert(walk, room.h.data(), ldh, layer.experts + 1, 2, all, to.starts.data(),
+    const auto into_out = into(to.out, rows * each);
+    linear_by_expert(walk, room.h, layer.experts + 1, all, to.starts.data(),
                      [&](int, int row, int c, const float* sums) { into_out(row, c, sums); });
     walk.share(rows, [&](int t) {
-      float* sum = result(t);
-      std::fill_n(sum, hidden, 0.0f);
+      float* sum = room.result[t];
+      std::fill_n(sum, model.hidden, 0.0f);
       for (int v = t * each; v < (t + 1) * each; ++v) {
-        const float weight = to.weights[v], *from = &to.out[to.rows[v] * room.ldr];
-        for (int i = 0; i < hidden; ++i) sum[i] += weight * from[i];
+        const float weight = to.all[v].weight, *from = to.out[to.all[v].row];
+        for (int i = 0; i < model.hidden; ++i) sum[i] += weight * from[i];
       }
     });
   }

@@ -1,5 +1,6 @@
-// Matrix tiles (AMX): registers of up to 16 rows of 64 bytes, and products of whole tiles. Where the
-// processor has none, NV_EMULATE_TILES takes the same path, for tests; a panel must hold a tile.
+// Matrix tiles (AMX): registers of up to 16 rows of 64 bytes, and products of whole tiles. Where
+// the processor has none, NV_EMULATE_TILES takes the same path, for tests; a panel must hold a
+// tile.
 #pragma once
 #include "matrix.h"
 
@@ -11,8 +12,6 @@
 
 constexpr int TILE = 16;  // rows of a tile; a row has as many floats, or pairs of values
 constexpr int PANEL_LINES = TILE * PANEL * 4 / LINE;  // of a panel, in a step of whole tiles
-
-#if NV_TILES
 
 // Tiles 0 to 3 are sums, R rows of tiles and 4 / R side by side; 4 and 5 (R = 2) are left sides, 6
 // and 7 right sides.
@@ -57,8 +56,8 @@ INLINE void multiply_tile() {
 // The shapes that a thread's tiles have, as one number; to set them takes as long as ten products.
 inline thread_local int shaped = 0;
 
-// For products of `rows` rows of a left side with `pairs` pairs. The second of two left sides has the
-// rows behind the first TILE; or, if `alike`, as many.
+// For products of `rows` rows of a left side with `pairs` pairs. The second of two left sides has
+// the rows behind the first TILE; or, if `alike`, as many.
 template <int R>
 INLINE void shape_tiles(int rows, int pairs, bool alike = false) {
   const int wanted = ((R * 2 + alike) * 256 + rows) * 256 + pairs;
@@ -75,14 +74,15 @@ INLINE void shape_tiles(int rows, int pairs, bool alike = false) {
 
 // What a thread has in its tiles is kept whenever another one runs, until it gives them back.
 inline void release_tiles() {
+  if (!NV_TILES) return;
   shaped = 0;
   unset_shapes();
 }
 
-// As `multiply`, for R left sides (tiles have their shapes by then) and V tiles of columns: a row lies
-// `lda` bytes behind the one before, a left side `apart`; step s takes `pairs` pairs from
-// right(s, v) on, `stride` bytes apart. begin(C, r, v) has to fill tile C, end(C, r, v) to store it;
-// ask(s, v) is for memory that will be wanted.
+// As `multiply`, for R left sides (tiles have their shapes by then) and V tiles of columns: a row
+// lies `lda` bytes behind the one before, a left side `apart`; step s takes `pairs` pairs from
+// right(s, v) on, `stride` bytes apart. begin(C, r, v) has to fill tile C, end(C, r, v) to store
+// it; ask(s, v) is for memory that will be wanted.
 template <int R, int V, bool BYTES, class Right, class Ask, class Begin, class End>
 INLINE void multiply_tiles(const void* a, long apart, long lda, Right right, long stride, int steps,
                            int pairs, Ask ask, Begin begin, End end) {
@@ -102,8 +102,8 @@ INLINE void multiply_tiles(const void* a, long apart, long lda, Right right, lon
   each_sum(end);
 }
 
-// The same with tiles of panels, that of v being at column(v) in the first step. Asks for the lines of
-// `ahead` as steps go; where there are none, for what lies further on in these columns.
+// The same with tiles of panels, that of v being at column(v) in the first step. Asks for the lines
+// of `ahead` as steps go; where there are none, for what lies further on in these columns.
 template <int R, int V, bool BYTES, class Column, class Begin, class End>
 INLINE void multiply_panels(const void* a, long apart, long lda, Column column, int steps,
                             Ahead ahead, Begin begin, End end) {
@@ -113,7 +113,7 @@ INLINE void multiply_panels(const void* a, long apart, long lda, Column column, 
   };
   if (ahead.from)
     multiply([=](int s, int v) __attribute__((always_inline)) {
-      const char* line = ahead.from + long(s) * ahead.lines * LINE;
+      const uint8_t* line = ahead.from + long(s) * ahead.lines * LINE;
       for (int i = 0; v == 0 && i < ahead.lines; ++i) __builtin_prefetch(line + i * LINE, 0, 2);
     });
   else
@@ -121,6 +121,3 @@ INLINE void multiply_panels(const void* a, long apart, long lda, Column column, 
       for (int i = 0; i < TILE; ++i) __builtin_prefetch(right(s, v) + reach(1) + i * PANEL * 4);
     });
 }
-#else
-inline void release_tiles() {}
-#endif

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <new>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -46,22 +45,30 @@ constexpr float LOG2_E = 1.44269504f;
 constexpr int32_t HIGH = int32_t(0xffff0000);  // of a pair, as a float
 constexpr int LINE = 64;  // bytes that come from memory together
 
-// For a std::vector that begins with a line (Lines).
+// Rows of numbers, `ld` apart; the first begins with a line of memory, and behind the last one
+// there is room for a vector more.
 template <class T>
-struct OnLine {
-  using value_type = T;
-  OnLine() = default;
-  template <class U>
-  OnLine(const OnLine<U>&) {}
-  T* allocate(size_t count) {
-    return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t(LINE)));
+class Rows {
+  struct alignas(LINE) Line {
+    char bytes[LINE];
+  };
+  std::vector<Line> lines_;
+
+ public:
+  long ld = 0;
+
+  T* operator[](long row) { return reinterpret_cast<T*>(lines_.data()) + row * ld; }
+  const T* operator[](long row) const {
+    return reinterpret_cast<const T*>(lines_.data()) + row * ld;
   }
-  void deallocate(T* from, size_t) { ::operator delete(from, std::align_val_t(LINE)); }
-  bool operator==(const OnLine&) const { return true; }
-  bool operator!=(const OnLine&) const { return false; }
+  void clear() { lines_.clear(); }
+
+  // What is new is zero.
+  void fit(long rows, long apart) {
+    ld = apart;
+    lines_.resize(rows * ld * sizeof(T) / LINE + 2);
+  }
 };
-template <class T>
-using Lines = std::vector<T, OnLine<T>>;
 
 template <class V, class T>
 inline V load(const T* from) {
@@ -105,17 +112,13 @@ inline vint nearest(vfloat x) {
 inline float widen(float x) { return x; }
 
 inline float widen(uint16_t x) {
-  uint32_t bits = uint32_t(x) << 16;
-  float y;
-  std::memcpy(&y, &bits, 4);
-  return y;
+  const uint32_t bits = uint32_t(x) << 16;
+  return load<float>(&bits);
 }
 
 // To the nearest, ties to even; NaN stays NaN.
 inline void narrow(float x, uint16_t& y) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const uint32_t bits = load<uint32_t>(&x), rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   y = x != x ? 0x7fc0 : uint16_t(rounded);
 }
 
@@ -138,7 +141,6 @@ inline void narrow(const float* from, long count, T* to) {
   for (; i < count; ++i) narrow(from[i], to[i]);
 }
 
-#if NV_DOT
 // sum + a pair of values times a pair in each lane.
 inline vfloat dot(vfloat sum, int32_t two, vint pairs) {
 #if defined(__AVX512BF16__)
@@ -148,18 +150,9 @@ inline vfloat dot(vfloat sum, int32_t two, vint pairs) {
   return sum + widen(uint16_t(two >> 16)) * (vfloat)(pairs & HIGH);
 #endif
 }
-#endif
 
 // The second one where either is NaN.
-inline vfloat larger(vfloat x, vfloat y) {
-#if defined(__AVX512F__)
-  return (vfloat)_mm512_max_ps((__m512)x, (__m512)y);
-#elif defined(__AVX2__)
-  return (vfloat)_mm256_max_ps((__m256)x, (__m256)y);
-#else
-  return x > y ? x : y;
-#endif
-}
+inline vfloat larger(vfloat x, vfloat y) { return x > y ? x : y; }
 
 // All lanes of x, put together two at a time by f.
 template <class F>
