@@ -191,15 +191,15 @@ struct Attention {
     multiply(acc, queries(), cache.dim, columns, long(cache.block) * 4, cache.dim / VALUES);
     float* to = room.scores[0] + (position - from);
     const long ld = room.scores.ld;
-    repeat<M, V>(EACH(m, auto v) {
-      if constexpr (CODES) {
-        const float* numbers = &all.digits.sums[row], *each = &all.digits.scales[row];
+    if constexpr (CODES) {
+      const float *numbers = &all.digits.sums[row], *each = &all.digits.scales[row];
+      repeat<M, V>(EACH(m, auto v) {
         const vfloat total = numbers_of<DIGITS, false>(acc, m, v) - 128.0f * numbers[m];
         store(to + m * ld + v * LANES, total * each[m] * load<vfloat>(k_scales[v]));
-      } else {
-        store(to + m * ld + v * LANES, acc[m][v]);
-      }
-    });
+      });
+    } else {
+      repeat<M, V>(EACH(m, auto v) { store(to + m * ld + v * LANES, acc[m][v]); });
+    }
   }
 
   // Adds V of the segment, each times its weight, to V vectors of the sums of M rows.
@@ -235,8 +235,15 @@ struct Attention {
   float weigh(int m) {
     constexpr int most = (1 << DIGITS * DIGIT_BITS) - 1;
     float *weights = room.scores[m], unused;
-    for (int p = from; p < until; ++p)
-      if (float& weight = weights[p - from]; weight != 0) weight *= cache.v_scales[scale_of(p)];
+    for (int p = from, end; p < until; p = end) {
+      end = std::min(until, (p / cache.block + 1) * cache.block);
+      const float* v_scales = cache.v_scales + scale_of(p);
+#pragma GCC ivdep
+      for (int i = 0; i < end - p; ++i) {
+        float& weight = weights[p - from + i];
+        weight = weight == 0 ? 0 : weight * v_scales[i];  // there may be none where nobody looks
+      }
+    }
     return to_digits(weights, until - from, DIGITS, most, SEGMENT, room.digits[m * DIGITS],
                      room.digits.ld, &unused);
   }
