@@ -30,8 +30,8 @@ from nanovllm.model.loader import load_model
 
 BLOCK, SECONDS = 32, 6.0
 PARTS = {  # by what a function's name has in it, the first that fits
-    "attention": r"attend|score|mix|Softmax",
-    "products": r"::add[(<]|add_rows|add_tiles|multiply_codes",
+    "attention": r"attend|score|mix|weigh|Softmax",
+    "products": r"::add[(<]|add_rows|add_tiles",
     "place q, k and v": r"Run::attention.*lambda\(int\)#",
     "results of products": r"multiply_slab|linear",
     "norms, waiting, rest": r"",
