@@ -47,9 +47,9 @@ class Run {
   // room for all of them beside what is being multiplied.
   static auto into(Rows<float>& rows, int count) {
     const bool far = count * rows.ld * long(sizeof(float)) >= 512 * 1024;
-    return [far, &rows](int t, int c, const float* sums) {
+    return [far, first = rows[0], ld = rows.ld](int t, int c, const float* sums) {
       for (int i = 0; i < PANEL; i += LANES) {
-        float* to = rows[t] + c + i;
+        float* to = first + t * ld + c + i;
         far ? stream(to, load<vfloat>(sums + i)) : store(to, load<vfloat>(sums + i));
       }
     };
