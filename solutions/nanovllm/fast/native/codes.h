@@ -26,7 +26,7 @@ struct DigitRoom {
 // As `multiply` of values, a step being 4 or 8 codes.
 template <int BITS = 8, int M, int V, int C, class D>
 INLINE void multiply(vint (&acc)[M][V], const D* a, long lda, const uint8_t* const (&w)[C],
-                     long stride, int steps, const uint8_t* ahead = nullptr, int far = 0) {
+                     long stride, int steps, const uint8_t* ahead = nullptr, Further far = {}) {
   constexpr int J = V / C;
   walk_steps<M>(a, lda, 32 / BITS, w, stride, steps, ahead, far, EACH(row, auto& columns) {
     vint codes[V];
@@ -145,7 +145,7 @@ struct CodeProduct {
       const long marks = long(steps) * PANEL * 4;
       vint acc[M][V];
       repeat<M, V>(EACH(m, auto v) { acc[m][v] = BY_ROW ? load<vint>(at(m, v)) : vint{}; });
-      multiply<BITS>(acc, a, lda, columns, PANEL * 4, steps, ahead, ahead ? 0 : reach(ROWS));
+      multiply<BITS>(acc, a, lda, columns, PANEL * 4, steps, ahead, ahead ? Further{} : w.further(ROWS));
       for (int d = 1; d < D / EACH_ROW; ++d) {
         repeat<M, V>(EACH(m, auto v) { acc[m][v] <<= DIGIT_BITS; });
         multiply<BITS>(acc, a + d * ld, lda, columns, PANEL * 4, steps);

@@ -15,9 +15,12 @@ struct Matrix {
   const void* data;
   const float* bias;    // [N padded], or null
   const float* scales;  // [N padded], if by_row
-  int32_t columns, inner, bits, block, middle, by_row;
+  int32_t columns, inner, bits, block, middle, by_row, far;
 
   int panels() const { return (columns + PANEL - 1) / PANEL; }
+
+  // What a product with so many rows asks for. `far`: all weights are more than caches hold.
+  Further further(int rows) const { return {reach(rows), far && rows == 1}; }
 
   const uint8_t* bytes() const { return static_cast<const uint8_t*>(data); }
 

@@ -8,6 +8,13 @@
 // for the memory to answer in time, and near enough that this is still there when it is wanted.
 constexpr int reach(int rows) { return rows == 1 ? 2048 : 4096; }
 
+// So many bytes further on in each column; into the second-level cache alone where they come from
+// memory and not from the third one: a processor waits for more of them there at a time.
+struct Further {
+  int bytes = 0;
+  bool second = false;
+};
+
 // Memory that a product asks for as it goes: so many lines with each step, or none if null.
 struct Ahead {
   const uint8_t* from = nullptr;
@@ -55,10 +62,10 @@ INLINE T pinned(T value) {
 // Walks through the inner dimension: f(row, columns) at each step, where row(m) is what row m of
 // `a` has there, and columns[c] what lies at w[c]. A step is `width` values of a row, `stride` of
 // the columns. With each step one line of memory at `ahead` is asked for, if that is not null; and
-// what lies `far` bytes further on in each of the columns, if that is not 0.
+// what lies further on in each of the columns, if `far` says how far.
 template <int M, int C, class A, class W, class F>
 INLINE void walk_steps(const A* a, long lda, int width, const W* const (&w)[C], long stride,
-                       int steps, const uint8_t* ahead, int far, F f) {
+                       int steps, const uint8_t* ahead, Further far, F f) {
   constexpr int BASES = (M + 2) / 3;
   const A* rows[BASES];
   const W* columns[C];
@@ -68,9 +75,12 @@ INLINE void walk_steps(const A* a, long lda, int width, const W* const (&w)[C], 
     if (ahead) __builtin_prefetch(ahead + long(s) * LINE, 0, 2);
     repeat<BASES>(EACH(i) { rows[i] = pinned(rows[i]); });
     repeat<C>(EACH(i) { columns[i] = pinned(columns[i]); });
-    if (far)
+    if (far.bytes)
       repeat<C>(EACH(i) {
-        for (int line = 0; line < stride; line += LINE) __builtin_prefetch(columns[i] + far + line);
+        for (int line = 0; line < stride; line += LINE) {
+          const W* wanted = columns[i] + far.bytes + line;
+          far.second ? __builtin_prefetch(wanted, 0, 2) : __builtin_prefetch(wanted);
+        }
       });
     f(EACH(m) { return rows[m / 3] + m % 3 * lda; }, columns);
     repeat<BASES>(EACH(i) { rows[i] += width; });
@@ -83,7 +93,7 @@ INLINE void walk_steps(const A* a, long lda, int width, const W* const (&w)[C], 
 // w[0], the next from w[1], ..., and their steps are `stride` bytes apart, 4 of them for a column.
 template <int M, int V, int C>
 INLINE void multiply(vfloat (&acc)[M][V], const Operand* a, long lda, const uint8_t* const (&w)[C],
-                     long stride, int steps, const uint8_t* ahead = nullptr, int far = 0) {
+                     long stride, int steps, const uint8_t* ahead = nullptr, Further far = {}) {
   constexpr int J = V / C;
   walk_steps<M>(a, lda, PAIR, w, stride, steps, ahead, far, EACH(row, auto& columns) {
     vint x[V];
