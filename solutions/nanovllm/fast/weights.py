@@ -161,7 +161,8 @@ class NativeWeights:
     def _stored(self, weight: Tensor, bias: Tensor | None) -> structs.Matrix:
         columns, inner = weight.shape
         data = self._keep(self._arena.copy(pack(weight, self.panel)))
-        return structs.Matrix(data=data, bias=self._column(bias), columns=columns, inner=inner, far=self._far)
+        sizes = {"columns": columns, "inner": inner, "far": self._far}
+        return structs.Matrix(data=data, bias=self._column(bias), **sizes)
 
     def _codes(self, codes: Codes, bias: Tensor | None) -> structs.Matrix:
         columns, inner = codes.codes.shape

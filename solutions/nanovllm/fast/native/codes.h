@@ -26,9 +26,9 @@ struct DigitRoom {
 // As `multiply` of values, a step being 4 or 8 codes.
 template <int BITS = 8, int M, int V, int C, class D>
 INLINE void multiply(vint (&acc)[M][V], const D* a, long lda, const uint8_t* const (&w)[C],
-                     long stride, int steps, const uint8_t* ahead = nullptr, Further far = {}) {
+                     long stride, int steps, Ahead ahead = {}) {
   constexpr int J = V / C;
-  walk_steps<M>(a, lda, 32 / BITS, w, stride, steps, ahead, far, EACH(row, auto& columns) {
+  walk_steps<M>(a, lda, 32 / BITS, w, stride, steps, ahead, EACH(row, auto& columns) {
     vint codes[V];
     repeat<V>(EACH(v) { codes[v] = pinned(load<vint>(columns[v / J] + v % J * LANES * 4)); });
     repeat<8 / BITS>(EACH(i) {
@@ -138,14 +138,14 @@ struct CodeProduct {
     const long ld = left.digits.ld, lda = D / EACH_ROW * ld;
     const int blocks = w.blocks();
     const float* numbers = &left.sums[part.row * long(blocks) + part.from];
-    const uint8_t* ahead = part.ahead.from;
+    Ahead ahead = w.ask(part.ahead, ROWS);
     auto at = [&](int m, int v) { return part.at(m, v); };
     for (int b = part.from; b < part.until; ++b, a += w.block, ++numbers) {
       const int steps = w.block_steps(b, b + 1);
       const long marks = long(steps) * PANEL * 4;
       vint acc[M][V];
       repeat<M, V>(EACH(m, auto v) { acc[m][v] = BY_ROW ? load<vint>(at(m, v)) : vint{}; });
-      multiply<BITS>(acc, a, lda, columns, PANEL * 4, steps, ahead, ahead ? Further{} : w.further(ROWS));
+      multiply<BITS>(acc, a, lda, columns, PANEL * 4, steps, ahead);
       for (int d = 1; d < D / EACH_ROW; ++d) {
         repeat<M, V>(EACH(m, auto v) { acc[m][v] <<= DIGIT_BITS; });
         multiply<BITS>(acc, a + d * ld, lda, columns, PANEL * 4, steps);
@@ -154,7 +154,7 @@ struct CodeProduct {
         if constexpr (BY_ROW) return store(at(m, v), acc[m][v]);
         scale_and_add<EACH_ROW>(acc, m, v, columns[v / 2] + marks, numbers[m * blocks], at(m, v));
       });
-      if (ahead) ahead += long(steps) * LINE;
+      if (ahead.from) ahead.from += long(steps) * LINE;
       for (int p = 0; p < P; ++p) columns[p] += marks + (BY_ROW ? 0 : PANEL * 4);
     }
   }

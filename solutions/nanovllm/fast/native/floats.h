@@ -34,7 +34,7 @@ struct FloatProduct {
     for (int p = 0; p < P; ++p) columns[p] = w.bytes() + w.step(part.panel + p, part.from);
     repeat<M, 2 * P>(EACH(m, auto v) { acc[m][v] = load<vfloat>(part.at(m, v)); });
     multiply(acc, left[part.row] + part.from * PAIR, left.ld, columns, PANEL * 4,
-             part.until - part.from, part.ahead.from, part.ahead.from ? Further{} : w.further(M));
+             part.until - part.from, w.ask(part.ahead, M));
     repeat<M, 2 * P>(EACH(m, auto v) { store(part.at(m, v), acc[m][v]); });
   }
 

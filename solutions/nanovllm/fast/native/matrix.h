@@ -19,8 +19,10 @@ struct Matrix {
 
   int panels() const { return (columns + PANEL - 1) / PANEL; }
 
-  // What a product with so many rows asks for. `far`: all weights are more than caches hold.
-  Further further(int rows) const { return {reach(rows), far && rows == 1}; }
+  // What so many rows ask for that have nothing else to. `far`: caches do not hold all weights.
+  Ahead ask(Ahead ahead, int rows) const {
+    return ahead.from ? ahead : Ahead{nullptr, 1, reach(rows), far && rows == 1};
+  }
 
   const uint8_t* bytes() const { return static_cast<const uint8_t*>(data); }
 

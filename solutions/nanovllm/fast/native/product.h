@@ -8,17 +8,13 @@
 // for the memory to answer in time, and near enough that this is still there when it is wanted.
 constexpr int reach(int rows) { return rows == 1 ? 2048 : 4096; }
 
-// So many bytes further on in each column; into the second-level cache alone where they come from
-// memory and not from the third one: a processor waits for more of them there at a time.
-struct Further {
-  int bytes = 0;
-  bool second = false;
-};
-
-// Memory that a product asks for as it goes: so many lines with each step, or none if null.
+// Memory that a product asks for as it goes: so many lines with each step; or, if that is null,
+// what lies so many bytes further on in each column. The latter into the second-level cache alone
+// where it comes from memory: a processor waits for more lines there than in the first one.
 struct Ahead {
   const uint8_t* from = nullptr;
-  int lines = 1;
+  int lines = 1, further = 0;
+  bool second = false;
 };
 
 template <int N>
@@ -61,26 +57,25 @@ INLINE T pinned(T value) {
 
 // Walks through the inner dimension: f(row, columns) at each step, where row(m) is what row m of
 // `a` has there, and columns[c] what lies at w[c]. A step is `width` values of a row, `stride` of
-// the columns. With each step one line of memory at `ahead` is asked for, if that is not null; and
-// what lies further on in each of the columns, if `far` says how far.
+// the columns, and asks for one line `ahead`.
 template <int M, int C, class A, class W, class F>
 INLINE void walk_steps(const A* a, long lda, int width, const W* const (&w)[C], long stride,
-                       int steps, const uint8_t* ahead, Further far, F f) {
+                       int steps, Ahead ahead, F f) {
   constexpr int BASES = (M + 2) / 3;
   const A* rows[BASES];
   const W* columns[C];
   repeat<BASES>(EACH(i) { rows[i] = a + 3 * i * lda; });
   repeat<C>(EACH(i) { columns[i] = w[i]; });
   for (int s = 0; s < steps; ++s) {
-    if (ahead) __builtin_prefetch(ahead + long(s) * LINE, 0, 2);
     repeat<BASES>(EACH(i) { rows[i] = pinned(rows[i]); });
     repeat<C>(EACH(i) { columns[i] = pinned(columns[i]); });
-    if (far.bytes)
+    if (ahead.from)
+      __builtin_prefetch(ahead.from + long(s) * LINE, 0, 2);
+    else if (ahead.further)
       repeat<C>(EACH(i) {
-        for (int line = 0; line < stride; line += LINE) {
-          const W* wanted = columns[i] + far.bytes + line;
-          far.second ? __builtin_prefetch(wanted, 0, 2) : __builtin_prefetch(wanted);
-        }
+        for (const W *line = columns[i], *end = line + stride; line < end; line += LINE)
+          ahead.second ? __builtin_prefetch(line + ahead.further, 0, 2)
+                       : __builtin_prefetch(line + ahead.further);
       });
     f(EACH(m) { return rows[m / 3] + m % 3 * lda; }, columns);
     repeat<BASES>(EACH(i) { rows[i] += width; });
@@ -93,9 +88,9 @@ INLINE void walk_steps(const A* a, long lda, int width, const W* const (&w)[C], 
 // w[0], the next from w[1], ..., and their steps are `stride` bytes apart, 4 of them for a column.
 template <int M, int V, int C>
 INLINE void multiply(vfloat (&acc)[M][V], const Operand* a, long lda, const uint8_t* const (&w)[C],
-                     long stride, int steps, const uint8_t* ahead = nullptr, Further far = {}) {
+                     long stride, int steps, Ahead ahead = {}) {
   constexpr int J = V / C;
-  walk_steps<M>(a, lda, PAIR, w, stride, steps, ahead, far, EACH(row, auto& columns) {
+  walk_steps<M>(a, lda, PAIR, w, stride, steps, ahead, EACH(row, auto& columns) {
     vint x[V];
     repeat<V>(EACH(v) { x[v] = pinned(load<vint>(columns[v / J] + v % J * LANES * 4)); });
     if constexpr (NV_DOT) {
