@@ -156,42 +156,48 @@ def table_of(title: str, done: list[dict[str, Any]], names: list[str]) -> Any:
 
 
 def plot(done: list[dict[str, Any]], names: list[str], title: str, path: Path) -> Path:
-    """Tokens a second, and the time of a step, over the requests at once; a line a context."""
+    """Tokens a second, and the times of prompts and of a step, over the requests at once, a line a
+    context; over the contexts, where there is one number of requests."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    contexts = sorted({row["context"] for row in done})
-    colours = plt.get_cmap("viridis")(
-        [0.85 * i / max(1, len(contexts) - 1) for i in range(len(contexts))]
-    )
+    over, by = "together", "context"
+    if len({row[over] for row in done}) == 1:
+        over, by = by, over
+    unit = "tokens" if by == "context" else "at once"
+    lines = sorted({row[by] for row in done})
+    shades = [0.85 * i / max(1, len(lines) - 1) for i in range(len(lines))]
+    colours = plt.get_cmap("viridis")(shades)
     panels = {
         "tokens_per_second": "output tokens/s, prompts included",
         "prompts": "s until all prompts are read",
         "step": "s a step of one token each",
     }
+    columns = sorted({row["shared"] for row in done})
     figure, axes = plt.subplots(
-        len(panels), 2, figsize=(11, 10), sharex=True, sharey="row", layout="constrained"
-    )
-    for column, shared in enumerate((False, True)):
-        for context, colour in zip(contexts, colours, strict=True):
-            rows = [r for r in done if r["context"] == context and r["shared"] == shared]
+        len(panels), len(columns), figsize=(1 + 5 * len(columns), 10), sharex=True, sharey="row",
+        layout="constrained", squeeze=False,
+    )  # fmt: skip
+    for column, shared in enumerate(columns):
+        for line, colour in zip(lines, colours, strict=True):
+            rows = [row for row in done if row[by] == line and row["shared"] == shared]
             for name in names:
                 style = "o-" if name == OURS else "x--"
-                at = [r["together"] for r in rows]
+                at = [row[over] for row in rows]
                 for axis, key in zip(axes[:, column], panels, strict=True):
-                    values = [median(r["engines"][name][key]) for r in rows]
-                    axis.plot(at, values, style, color=colour, label=f"{name}, {context:,} tokens")
+                    values = [median(row["engines"][name][key]) for row in rows]
+                    axis.plot(at, values, style, color=colour, label=f"{name}, {line:,} {unit}")
         axes[0, column].set_title(
             "three quarters of each prompt alike" if shared else "nothing alike", fontsize=10
         )
-        axes[-1, column].set_xlabel("requests at once")
+        axes[-1, column].set_xlabel("requests at once" if over == "together" else "tokens")
     for axis in axes.flat:
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
-        axis.set_xticks(sorted({row["together"] for row in done}))
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value:.0f}")
+        axis.set_xticks(sorted({row[over] for row in done}))
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axis.spines[["top", "right"]].set_visible(False)
     for axis, label in zip(axes[:, 0], panels.values(), strict=True):
         axis.set_ylabel(label)
