@@ -1,5 +1,6 @@
 """Which draws an engine may make itself, where lab 03's sampler would say the same."""
 
+from nanovllm.generation.params import SamplingParams
 from nanovllm.generation.sequence import Sequence
 
 
@@ -12,7 +13,22 @@ def wants_token_alone(sequence: Sequence, position: int | None = None) -> bool:
     params, so_far = sequence.params, len(sequence.output_token_ids)
     if position is not None:
         so_far = position - len(sequence.prompt_token_ids)
-    return params.raw and so_far >= params.min_tokens
+    return _raw(params) and so_far >= params.min_tokens
+
+
+def _raw(params: SamplingParams) -> bool:
+    """Whether logits are taken as they are, and nothing is told of them. Asked at each token, and
+    always the same: so the answer is kept with the params, which nobody changes."""
+    kept = vars(params)
+    if "_raw" not in kept:
+        kept["_raw"] = (
+            params.logprobs is None
+            and not params.logit_bias
+            and not params.has_penalties
+            and not params.has_mask
+            and params.prompt_logprobs is None
+        )
+    return kept["_raw"]
 
 
 def wants_argmax(sequence: Sequence) -> bool:

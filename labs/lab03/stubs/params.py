@@ -7,7 +7,6 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -114,18 +113,6 @@ class SamplingParams:
         """Whether any of the three penalties does anything."""
         return bool(
             self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
-        )
-
-    @cached_property
-    def raw(self) -> bool:
-        """Whether tokens are drawn from the logits as they are, and nothing else is told of them;
-        but for `min_tokens`."""
-        return (
-            self.logprobs is None
-            and not self.logit_bias
-            and not self.has_penalties
-            and not self.has_mask
-            and self.prompt_logprobs is None
         )
 
     def _set(self, **values: Any) -> None:
