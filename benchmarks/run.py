@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -46,7 +47,7 @@ def parts(
         return lambda: runs.run_throughput(model, names, rounds, requests, report, **options)
 
     def latency(model: str, names: list[str], **other: str) -> Part:
-        options = common | other
+        options: dict[str, Any] = common | other
         return lambda: runs.run_latency(model, names, rounds, report, **options)
 
     def speculative(model: str, batches: list[int], kinds: Sequence[str], tokens: int) -> Part:
