@@ -65,7 +65,6 @@ class Metrics:
         self.registry = Registry(model_name)
         self._samples: dict[tuple[int, int], Sample] = {}
         self._unread: set[int] = set()  # requests of whose first sample no chunk was computed yet
-        self._tokens = 0  # of a step: counted at once
 
     @property
     def num_open(self) -> int:
@@ -74,8 +73,6 @@ class Metrics:
     def observe(self, events: Sequence[EngineEvent], usage: float) -> None:
         for one in events:
             self._take(one)
-        self.registry.generation_tokens.inc(self._tokens)
-        self._tokens = 0
         # a step tells of its chunks after the ends in it
         self._unread &= {request_id for request_id, index in self._samples if index == 0}
         running = sum(sample.in_batch for sample in self._samples.values())
@@ -130,7 +127,7 @@ class Metrics:
             self.registry.itl.observe(now - sample.last)
         sample.last = now
         sample.tokens += 1
-        self._tokens += 1
+        self.registry.generation_tokens.inc()
 
     def _end(self, sample: Sample, event: Finished | Aborted | Failed) -> None:
         del self._samples[event.request_id, event.index]
