@@ -73,9 +73,8 @@ def make_random(folder: Path, **sizes: int) -> None:
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
-    filled_tokenizer(sizes["vocab_size"]).save_pretrained(
-        folder
-    )  # last: its file marks a whole folder
+    # tokenizer.json is written last: it marks a whole folder
+    filled_tokenizer(sizes["vocab_size"]).save_pretrained(folder)
 
 
 def filled_tokenizer(size: int) -> Any:

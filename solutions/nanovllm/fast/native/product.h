@@ -57,7 +57,7 @@ INLINE T pinned(T value) {
 
 // Walks through the inner dimension: f(row, columns) at each step, where row(m) is what row m of
 // `a` has there, and columns[c] what lies at w[c]. A step is `width` values of a row, `stride` of
-// the columns, and asks for one line `ahead`.
+// the columns, and asks for memory `ahead`, one line if that says where.
 template <int M, int C, class A, class W, class F>
 INLINE void walk_steps(const A* a, long lda, int width, const W* const (&w)[C], long stride,
                        int steps, Ahead ahead, F f) {
