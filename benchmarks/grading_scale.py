@@ -202,8 +202,8 @@ def main() -> None:
     settings = {"lab": lab.key, "jobs": given.jobs, "sample": given.sample}
     console.print(table(lab, found))
     given.out.mkdir(parents=True, exist_ok=True)
-    console.print(draw(lab, halves, given.out / "grading-scale.png"))
     print(save(record("grading scale", settings, found), given.out / "grading-scale.json"))
+    print(draw(lab, halves, given.out / "grading-scale.png"))
 
 
 if __name__ == "__main__":

@@ -124,6 +124,7 @@ template <bool CODES>
 struct Attention {
   const Heads& all;
   const Tile& tile;
+  const Tile* next;  // of this thread, or null
   AttentionRoom& room;
 
   static constexpr int MOST = attention_rows(CODES), EACH_ROW = CODES ? DIGITS : 1;
@@ -151,15 +152,18 @@ struct Attention {
   // A position of `width` that are read together; behind the last ones, that of those.
   int near(int p, int width) const { return std::min(p, (tile.end() - 1) / width * width); }
 
-  // Asks for what will be read soon: V of these positions, and K of the next ones.
+  // Asks for what will be read soon: V of these positions, K of the next ones, and both of the next
+  // tile, so that memory has work while this one is done.
   void ahead(int position, int count) const {
-    auto ask = [&](const uint8_t* of, int p) {
-      if (p >= tile.end()) return;
-      of = block(of, p);
+    auto ask = [&](const Tile& whose, const uint8_t* of, int p) {
+      if (p >= whose.end()) return;
+      of += cache.at(whose.blocks[p / cache.block], whose.group);
       for (long i = 0; i < cache.size(); i += LINE) __builtin_prefetch(of + i);
     };
-    for (int p = position; p < position + count; p += cache.block)
-      ask(cache.v, p), ask(cache.k, p + count);
+    for (int p = position; p < position + count; p += cache.block) {
+      ask(tile, cache.v, p), ask(tile, cache.k, p + count);
+      if (next) ask(*next, cache.k, p), ask(*next, cache.v, p);
+    }
   }
 
   // The queries, what softmax makes of scores, and what V is multiplied with.
