@@ -32,7 +32,7 @@ BLOCK, SECONDS = 32, 6.0
 PARTS = {  # by what a function's name has in it, the first that fits
     "attention": r"attend|score|mix|weigh|Softmax",
     "products": r"::add[(<]|add_rows|add_tiles",
-    "place q, k and v": r"Run::attention.*lambda\(int\)#",
+    "place q, k and v": r"Run::attention",
     "results of products": r"multiply_slab|linear",
     "norms, waiting, rest": r"",
 }
@@ -44,7 +44,7 @@ def given(prompt: int, requests: int) -> StepInput:
     starts = [sum(counts[:i]) for i in range(len(counts) + 1)]
     blocks = -(-prompt // BLOCK)
     numbers = (
-        [5 + 7 * i % 3000 for i in range(starts[-1])], starts, ends, [1] * len(counts),
+        [5 + 7 * i % 2000 for i in range(starts[-1])], starts, ends, [1] * len(counts),
         list(range(blocks * len(counts))), [blocks * i for i in range(len(counts))],
     )  # fmt: skip
     return StepInput(*(array("i", some) for some in numbers))
