@@ -8,8 +8,7 @@ class Matrix(Structure):
 
     _fields_ = [
         *[(name, c_void_p) for name in ("data", "bias", "scales")],
-        *[(name, c_int32) for name in ("columns", "inner", "bits", "block", "middle")],
-        *[(name, c_int32) for name in ("by_row", "far")],
+        *[(name, c_int32) for name in ("columns", "inner", "bits", "block", "middle", "by_row")],
     ]
 
 

@@ -21,8 +21,6 @@ from nanovllm.model.norms import LayerNorm, RMSNorm
 from nanovllm.model.positions import LearnedPositions
 from nanovllm.model.transformer import Transformer
 
-CACHES = 32 << 20  # bytes of weights beyond which a step finds few of them in a cache
-
 
 def pair_of(dtype: torch.dtype) -> int:
     """How many values along the inner dimension lie side by side: 2 in bfloat16, else 1."""
@@ -73,7 +71,6 @@ class NativeWeights:
         self.tensors: list[Tensor] = []  # whatever the struct points to
         self._arena = Arena()
         self._kept: list[Any] = []  # arrays of structs that layers point to
-        self._far = sum(weight.nbytes for weight in model.state_dict().values()) > CACHES
         self.quantized = self.widened = 0  # linears
         self._layers = (structs.Layer * config.num_layers)(
             *(self._layer(model, layer) for layer in range(config.num_layers))
@@ -161,8 +158,7 @@ class NativeWeights:
     def _stored(self, weight: Tensor, bias: Tensor | None) -> structs.Matrix:
         columns, inner = weight.shape
         data = self._keep(self._arena.copy(pack(weight, self.panel)))
-        sizes = {"columns": columns, "inner": inner, "far": self._far}
-        return structs.Matrix(data=data, bias=self._column(bias), **sizes)
+        return structs.Matrix(data=data, bias=self._column(bias), columns=columns, inner=inner)
 
     def _codes(self, codes: Codes, bias: Tensor | None) -> structs.Matrix:
         columns, inner = codes.codes.shape
@@ -176,7 +172,6 @@ class NativeWeights:
             block=codes.block,
             middle=codes.middle,
             by_row=codes.by_row,
-            far=self._far,
         )
 
     def _column(self, numbers: Tensor | None) -> int | None:

@@ -109,6 +109,33 @@ struct Heads {
   float scale;
   int window;             // 0: none
   Rows<Operand>& result;  // [outputs, H * used]
+
+  // The first position that a tile reads: those before the window are none of its.
+  int begin(const Tile& tile) const {
+    const int align = cache.together(), seen = window ? window : tile.end();
+    return std::max(0, tile.position - seen + 1) / align * align;
+  }
+};
+
+// Asks for K and V of some tiles, one after another, while they are read. Into the second-level
+// cache, as in `Ahead`, and 32 KB ahead of what is read, so that memory always has enough to do.
+struct Lookahead {
+  const Heads& all;
+  const Tile *tile, *end;
+  int position = all.begin(*tile);  // of the tile, that is asked for next
+  int owed = 16 * 1024 / all.cache.size() * all.cache.block;
+
+  // So many positions are read: as many more are asked for.
+  void read(int count) {
+    const Cache& cache = all.cache;
+    for (owed += count; owed > 0 && tile < end; owed -= cache.block) {
+      const long at = cache.at(tile->blocks[position / cache.block], tile->group);
+      for (long i = 0; i < cache.size(); i += LINE)
+        __builtin_prefetch(cache.k + at + i, 0, 2), __builtin_prefetch(cache.v + at + i, 0, 2);
+      position = (position / cache.block + 1) * cache.block;
+      if (position >= tile->end() && ++tile < end) position = all.begin(*tile);
+    }
+  }
 };
 
 // Room for one thread's scores, kept from step to step.
@@ -124,7 +151,7 @@ template <bool CODES>
 struct Attention {
   const Heads& all;
   const Tile& tile;
-  const Tile* next;  // of this thread, or null
+  Lookahead& ahead;
   AttentionRoom& room;
 
   static constexpr int MOST = attention_rows(CODES), EACH_ROW = CODES ? DIGITS : 1;
@@ -152,20 +179,6 @@ struct Attention {
   // A position of `width` that are read together; behind the last ones, that of those.
   int near(int p, int width) const { return std::min(p, (tile.end() - 1) / width * width); }
 
-  // Asks for what will be read soon: V of these positions, K of the next ones, and both of the next
-  // tile, so that memory has work while this one is done.
-  void ahead(int position, int count) const {
-    auto ask = [&](const Tile& whose, const uint8_t* of, int p) {
-      if (p >= whose.end()) return;
-      of += cache.at(whose.blocks[p / cache.block], whose.group);
-      for (long i = 0; i < cache.size(); i += LINE) __builtin_prefetch(of + i);
-    };
-    for (int p = position; p < position + count; p += cache.block) {
-      ask(tile, cache.v, p), ask(tile, cache.k, p + count);
-      if (next) ask(*next, cache.k, p), ask(*next, cache.v, p);
-    }
-  }
-
   // The queries, what softmax makes of scores, and what V is multiplied with.
   auto* queries() const {
     if constexpr (CODES) return all.digits.digits[row * DIGITS];
@@ -190,7 +203,7 @@ struct Attention {
       columns[v] = key(p);
       if (CODES) k_scales[v] = cache.k_scales + scale_of(p);
     }
-    ahead(position, V * LANES);
+    ahead.read(V * LANES);
     Sum acc[M * EACH_ROW][V]{};
     multiply(acc, queries(), cache.dim, columns, long(cache.block) * 4, cache.dim / VALUES);
     float* to = room.scores[0] + (position - from);
@@ -261,7 +274,7 @@ struct Attention {
     for (int p = from; p < until; p += V * TILE) {
       const uint8_t* columns[V];
       for (int v = 0; v < V; ++v) columns[v] = key(near(p + v * TILE, TILE));
-      ahead(p, V * TILE);
+      ahead.read(V * TILE);
       multiply_tiles<R, V, false>(
           all.q[row], TILE * lda, lda,
           [&](int s, int v) { return columns[v] + s * TILE * stride; }, stride,
@@ -302,8 +315,7 @@ struct Attention {
   }
 
   void attend() {
-    const int align = cache.together(), seen = all.window ? all.window : tile.end();
-    const int begin = std::max(0, tile.position - seen + 1) / align * align;
+    const int seen = all.window ? all.window : tile.end(), begin = all.begin(tile);
     auto whole = [](int count) { return (count + 4 * LANES - 1) / (4 * LANES) * (4 * LANES); };
     const long ld = whole(std::min(SEGMENT, tile.end() - begin)) + LINE / 2;
     room.scores.fit(MOST, ld);

@@ -26,7 +26,7 @@ struct DigitRoom {
 // As `multiply` of values, a step being 4 or 8 codes.
 template <int BITS = 8, int M, int V, int C, class D>
 INLINE void multiply(vint (&acc)[M][V], const D* a, long lda, const uint8_t* const (&w)[C],
-                     long stride, int steps, Ahead ahead = {}) {
+                     long stride, int steps, Ahead ahead = NOTHING) {
   constexpr int J = V / C;
   walk_steps<M>(a, lda, 32 / BITS, w, stride, steps, ahead, EACH(row, auto& columns) {
     vint codes[V];
@@ -70,7 +70,7 @@ struct CodeProduct {
     return (blocks + (blocks - 1) / most) / ((blocks - 1) / most + 1);  // chunks alike
   }
   int steps(int from, int until) const { return w.block_steps(from, until) / (TILES ? TILE : 1); }
-  const uint8_t* part(int panel, int b) const { return w.bytes() + w.offset(panel, b); }
+  const uint8_t* part(int panel, int b) const { return w.data + w.offset(panel, b); }
   void add(const Part& part) const {
     if constexpr (TILES)
       if (part.rows > FEW && w.block % 64 == 0 && w.inner % 64 == 0)
@@ -84,7 +84,7 @@ struct CodeProduct {
   void add_tiles(const Part& part) const {
     const long ld = left.digits.ld;
     const Digit* a = left.digits[part.row * D] + long(part.from) * w.block;
-    const uint8_t* panel = w.bytes() + w.offset(part.panel, part.from);
+    const uint8_t* panel = w.data + w.offset(part.panel, part.from);
     const float* numbers = &left.sums[part.row * long(w.blocks()) + part.from];
     alignas(LINE) int32_t whole[D][TILE * PANEL];
     int32_t* to = BY_ROW ? reinterpret_cast<int32_t*>(part.sums) : whole[0];
@@ -133,26 +133,26 @@ struct CodeProduct {
   INLINE void add(const Part& part) const {
     constexpr int EACH_ROW = digits(ROWS), M = ROWS * EACH_ROW, V = 2 * P;
     const uint8_t* columns[P];
-    for (int p = 0; p < P; ++p) columns[p] = w.bytes() + w.offset(part.panel + p, part.from);
+    for (int p = 0; p < P; ++p) columns[p] = w.data + w.offset(part.panel + p, part.from);
     const Digit* a = left.digits[part.row * D] + long(part.from) * w.block;
     const long ld = left.digits.ld, lda = D / EACH_ROW * ld;
     const int blocks = w.blocks();
     const float* numbers = &left.sums[part.row * long(blocks) + part.from];
-    Ahead ahead = w.ask(part.ahead, ROWS);
-    auto at = [&](int m, int v) { return part.at(m, v); };
+    Ahead ahead = part.ahead;
     for (int b = part.from; b < part.until; ++b, a += w.block, ++numbers) {
       const int steps = w.block_steps(b, b + 1);
       const long marks = long(steps) * PANEL * 4;
       vint acc[M][V];
-      repeat<M, V>(EACH(m, auto v) { acc[m][v] = BY_ROW ? load<vint>(at(m, v)) : vint{}; });
+      repeat<M, V>(EACH(m, auto v) { acc[m][v] = BY_ROW ? load<vint>(part.at(m, v)) : vint{}; });
       multiply<BITS>(acc, a, lda, columns, PANEL * 4, steps, ahead);
       for (int d = 1; d < D / EACH_ROW; ++d) {
         repeat<M, V>(EACH(m, auto v) { acc[m][v] <<= DIGIT_BITS; });
         multiply<BITS>(acc, a + d * ld, lda, columns, PANEL * 4, steps);
       }
       repeat<ROWS, V>(EACH(m, auto v) {
-        if constexpr (BY_ROW) return store(at(m, v), acc[m][v]);
-        scale_and_add<EACH_ROW>(acc, m, v, columns[v / 2] + marks, numbers[m * blocks], at(m, v));
+        if constexpr (BY_ROW) return store(part.at(m, v), acc[m][v]);
+        scale_and_add<EACH_ROW>(acc, m, v, columns[v / 2] + marks, numbers[m * blocks],
+                                part.at(m, v));
       });
       if (ahead.from) ahead.from += long(steps) * LINE;
       for (int p = 0; p < P; ++p) columns[p] += marks + (BY_ROW ? 0 : PANEL * 4);

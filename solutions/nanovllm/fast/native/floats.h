@@ -22,7 +22,7 @@ struct FloatProduct {
   int parts() const { return w.steps(); }
   int at_once() const { return TILES ? parts() : 256 / PAIR; }
   int steps(int from, int until) const { return (until - from) / (TILES ? TILE : 1); }
-  const uint8_t* part(int panel, int step) const { return w.bytes() + w.step(panel, step); }
+  const uint8_t* part(int panel, int step) const { return w.data + w.step(panel, step); }
   void end(int, int panel, float* sums) const {
     for (int i = 0; w.bias && i < PANEL; ++i) sums[i] += w.bias[panel * PANEL + i];
   }
@@ -31,10 +31,10 @@ struct FloatProduct {
   INLINE void add(const Part& part) const {
     vfloat acc[M][2 * P];
     const uint8_t* columns[P];
-    for (int p = 0; p < P; ++p) columns[p] = w.bytes() + w.step(part.panel + p, part.from);
+    for (int p = 0; p < P; ++p) columns[p] = w.data + w.step(part.panel + p, part.from);
     repeat<M, 2 * P>(EACH(m, auto v) { acc[m][v] = load<vfloat>(part.at(m, v)); });
     multiply(acc, left[part.row] + part.from * PAIR, left.ld, columns, PANEL * 4,
-             part.until - part.from, w.ask(part.ahead, M));
+             part.until - part.from, part.ahead);
     repeat<M, 2 * P>(EACH(m, auto v) { store(part.at(m, v), acc[m][v]); });
   }
 
@@ -45,7 +45,7 @@ struct FloatProduct {
     shape_tiles<R>(part.rows, TILE);
     multiply_panels<R, P * SIDE, false>(
         left[part.row], TILE * lda, lda,
-        [&](int v) { return w.bytes() + w.step(part.panel + v / SIDE, 0) + v % SIDE * 64; },
+        [&](int v) { return w.data + w.step(part.panel + v / SIDE, 0) + v % SIDE * 64; },
         w.steps() / TILE, part.ahead, [&](auto c, int, int) { clear_tile<c>(); },
         [&](auto c, int r, int v) {
           float* to = part.sums + v / SIDE * part.ld + r * TILE * PANEL + v % SIDE * TILE;

@@ -83,12 +83,8 @@ inline int32_t likeliest(const float* logits, int size) {
   float most = -INFINITY;
   bool broken = false;
 #pragma omp simd reduction(max : most) reduction(| : broken)
-  for (int i = 0; i < size; ++i) {
-    most = logits[i] > most ? logits[i] : most;
-    broken |= logits[i] != logits[i];
-  }
-  if (broken || std::isinf(most)) return -1;
   for (int i = 0; i < size; ++i)
-    if (logits[i] == most) return i;
-  return 0;
+    most = logits[i] > most ? logits[i] : most, broken |= logits[i] != logits[i];
+  if (broken || std::isinf(most)) return -1;
+  return std::find(logits, logits + size, most) - logits;
 }

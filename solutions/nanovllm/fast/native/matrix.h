@@ -12,19 +12,12 @@ inline long padded(long size) { return (size + PANEL - 1) / PANEL * PANEL; }  //
 // that is negative, the low byte of each scale. If `by_row`, a column has one scale, in `scales`,
 // and none stand behind the blocks; then a row is multiplied as codes of 8 bits, too.
 struct Matrix {
-  const void* data;
+  const uint8_t* data;
   const float* bias;    // [N padded], or null
   const float* scales;  // [N padded], if by_row
-  int32_t columns, inner, bits, block, middle, by_row, far;
+  int32_t columns, inner, bits, block, middle, by_row;
 
   int panels() const { return (columns + PANEL - 1) / PANEL; }
-
-  // What so many rows ask for that have nothing else to. `far`: caches do not hold all weights.
-  Ahead ask(Ahead ahead, int rows) const {
-    return ahead.from ? ahead : Ahead{nullptr, 1, reach(rows), far && rows == 1};
-  }
-
-  const uint8_t* bytes() const { return static_cast<const uint8_t*>(data); }
 
   // Of Stored: where a step of a panel is.
   int steps() const { return (inner + PAIR - 1) / PAIR; }

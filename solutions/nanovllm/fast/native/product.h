@@ -6,16 +6,17 @@
 
 // How far ahead in its own columns a product asks for memory, where nothing else does: far enough
 // for the memory to answer in time, and near enough that this is still there when it is wanted.
-constexpr int reach(int rows) { return rows == 1 ? 2048 : 4096; }
+constexpr int REACH = 1536;
 
 // Memory that a product asks for as it goes: so many lines with each step; or, if that is null,
-// what lies so many bytes further on in each column. The latter into the second-level cache alone
-// where it comes from memory: a processor waits for more lines there than in the first one.
+// what lies so many bytes further on in each column. Into the second-level cache alone: a processor
+// waits for more lines there than in the first one.
 struct Ahead {
   const uint8_t* from = nullptr;
-  int lines = 1, further = 0;
-  bool second = false;
+  int lines = 1, further = REACH;
 };
+
+constexpr Ahead NOTHING{nullptr, 0, 0};
 
 template <int N>
 using Int = std::integral_constant<int, N>;
@@ -74,8 +75,7 @@ INLINE void walk_steps(const A* a, long lda, int width, const W* const (&w)[C], 
     else if (ahead.further)
       repeat<C>(EACH(i) {
         for (const W *line = columns[i], *end = line + stride; line < end; line += LINE)
-          ahead.second ? __builtin_prefetch(line + ahead.further, 0, 2)
-                       : __builtin_prefetch(line + ahead.further);
+          __builtin_prefetch(line + ahead.further, 0, 2);
       });
     f(EACH(m) { return rows[m / 3] + m % 3 * lda; }, columns);
     repeat<BASES>(EACH(i) { rows[i] += width; });
@@ -88,7 +88,7 @@ INLINE void walk_steps(const A* a, long lda, int width, const W* const (&w)[C], 
 // w[0], the next from w[1], ..., and their steps are `stride` bytes apart, 4 of them for a column.
 template <int M, int V, int C>
 INLINE void multiply(vfloat (&acc)[M][V], const Operand* a, long lda, const uint8_t* const (&w)[C],
-                     long stride, int steps, Ahead ahead = {}) {
+                     long stride, int steps, Ahead ahead = NOTHING) {
   constexpr int J = V / C;
   walk_steps<M>(a, lda, PAIR, w, stride, steps, ahead, EACH(row, auto& columns) {
     vint x[V];

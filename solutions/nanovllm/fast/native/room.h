@@ -45,8 +45,7 @@ struct Room {
   void place_tokens(const Model& model, const Step& step) {
     const int groups = model.num_kv_heads, heads = model.num_heads / groups, size = step.block_size;
     const int most = attention_rows(step.k_scales);
-    auto clear = [](auto&... lists) { (lists.clear(), ...); };
-    clear(tokens, runs, tiles, final_tiles, output_rows);
+    tokens.clear(), runs.clear(), tiles.clear(), final_tiles.clear(), output_rows.clear();
     for (int n = 0; n < step.num_seqs; ++n) {
       const int first = step.query_starts[n], last = step.query_starts[n + 1] - 1;
       const int end = step.context_lens[n], start = end - (last - first + 1);

@@ -81,13 +81,13 @@ class Run {
     const float scale = 1.0f / std::sqrt(float(model.head_dim));
     const Heads heads{cache, room.q, room.queries, tokens, model.num_heads / model.num_kv_heads,
                       model.head_dim, scale, layer.window, room.h};
-    // Some at a time, so that a thread knows the next one.
+    // Some at a time, so that a thread knows what comes next.
     const int all = int(tiles.size()), each = std::clamp(all / (8 * step.num_threads), 1, 16);
     walk.share((all + each - 1) / each, [&](int item) {
-      for (int i = item * each, end = std::min(i + each, all); i < end; ++i) {
-        const Tile* next = i + 1 < end ? &tiles[i + 1] : nullptr;
-        if (cache.k_scales) Attention<true>{heads, tiles[i], next, room.threads[rank]}.attend();
-        else Attention<false>{heads, tiles[i], next, room.threads[rank]}.attend();
+      const Tile *tile = &tiles[item * each], *end = &tiles[0] + std::min((item + 1) * each, all);
+      for (Lookahead ahead{heads, tile, end}; tile < end; ++tile) {
+        if (cache.k_scales) Attention<true>{heads, *tile, ahead, room.threads[rank]}.attend();
+        else Attention<false>{heads, *tile, ahead, room.threads[rank]}.attend();
       }
     });
   }

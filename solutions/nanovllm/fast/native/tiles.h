@@ -118,6 +118,6 @@ INLINE void multiply_panels(const void* a, long apart, long lda, Column column, 
     });
   else
     multiply([=](int s, int v) __attribute__((always_inline)) {
-      for (int i = 0; i < TILE; ++i) __builtin_prefetch(right(s, v) + reach(1) + i * PANEL * 4);
+      for (int i = 0; i < TILE; ++i) __builtin_prefetch(right(s, v) + REACH + i * PANEL * 4);
     });
 }

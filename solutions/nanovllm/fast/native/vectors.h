@@ -58,9 +58,7 @@ class Rows {
   long ld = 0;
 
   T* operator[](long row) { return reinterpret_cast<T*>(lines_.data()) + row * ld; }
-  const T* operator[](long row) const {
-    return reinterpret_cast<const T*>(lines_.data()) + row * ld;
-  }
+  const T* operator[](long row) const { return const_cast<Rows&>(*this)[row]; }
   void clear() { lines_.clear(); }
 
   // What is new is zero.
@@ -179,10 +177,7 @@ inline vfloat exp2(vfloat x) {
   x = larger(-127.0f - vfloat{}, x);
   const vfloat shifted = x + 12582912.0f;  // 1.5 * 2^23 rounds
   const vfloat r = x - (shifted - 12582912.0f);
-  vfloat p = r * 1.3264727e-3f + 9.6715127e-3f;
-  p = p * r + 5.5507337e-2f;
-  p = p * r + 2.4022242e-1f;
-  p = p * r + 6.9314698e-1f;
-  p = p * r + 1.0f;
-  return (vfloat)(((vint)shifted << 23) + (vint)p);
+  vfloat p = (r * 1.3264727e-3f + 9.6715127e-3f) * r + 5.5507337e-2f;
+  p = (p * r + 2.4022242e-1f) * r + 6.9314698e-1f;
+  return (vfloat)(((vint)shifted << 23) + (vint)(p * r + 1.0f));
 }
