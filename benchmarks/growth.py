@@ -223,12 +223,14 @@ def main() -> None:
     with TemporaryDirectory() as home:
         folder = long_model(given.model, Path(home))
         config = load_config(folder)
-        settings = Settings(
-            str(folder), given.dtype, given.threads, max(given.together), max(given.contexts),
-            vllm_python=given.vllm_python, kv_cache_memory_bytes=GIBS * GIB,
-        )  # fmt: skip
         size = 2 if given.dtype == "bfloat16" else 4
         bytes_a_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * size
+        # Twice what the largest cell takes: memory that nobody has written yet comes slowly.
+        largest = max(given.together) * max(given.contexts) * bytes_a_token
+        settings = Settings(
+            str(folder), given.dtype, given.threads, max(given.together), max(given.contexts),
+            vllm_python=given.vllm_python, kv_cache_memory_bytes=min(GIBS * GIB, 2 * largest),
+        )  # fmt: skip
         with started(names, settings) as ready:
             done, left_out = measure(ready, given, config.vocab_size, bytes_a_token)
             facts = {name: one.facts | one.process.ask("memory") for name, one in ready.items()}

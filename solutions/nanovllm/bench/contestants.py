@@ -45,7 +45,7 @@ class Settings:
     speculative_config: dict[str, Any] | None = None  # of ours alone, as the rest is:
     kv_cache_dtype: str | None = None
     quantization: str | None = None
-    kv_cache_memory_bytes: int | None = None  # of ours and of vLLM, by default 1 GiB each
+    kv_cache_memory_bytes: int | None = None  # of ours; vLLM gets whole GiB; by default 1 GiB each
     guesses: int = 4  # in a step of vllm-ngram
     tensor_parallel_size: int = 1  # of OURS, not of PLAIN
     pipeline_parallel_size: int = 1
@@ -101,7 +101,7 @@ class Settings:
         wanted.append(find_library("tcmalloc") or find_library("tcmalloc_minimal"))
         found = {"LD_PRELOAD": os.pathsep.join(filter(None, wanted))}
         if self.kv_cache_memory_bytes:
-            found["VLLM_CPU_KVCACHE_SPACE"] = str(self.kv_cache_memory_bytes >> 30)
+            found["VLLM_CPU_KVCACHE_SPACE"] = str(-(-self.kv_cache_memory_bytes >> 30))
         return found
 
 

@@ -203,7 +203,7 @@ struct Attention {
       columns[v] = key(p);
       if (CODES) k_scales[v] = cache.k_scales + scale_of(p);
     }
-    ahead.read(V * LANES);
+    ahead.read(std::min(V * LANES, until - position));
     Sum acc[M * EACH_ROW][V]{};
     multiply(acc, queries(), cache.dim, columns, long(cache.block) * 4, cache.dim / VALUES);
     float* to = room.scores[0] + (position - from);
@@ -274,7 +274,7 @@ struct Attention {
     for (int p = from; p < until; p += V * TILE) {
       const uint8_t* columns[V];
       for (int v = 0; v < V; ++v) columns[v] = key(near(p + v * TILE, TILE));
-      ahead.read(V * TILE);
+      ahead.read(std::min(V * TILE, until - p));
       multiply_tiles<R, V, false>(
           all.q[row], TILE * lda, lda,
           [&](int s, int v) { return columns[v] + s * TILE * stride; }, stride,
