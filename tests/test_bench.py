@@ -102,6 +102,12 @@ class TestRounds:
         assert agreement(texts) == {"nanovllm": 1.0, "peer": 0.5}
 
 
+@pytest.mark.parametrize(("given", "gib"), [(1, "1"), (1 << 30, "1"), ((1 << 30) + 1, "2")])
+def test_vllm_gets_whole_gib_for_k_and_v_and_never_none(given: int, gib: str) -> None:
+    settings = Settings("model", kv_cache_memory_bytes=given)
+    assert settings.environment("vllm")["VLLM_CPU_KVCACHE_SPACE"] == gib
+
+
 class TestContestants:
     @pytest.mark.proof
     def test_plain_and_transformers_give_the_same_texts(self, model):
